@@ -1,0 +1,292 @@
+"""All the nouns of bertopt. Read this file first.
+
+A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`). A *pass* maps one form to
+another. A *session* runs one model on one device. Numbers about a stage live in `bertopt.results`, errors in
+`bertopt.errors`.
+
+Shapes are written in brackets throughout: B batch, S sequence, H hidden, C classes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
+Device = Literal["cpu", "cuda"]
+Precision = Literal["float32", "float16", "bfloat16", "int8"]
+#: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
+Granularity = Literal["text", "token", "span"]
+
+
+class Spec(BaseModel):
+    """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str
+    task: Task
+    inputs: tuple[str, ...]
+    """Names of the inputs, each int64 [B, S], in the order the network takes them."""
+    outputs: tuple[str, ...]
+    """Names of the answers, each float32; `sentence_embedding` [B, H], `logits` [B, C] or [B, S, C], …"""
+    layout: Literal["padded", "packed"] = "padded"
+    layers: int
+    heads: int
+    hidden: int
+    vocabulary: int
+    token_types: int
+    pad_id: int
+    max_length: int
+    """Usable positions: RoBERTa's 514 position embeddings give 512 tokens."""
+    text_length: int
+    """Tokens after which a text is truncated: what the tokenizer or sentence-transformers says, at most `max_length`."""
+    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    normalize: bool = False
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    parameters: int
+
+    @property
+    def granularity(self) -> Granularity:
+        if self.task == "question-answering":
+            return "span"
+        if self.task == "text-classification" or self.pooling is not None:
+            return "text"
+        return "token"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the answers are logits, so that a top-1 label exists."""
+        return self.task != "feature-extraction"
+
+
+class Rewrite(BaseModel):
+    """One recorded pass over an eager network, replayed when the stage is opened."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """The pass's registered name; `module:qualname` finds the class where the name is not registered."""
+    target: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in one form. `precision` is that of the matrix products, which sets the parity limits."""
+
+    spec: Spec
+    precision: Precision
+
+    form: ClassVar[str] = "model"
+
+    @property
+    def max_shape(self) -> tuple[int, int] | None:
+        """Largest [B, S] the form can run, or None where only `spec.max_length` bounds it."""
+        return None
+
+
+@dataclass(frozen=True)
+class Eager(Model):
+    """A torch network: a checkpoint directory and the rewrites applied to it, in order."""
+
+    checkpoint: Path
+    network: torch.nn.Module = field(repr=False)
+    rewrites: tuple[Rewrite, ...] = ()
+
+    form: ClassVar[str] = "eager"
+
+    def rewritten(self, by: Pass[Any, Any], precision: Precision | None = None) -> Result[Eager]:
+        """Apply `by.rewrite` to a copy of the network and record it, leaving this model untouched."""
+        network = copy.deepcopy(self.network)
+        changes = by.rewrite(network)
+        new = replace(
+            self, network=network, rewrites=(*self.rewrites, by.record()), precision=precision or self.precision
+        )
+        return Result(new, changes)
+
+
+@dataclass(frozen=True)
+class Compiled(Model):
+    """An eager network whose forward is compiled by torch.compile; the last rewrite is the compilation."""
+
+    checkpoint: Path
+    network: torch.nn.Module = field(repr=False)
+    rewrites: tuple[Rewrite, ...]
+
+    form: ClassVar[str] = "compiled"
+
+
+@dataclass(frozen=True)
+class Onnx(Model):
+    """An ONNX graph. Weights above 2 GiB lie beside it in `model.onnx_data`."""
+
+    path: Path
+
+    form: ClassVar[str] = "onnx"
+
+
+@dataclass(frozen=True)
+class OpenVino(Model):
+    """An OpenVINO IR: `path` is the `.xml`, the weights lie beside it in the `.bin`."""
+
+    path: Path
+
+    form: ClassVar[str] = "openvino"
+
+
+class Profile(BaseModel):
+    """One optimisation profile of an engine: the [B, S] shapes it accepts, and the one it is tuned for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: tuple[int, int] = (1, 1)
+    opt: tuple[int, int] = (8, 128)
+    max: tuple[int, int] = (32, 512)
+
+    def accepts(self, batch: int, sequence: int) -> bool:
+        return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
+
+
+@dataclass(frozen=True)
+class Engine(Model):
+    """A TensorRT plan for the compute capabilities in `targets` (`sm86`, …)."""
+
+    path: Path
+    library: str
+    version: str
+    targets: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+
+    form: ClassVar[str] = "engine"
+
+    @property
+    def max_shape(self) -> tuple[int, int] | None:
+        return max(profile.max[0] for profile in self.profiles), max(profile.max[1] for profile in self.profiles)
+
+
+FORMS: tuple[type[Model], ...] = (Eager, Compiled, Onnx, OpenVino, Engine)
+
+In = TypeVar("In", bound=Model)
+Out = TypeVar("Out", bound=Model, covariant=True)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a pass works and what it may look at. `workdir` is empty and the pass's own."""
+
+    workdir: Path
+    device: Device = "cpu"
+    shapes: tuple[tuple[int, int], ...] = ((1, 16), (8, 128))
+    """The recipe's shape grid [B, S]: what the artefact must accept."""
+    texts: tuple[str, ...] = ()
+    """The recipe's texts, for calibration."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Result(Generic[Out]):
+    """What a pass gives back: the new model and how many things of each kind it changed. All zeros is a no-op."""
+
+    model: Out
+    changes: dict[str, int]
+
+
+class Pass(BaseModel, Generic[In, Out]):
+    """One transformation. The fields are the options, validated when constructed.
+
+    A subclass names its forms, `class ExportOnnx(Pass[Eager, Onnx])`, and implements `__call__`. A pass over eager
+    networks puts its work in `rewrite` and returns `model.rewritten(self)`, so that it can be replayed on load.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def name(cls) -> str:
+        """The class name in snake case: `ExportOnnx` is `export_onnx`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    def forms(cls) -> tuple[type[Model], type[Model]]:
+        """The form taken and the form given, read from `Pass[In, Out]`."""
+        for base in cls.__mro__:
+            args = getattr(base, "__pydantic_generic_metadata__", {}).get("args", ())
+            if len(args) == 2 and all(isinstance(arg, type) for arg in args):
+                return args[0], args[1]
+        raise TypeError(f"{cls.__name__} must name its forms: class {cls.__name__}(Pass[Eager, Onnx])")
+
+    def record(self) -> Rewrite:
+        cls = type(self)
+        target = f"{cls.__module__}:{cls.__qualname__}"
+        return Rewrite(name=cls.name(), target=target, options=self.model_dump(mode="json"))
+
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        """Why this pass cannot follow `before` (its ancestors, first to last) although the form fits, or None.
+
+        Called when a recipe is checked, so it may look at options only.
+        """
+        return None
+
+    def shape_conflict(self, shapes: Sequence[tuple[int, int]]) -> str | None:
+        """Why what this pass builds could not run every [B, S] of the recipe's grid, or None."""
+        return None
+
+    def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
+        """Change `network` in place and count what changed. Only for passes over eager networks."""
+        raise Unsupported(f"pass '{self.name()}' does not rewrite eager networks")
+
+    @abc.abstractmethod
+    def __call__(self, model: In, ctx: Context) -> Result[Out]:
+        """Build the new model. Raises Unsupported where this machine or this model cannot."""
+
+
+class Session(abc.ABC):
+    """Runs one model on one device. Copies to and from the device happen in `load` and `fetch`, never in `step`."""
+
+    @abc.abstractmethod
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        """Put int64 [B, S] arrays, one for each of `spec.inputs`, on the device."""
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """Run once on the loaded inputs; return when the device is idle."""
+
+    @abc.abstractmethod
+    def fetch(self) -> dict[str, Array]:
+        """The answers of the last step, float32, one for each of `spec.outputs`."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, np.ndarray]:
+        self.load(inputs)
+        self.step()
+        return self.fetch()
+
+    def time(self, steps: int) -> list[float]:
+        """Run `steps` steps on the loaded inputs; milliseconds of each."""
+        taken = []
+        for _ in range(steps):
+            start = time.perf_counter_ns()
+            self.step()
+            taken.append((time.perf_counter_ns() - start) / 1e6)
+        return taken
+
+    def facts(self) -> dict[str, Any]:
+        """What really runs, asked of the runtime: provider, threads, compiled graphs, …"""
+        return {}

@@ -1,0 +1,59 @@
+"""The errors a user can meet, each with its exit code. Messages say what was expected, what was got, what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BertoptError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is the process's when the error ends a run."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(BertoptError):
+    """A recipe or a command line that cannot be carried out. `problems` holds every mistake found, one a line."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Unsupported(BertoptError):
+    """This machine or this model cannot do it: a row in the report, never a traceback."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class ResourceError(BertoptError):
+    """Out of memory or disk."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class IntegrityError(BertoptError):
+    """A file that is not what it claims to be, or that bertopt refuses to load."""
+
+    exit_code: ClassVar[int] = 6
+
+
+class StepTimeout(BertoptError):
+    """A step took longer than its `timeout`."""
+
+    exit_code: ClassVar[int] = 7
+
+
+class WorkerCrashed(BertoptError):
+    """A worker process died or raised something nobody foresaw. `log` holds its last lines."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+BY_NAME: dict[str, type[BertoptError]] = {
+    error.__name__: error
+    for error in (UsageError, Unsupported, ResourceError, IntegrityError, StepTimeout, WorkerCrashed, BertoptError)
+}

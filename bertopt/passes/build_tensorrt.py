@@ -1,0 +1,189 @@
+"""A TensorRT engine from an ONNX graph: TensorRT 10 and 11, and TensorRT-RTX, which builds ahead of time."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result
+from bertopt.errors import Unsupported
+
+_INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
+
+
+class BuildTensorrt(Pass[Onnx, Engine]):
+    """Build a strongly typed engine: the precision is the graph's, never a flag's. Counts layers per precision.
+
+    `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
+    """
+
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field("auto", description="auto: tensorrt on a GPU, else tensorrt_rtx")
+    profiles: tuple[Profile, ...] = Field((Profile(),), min_length=1, description="min, opt and max [batch, sequence] of each profile")
+    targets: tuple[str, ...] = Field((), description="compute capabilities to build for, such as sm86; empty: the GPU here")
+    timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds")
+    optimization_level: int = Field(3, ge=0, le=5, description="how long the builder searches")
+
+    def shape_conflict(self, shapes: Any) -> str | None:
+        for batch, sequence in shapes:
+            if not any(profile.accepts(batch, sequence) for profile in self.profiles):
+                ranges = "; ".join(f"{list(p.min)} to {list(p.max)}" for p in self.profiles)
+                return f"shape [{batch}, {sequence}] is outside every profile ({ranges}); widen profiles or drop the shape"
+        return None
+
+    def conflict(self, before: Any) -> str | None:
+        names = {step.name() for step in before}
+        if "fuse_ort" in names:
+            return "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx"
+        if "quantize_int8" in names:
+            return "TensorRT has no dynamic INT8 products; branch from the float graph"
+        return None
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[Engine]:
+        library = self._library(ctx)
+        trt: Any = importlib.import_module(library)
+        logger = _logger(trt)
+        builder = trt.Builder(logger)
+        if builder is None:
+            raise Unsupported(f"{library} found no usable CUDA driver: {logger.last}")
+        network = _parse(trt, builder, logger, model)
+        layers = _layers(trt, network)
+        _check_precision(layers, model.precision)
+        config = self._config(trt, builder, network, model)
+        targets = self._targets(trt, config, ctx)
+        cache = self._read_cache(config)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise Unsupported(f"{library} {trt.__version__} could not build the engine: {logger.last}{_advice(logger.last)}")
+        self._write_cache(cache, config)
+        folder = ctx.workdir / "engines" / f"{library}-{trt.__version__}_{'_'.join(targets)}"
+        folder.mkdir(parents=True)
+        path = folder / "model.plan"
+        path.write_bytes(memoryview(plan))
+        profiles = tuple(self._clamped(model))
+        engine = Engine(model.spec, model.precision, path, library, str(trt.__version__), targets, profiles)
+        return Result(engine, layers)
+
+    def _library(self, ctx: Context) -> str:
+        wanted = (["tensorrt", "tensorrt_rtx"] if ctx.device == "cuda" and not self.targets else ["tensorrt_rtx", "tensorrt"]) if self.library == "auto" else [self.library]
+        for name in wanted:
+            if importlib.util.find_spec(name) is not None:
+                if name == "tensorrt" and ctx.device == "cpu":
+                    raise Unsupported("tensorrt builds only where a GPU is; use library: tensorrt_rtx with targets to build ahead of time")
+                return name
+        raise Unsupported(f"no {' or '.join(wanted)} here; {' or '.join(_INSTALL[name] for name in wanted)}")
+
+    def _clamped(self, model: Onnx) -> list[Profile]:
+        """The profiles with sequences cut to the model's usable positions."""
+        limit = model.spec.max_length
+        cut = [{k: (b, min(s, limit)) for k, (b, s) in (("min", p.min), ("opt", p.opt), ("max", p.max))} for p in self.profiles]
+        return [Profile(**shapes) for shapes in cut]
+
+    def _config(self, trt: Any, builder: Any, network: Any, model: Onnx) -> Any:
+        config = builder.create_builder_config()
+        config.builder_optimization_level = self.optimization_level
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        for wanted in self._clamped(model):
+            profile = builder.create_optimization_profile()
+            for i in range(network.num_inputs):
+                profile.set_shape(network.get_input(i).name, wanted.min, wanted.opt, wanted.max)
+            if config.add_optimization_profile(profile) < 0:
+                raise Unsupported(f"TensorRT refused the profile {wanted}; min <= opt <= max must hold")
+        return config
+
+    def _targets(self, trt: Any, config: Any, ctx: Context) -> tuple[str, ...]:
+        if not self.targets:
+            if ctx.device == "cpu":
+                raise Unsupported("no GPU here to build for; name some with targets: [sm86, sm89] to build ahead of time")
+            import torch
+
+            return ("sm{}{}".format(*torch.cuda.get_device_capability()),)
+        if not hasattr(trt, "ComputeCapability"):
+            raise Unsupported("targets needs TensorRT-RTX; plain tensorrt builds for the GPU it runs on")
+        known = {name.lower(): value for name, value in trt.ComputeCapability.__members__.items() if name.startswith("SM")}
+        unknown = [target for target in self.targets if target not in known]
+        if unknown:
+            raise Unsupported(f"targets must be among {', '.join(sorted(known))}; got {', '.join(unknown)}")
+        config.num_compute_capabilities = len(self.targets)
+        for index, target in enumerate(self.targets):
+            config.set_compute_capability(known[target], index)
+        return self.targets
+
+    def _read_cache(self, config: Any) -> Any:
+        from pathlib import Path
+
+        if self.timing_cache is None:
+            return None
+        path = Path(self.timing_cache)
+        cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+        config.set_timing_cache(cache, ignore_mismatch=False)
+        return cache
+
+    def _write_cache(self, cache: Any, config: Any) -> None:
+        import os
+        from pathlib import Path
+
+        if cache is None or self.timing_cache is None:
+            return
+        path = Path(self.timing_cache)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + f".{os.getpid()}.part")
+        part.write_bytes(memoryview(config.get_timing_cache().serialize()))
+        part.replace(path)
+
+
+def _logger(trt: Any) -> Any:
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        """Keeps the last error, for our messages."""
+
+        last = ""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.Severity.ERROR:
+                self.last = message
+
+    return Logger()
+
+
+def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:
+    flags = trt.NetworkDefinitionCreationFlag
+    network = builder.create_network(1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0)
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(model.path)):
+        errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        raise Unsupported(f"TensorRT cannot parse the graph: {'; '.join(errors)[:400]}")
+    for i in reversed(range(network.num_outputs)):
+        if network.get_output(i).name not in model.spec.outputs:
+            network.unmark_output(network.get_output(i))
+    return network
+
+
+def _layers(trt: Any, network: Any) -> dict[str, int]:
+    """Layers that multiply matrices, by the precision of their output, as they enter the strongly typed build."""
+    kinds = {"MATRIX_MULTIPLY", "ATTENTION", "ATTENTION_INPUT", "FULLY_CONNECTED", "CONVOLUTION", "EINSUM"}
+    counts: dict[str, int] = {}
+    for i in range(network.num_layers):
+        layer = network.get_layer(i)
+        if layer.type.name in kinds:
+            name = {"HALF": "fp16", "FLOAT": "fp32", "BF16": "bf16"}.get(layer.get_output(0).dtype.name, layer.get_output(0).dtype.name.lower())
+            counts[f"{name}_products"] = counts.get(f"{name}_products", 0) + 1
+    counts["layers"] = network.num_layers
+    return counts
+
+
+def _check_precision(layers: dict[str, int], precision: str) -> None:
+    short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(precision, precision)
+    others = {kind: n for kind, n in layers.items() if kind.endswith("_products") and kind != f"{short}_products"}
+    if others or not layers.get(f"{short}_products"):
+        raise Unsupported(f"expected every matrix product in {short}; the network TensorRT parsed has {layers}")
+
+
+def _advice(message: str) -> str:
+    if re.search("Attention operation was not supported", message):
+        return "; TensorRT has no float32 Attention kernel: put cast_onnx_half before, or export with opset: 22"
+    return ""

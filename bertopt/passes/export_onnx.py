@@ -1,0 +1,84 @@
+"""ONNX export through torch's dynamo exporter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from bertopt.core import Context, Eager, Onnx, Pass, Result
+from bertopt.errors import Unsupported
+
+#: protobuf cannot hold more than 2 GiB; above this the weights go to external data.
+_INLINE_BYTES = 1_800_000_000
+
+
+class ExportOnnx(Pass[Eager, Onnx]):
+    """Export to ONNX with named, shared dimensions `batch` and `sequence`. Counts nodes.
+
+    From opset 23 attention and GELU are single `Attention` and `Gelu` nodes; below, attention is spelled out.
+    A pooled model also gives `last_hidden_state`, which sentence-transformers' own loaders read.
+    """
+
+    opset: int = Field(23, ge=18, le=23, description="ONNX opset version")
+
+    def conflict(self, before: Any) -> str | None:
+        names = {step.name() for step in before}
+        if "use_better_transformer" in names:
+            return "nn.TransformerEncoder's fast path is torch's own and cannot be exported"
+        if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
+            return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
+        return None
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Onnx]:
+        import contextlib
+        import warnings
+
+        import torch
+
+        try:
+            import onnx_ir
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise Unsupported(f"ONNX export needs {error.name}; pip install 'bertopt[cpu]'") from error
+
+        network: Any = model.network
+        if "use_better_transformer" in {rewrite.name for rewrite in model.rewrites}:
+            raise Unsupported("nn.TransformerEncoder's fast path is torch's own and cannot be exported; branch with after:")
+        batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
+        outputs = list(model.spec.outputs) + (["last_hidden_state"] if model.spec.pooling else [])
+        sink = open_null()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                network, network.example(2, 16), dynamo=True, opset_version=self.opset, verbose=False, optimize=True,
+                dynamic_shapes={"tensors": tuple({0: batch, 1: sequence} for _ in model.spec.inputs)},
+                input_names=list(model.spec.inputs), output_names=outputs,
+            )  # fmt: skip
+        assert program is not None
+        graph = program.model
+        if graph.opset_imports.get("") != self.opset:
+            raise Unsupported(f"the exporter wrote opset {graph.opset_imports.get('')} instead of {self.opset}")
+        _check_names(graph, model)
+        for node in graph.graph:
+            node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
+        path = ctx.workdir / "onnx" / "model.onnx"
+        path.parent.mkdir()
+        size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
+        onnx_ir.save(graph, path, external_data="model.onnx_data" if size > _INLINE_BYTES else None)
+        changes = {"nodes": sum(1 for _ in graph.graph), "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph)}
+        return Result(Onnx(model.spec, model.precision, path), changes)
+
+
+def open_null() -> Any:
+    import io
+
+    return io.StringIO()
+
+
+def _check_names(graph: Any, model: Eager) -> None:
+    """The exporter renames what it pleases; serving code finds inputs and dimensions by name."""
+    for name, value in zip(model.spec.inputs, graph.graph.inputs, strict=True):
+        dims = [str(dim) for dim in value.shape or ()]
+        if value.name != name or dims != ["batch", "sequence"]:
+            raise Unsupported(f"expected input {name}[batch, sequence]; the exporter wrote {value.name}{dims}")

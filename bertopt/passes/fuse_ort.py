@@ -1,0 +1,61 @@
+"""Transformer fusions for ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.errors import Unsupported
+
+
+class FuseOrt(Pass[Onnx, Onnx]):
+    """Fuse to ONNX Runtime's own operators: attention (below opset 23), skip-LayerNorm, bias-GELU.
+
+    The attention mask stays as it is, added to the scores, so every padding pattern survives. Counts fused nodes.
+    """
+
+    attention: bool = Field(True, description="insist that every layer's attention is one node, native or fused")
+
+    def conflict(self, before: Any) -> str | None:
+        names = {step.name() for step in before}
+        if "fuse_ort" in names:
+            return "the graph is fused already"
+        if "quantize_int8" in names:
+            return "fusions look for float products; fuse before quantize_int8"
+        if "cast_onnx_half" in names:
+            return "fuse before cast_onnx_half, which knows the fused operators"
+        return None
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        try:
+            import onnx_ir
+            from onnxscript.rewriter.ort_fusions import optimize_for_ort
+        except ImportError as error:
+            raise Unsupported(f"fusion needs {error.name}; pip install 'bertopt[cpu]'") from error
+
+        graph = onnx_ir.load(model.path)
+        before = _fused(graph)
+        graph, _ = optimize_for_ort(graph)
+        fused = _fused(graph)
+        attention = sum(node.op_type in ("Attention", "MultiHeadAttention") for node in graph.graph)
+        if self.attention and attention != model.spec.layers:
+            raise Unsupported(
+                f"expected {model.spec.layers} attention nodes, one a layer; got {attention}; "
+                "export after use_sdpa, or set attention: false to fuse only the rest"
+            )
+        path = ctx.workdir / "onnx" / "model.onnx"
+        path.parent.mkdir()
+        big = (model.path.parent / "model.onnx_data").exists()
+        onnx_ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        changes = {kind: fused.get(kind, 0) - before.get(kind, 0) for kind in sorted(fused)}
+        return Result(Onnx(model.spec, model.precision, path), changes)
+
+
+def _fused(graph: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for node in graph.graph:
+        if node.domain == "com.microsoft":
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return counts

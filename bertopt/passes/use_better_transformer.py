@@ -1,0 +1,103 @@
+"""torch's native encoder fast path through the public nn.TransformerEncoder."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from bertopt.core import Context, Eager, Pass, Result
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+#: Where each family keeps its layers, and what a layer calls its parts:
+#: query, key, value, attention output, its norm, both feed-forward halves, their norm.
+_BERT = ("encoder", "layer", (
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+))  # fmt: skip
+_DISTILBERT = ("transformer", "layer", (
+    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
+    "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm",
+))  # fmt: skip
+_PARTS = {
+    "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
+    "distilbert": _DISTILBERT,
+}  # fmt: skip
+
+
+class UseBetterTransformer(Pass[Eager, Eager]):
+    """Convert the encoder layers to nn.TransformerEncoder, whose inference fast path fuses a whole layer.
+
+    With `nested_tensors`, right-padded batches are packed inside and padding is not computed. Counts layers.
+    """
+
+    nested_tensors: bool = Field(True, description="skip right padding through nested tensors")
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
+        base: Any = network.base
+        config = base.config
+        if config.model_type not in _PARTS:
+            raise Unsupported(f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_PARTS)}")
+        activation = getattr(config, "hidden_act", None) or config.activation
+        if activation not in ("gelu", "relu"):
+            raise Unsupported(f"the fast path computes exact gelu or relu; the model's activation is '{activation}'")
+        where, layers, parts = _PARTS[config.model_type]
+        old = getattr(base, where)
+        if not hasattr(old, layers):
+            return {"layers": 0}
+        converted = [_convert(layer, parts, config, activation) for layer in getattr(old, layers)]
+        setattr(base, where, _module(converted, self.nested_tensors))
+        return {"layers": len(converted)}
+
+
+def _convert(layer: Any, parts: tuple[str, ...], config: Any, activation: str) -> torch.nn.Module:
+    import torch
+
+    query, key, value, attention, norm1, linear1, linear2, norm2 = (layer.get_submodule(part) for part in parts)
+    new = torch.nn.TransformerEncoderLayer(
+        query.in_features, config.num_attention_heads, linear1.out_features, dropout=0.0, activation=activation,
+        layer_norm_eps=norm1.eps, batch_first=True, device=query.weight.device, dtype=query.weight.dtype,
+    )  # fmt: skip
+    with torch.no_grad():
+        new.self_attn.in_proj_weight.copy_(torch.cat([query.weight, key.weight, value.weight]))
+        new.self_attn.in_proj_bias.copy_(torch.cat([query.bias, key.bias, value.bias]))
+        pairs = [(new.self_attn.out_proj, attention), (new.norm1, norm1), (new.linear1, linear1), (new.linear2, linear2), (new.norm2, norm2)]
+        for mine, theirs in pairs:
+            mine.weight.copy_(theirs.weight)
+            mine.bias.copy_(theirs.bias)
+    return new.eval().requires_grad_(False)
+
+
+def _module(layers: list[Any], nested: bool) -> torch.nn.Module:
+    import torch
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+    class BetterTransformer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # odd head counts only lose the nested tensors
+                self.encoder = torch.nn.TransformerEncoder(layers[0], len(layers), enable_nested_tensor=nested)
+            self.encoder.layers = torch.nn.ModuleList(layers)
+
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> Any:
+            padding = None
+            if attention_mask is not None:
+                # transformers has widened the mask to [B, 1, S, S] with equal rows, boolean or additive.
+                row = attention_mask[:, 0, 0, :]
+                valid = row if row.dtype == torch.bool else row >= 0
+                # A row without any valid token would be all NaN; let it see itself.
+                padding = ~(valid | ~valid.any(dim=1, keepdim=True))
+            hidden = self.encoder(hidden_states, src_key_padding_mask=padding)
+            if hidden.shape[1] < hidden_states.shape[1]:
+                hidden = torch.nn.functional.pad(hidden, (0, 0, 0, hidden_states.shape[1] - hidden.shape[1]))
+            return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    return BetterTransformer().eval()

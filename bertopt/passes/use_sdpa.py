@@ -1,0 +1,62 @@
+"""Scaled-dot-product attention in place of the eager softmax(QKᵀ)V."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from bertopt.core import Context, Eager, Pass, Result
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UseSdpa(Pass[Eager, Eager]):
+    """Run attention through torch's scaled_dot_product_attention. Counts the attention calls of one forward."""
+
+    backend: Literal["auto", "flash", "efficient", "math"] = Field(
+        "auto", description="kernel to insist on; auto lets torch choose for each shape"
+    )
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
+        from torch.nn.attention import SDPBackend
+
+        encoder: Any = network.encoder
+        if not getattr(encoder, "_supports_sdpa", False):
+            raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation")
+        before = attention_calls(network)
+        encoder.set_attn_implementation("sdpa")
+        backends = {
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "math": SDPBackend.MATH,
+        }
+        network.sdpa_backend = backends.get(self.backend)
+        try:
+            return {"attention_calls": attention_calls(network) - before}
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            raise Unsupported(f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto") from error
+
+
+def attention_calls(network: Any) -> int:
+    """How many times one forward calls scaled_dot_product_attention."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Count(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += func is torch.nn.functional.scaled_dot_product_attention
+            return func(*args, **(kwargs or {}))
+
+    with Count() as count, torch.inference_mode():
+        network(*network.example(2, 4))
+    return count.calls
