@@ -9,13 +9,15 @@ from pydantic import Field
 from bertopt.core import Context, Onnx, Pass, Result
 from bertopt.errors import Unsupported
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
+#: Operators whose float inputs or outputs have a fixed type, or that compute shapes.
+_FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "RandomNormalLike", "RandomUniformLike"})
 
 
 class CastOnnxHalf(Pass[Onnx, Onnx]):
     """Cast the graph's float32 weights and operators to half precision. Counts initialisers cast and values clipped.
 
-    Pooling and normalisation stay float32, as do the operators and nodes named in `keep_fp32`.
+    Pooling and normalisation stay float32, as do the operators and nodes named in `keep_fp32`. Values beyond the
+    type's range, such as a mask's -3.4e38, are clipped to it.
     """
 
     dtype: Literal["float16", "bfloat16"] = Field("float16", description="the half-precision type")
@@ -31,69 +33,116 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
         try:
-            import onnx
-            from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+            import onnx_ir as ir
         except ImportError as error:
             raise Unsupported(f"half precision in ONNX needs {error.name}; pip install 'bertopt[cpu]'") from error
-        import logging
-
         if model.precision != "float32":
             raise Unsupported(f"cast_onnx_half takes a float32 graph; got {model.precision}")
-        graph = onnx.load(model.path)
-        weights = _floats(graph)
-        clipped = sum(int((abs(value) > _LARGEST[self.dtype]).sum()) for value in weights.values())
-        types = {node.op_type for node in graph.graph.node} & set(self.keep_fp32)
-        names = set(self.keep_fp32) - types
-        unknown = names - {node.name for node in graph.graph.node}
+        graph = ir.load(model.path)
+        unknown = set(self.keep_fp32) - {n.op_type for n in graph.graph} - {n.name for n in graph.graph}
         if unknown:
             raise Unsupported(f"keep_fp32 must name operator types or nodes of the graph; got {', '.join(sorted(unknown))}")
-        logging.getLogger("onnxruntime.transformers.float16").setLevel(logging.ERROR)
-        graph = convert_float_to_float16(
-            graph, keep_io_types=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *types],
-            node_block_list=[node.name for node in graph.graph.node if _pooling(node)] + sorted(names),
-        )  # fmt: skip
-        # What follows reads types from the operators; the converter leaves both kinds in value_info.
-        del graph.graph.value_info[:]
-        cast = {init.name for init in graph.graph.initializer if init.data_type == onnx.TensorProto.FLOAT16}
-        if self.dtype == "bfloat16":
-            _to_bfloat16(graph, weights)
+        caster = _Caster(ir, graph.graph, ir.DataType[self.dtype.upper()], frozenset(self.keep_fp32))
+        caster.cast()
         path = ctx.workdir / "onnx" / "model.onnx"
         path.parent.mkdir()
         big = (model.path.parent / "model.onnx_data").exists()
-        onnx.save(graph, path, save_as_external_data=big, location="model.onnx_data", size_threshold=1024)
-        changes = {"initialisers": len(cast & set(weights)), "clipped": clipped}
+        ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        changes = {"initialisers": caster.cast_tensors, "nodes": caster.cast_nodes, "clipped": caster.clipped}
         return Result(Onnx(model.spec, self.dtype, path), changes)
 
 
-def _floats(graph: Any) -> dict[str, Any]:
-    import onnx
+class _Caster:
+    """One walk over a graph in topological order, keeping track of which float values are now in half precision."""
 
-    return {i.name: onnx.numpy_helper.to_array(i) for i in graph.graph.initializer if i.data_type == onnx.TensorProto.FLOAT}
+    def __init__(self, ir: Any, graph: Any, half: Any, keep: frozenset[str]) -> None:
+        self.ir, self.graph, self.half, self.keep = ir, graph, half, keep
+        self.halves: set[Any] = set()
+        self.casts: dict[tuple[Any, Any], Any] = {}
+        self.cast_tensors = self.cast_nodes = self.clipped = 0
 
+    def cast(self) -> None:
+        for node in list(self.graph):
+            if any(attr.type in (self.ir.AttributeType.GRAPH, self.ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
+                raise Unsupported(f"node '{node.name}' ({node.op_type}) has a subgraph; encoders have none")
+            wanted = self.ir.DataType.FLOAT if self._kept(node) else self.half
+            for index, value in enumerate(node.inputs):
+                if value is not None and self._is_float(value):
+                    node.replace_input_with(index, self._as(value, wanted, node))
+            if wanted == self.half:
+                self._convert(node)
+        for index, value in enumerate(self.graph.outputs):
+            if value in self.halves:
+                self._keep_output(index, value)
+        for name in [name for name, value in self.graph.initializers.items() if not value.uses()]:
+            del self.graph.initializers[name]
 
-def _pooling(node: Any) -> bool:
-    """Whether the exporter recorded that this node came from the network's pooling module."""
-    return any(item.key == "namespace" and "Pooling" in item.value for item in node.metadata_props)
+    def _kept(self, node: Any) -> bool:
+        # The exporter recorded which module each node came from.
+        pooling = "Pooling" in node.metadata_props.get("namespace", "")
+        return pooling or node.op_type in _FLOAT_ONLY or node.op_type in self.keep or node.name in self.keep
 
+    def _is_float(self, value: Any) -> bool:
+        return bool(value.dtype == self.ir.DataType.FLOAT or value in self.halves)
 
-def _to_bfloat16(graph: Any, weights: dict[str, Any]) -> None:
-    """ONNX Runtime's converter writes fp16 only; the same places take bfloat16, rounded from the float32 weights."""
-    import ml_dtypes
-    import numpy as np
-    import onnx
+    def _as(self, value: Any, wanted: Any, node: Any) -> Any:
+        """`value` in the wanted type: itself, a cast made before, a converted initialiser, or a new Cast node."""
+        if (value in self.halves) == (wanted == self.half):
+            return value
+        if (value, wanted) not in self.casts:
+            if value.const_value is not None and value.is_initializer():
+                self.casts[value, wanted] = self._half_initializer(value)
+            else:
+                made = self.ir.node("Cast", [value], {"to": wanted}, name=f"{value.name}_to_{wanted.name.lower()}")
+                made.outputs[0].name = f"{value.name}_as_{wanted.name.lower()}"
+                made.outputs[0].dtype, made.outputs[0].shape = wanted, value.shape
+                node.prepend(made)
+                if wanted == self.half:
+                    self.halves.add(made.outputs[0])
+                self.casts[value, wanted] = made.outputs[0]
+        return self.casts[value, wanted]
 
-    half, brain = onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+    def _half_initializer(self, value: Any) -> Any:
+        new = self.ir.val(f"{value.name}_{self.half.name.lower()}", const_value=self._tensor(value.const_value))
+        self.graph.register_initializer(new)
+        self.halves.add(new)
+        self.cast_tensors += 1
+        return new
 
-    def retype(tensor: Any) -> None:
-        if tensor.data_type == half:
-            value = weights.get(tensor.name, onnx.numpy_helper.to_array(tensor).astype(np.float32))
-            tensor.CopyFrom(onnx.numpy_helper.from_array(value.astype(ml_dtypes.bfloat16), tensor.name))
+    def _tensor(self, tensor: Any) -> Any:
+        import numpy as np
 
-    for initializer in graph.graph.initializer:
-        retype(initializer)
-    for node in graph.graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                retype(attribute.t)
-            elif node.op_type == "Cast" and attribute.name == "to" and attribute.i == half:
-                attribute.i = brain
+        array = tensor.numpy()
+        if self.half == self.ir.DataType.FLOAT16:
+            largest = float(np.finfo(np.float16).max)
+            self.clipped += int((np.abs(array) > largest).sum())
+            array = np.clip(array, -largest, largest)
+        return self.ir.tensor(array.astype(self.half.numpy()), dtype=self.half)
+
+    def _convert(self, node: Any) -> None:
+        for output in node.outputs:
+            if output.dtype is None and any(value in self.halves for value in node.inputs):
+                output.dtype = self.ir.DataType.FLOAT
+        # The mean and deviation a normalisation can give besides stay float32 by its definition.
+        outputs = [output for i, output in enumerate(node.outputs) if "LayerNormalization" not in node.op_type or i not in (1, 2)]
+        changed = [output for output in outputs if output.dtype == self.ir.DataType.FLOAT]
+        if not changed:
+            return
+        for name, attribute in list(node.attributes.items()):
+            if node.op_type == "Cast" and name == "to":
+                node.attributes[name] = self.ir.AttrInt64("to", self.half)
+            elif attribute.type == self.ir.AttributeType.TENSOR and attribute.value.dtype == self.ir.DataType.FLOAT:
+                node.attributes[name] = self.ir.AttrTensor(name, self._tensor(attribute.value))
+        for output in changed:
+            output.dtype = self.half
+            self.halves.add(output)
+        self.cast_nodes += 1
+
+    def _keep_output(self, index: int, value: Any) -> None:
+        """A graph output stays float32 under its own name."""
+        name, value.name = value.name, f"{value.name}_{self.half.name.lower()}"
+        made = self.ir.node("Cast", [value], {"to": self.ir.DataType.FLOAT}, name=f"{name}_output_to_float")
+        out = made.outputs[0]
+        out.name, out.dtype, out.shape = name, self.ir.DataType.FLOAT, value.shape
+        self.graph.append(made)
+        self.graph.outputs[index] = out
