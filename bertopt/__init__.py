@@ -1,0 +1,62 @@
+"""bertopt: a BERT-family checkpoint to the fastest artefact that is provably still the same model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, OpenVino, Pass, Result, Session
+    from bertopt.errors import BertoptError, Unsupported
+    from bertopt.export import run
+    from bertopt.passes import register
+    from bertopt.results import Report
+    from bertopt.runtime.load import load
+    from bertopt.runtime.predictor import Predictor
+
+#: Where each public name lives. They are imported when first used, so that `import bertopt` stays instant.
+_HOMES = {
+    **dict.fromkeys(
+        ("Compiled", "Context", "Eager", "Engine", "Model", "Onnx", "OpenVino", "Pass", "Result", "Session"), "bertopt.core"
+    ),
+    **dict.fromkeys(("BertoptError", "Unsupported"), "bertopt.errors"),
+    "Predictor": "bertopt.runtime.predictor",
+    "Report": "bertopt.results",
+    "load": "bertopt.runtime.load",
+    "register": "bertopt.passes",
+    "run": "bertopt.export",
+}
+
+__all__ = [
+    "BertoptError",
+    "Compiled",
+    "Context",
+    "Eager",
+    "Engine",
+    "Model",
+    "Onnx",
+    "OpenVino",
+    "Pass",
+    "Predictor",
+    "Report",
+    "Result",
+    "Session",
+    "Unsupported",
+    "__version__",
+    "load",
+    "register",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertopt' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,40 @@
+# make quickstart | test | check | clean. Everything lives in .venv; versions come from constraints.txt.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+JOBS ?= 2
+
+.PHONY: quickstart test check clean schema
+
+quickstart: $(VENV)/.quickstart
+	$(BIN)/python -m bertopt.export recipes/quickstart.yaml --out out/quickstart
+
+test: $(VENV)/.test
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=
+	$(BIN)/python -m coverage report --skip-covered --fail-under=85
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+
+schema: $(VENV)/.quickstart
+	$(BIN)/python -m bertopt.cli schema > bertopt/recipe.schema.json
+
+clean:
+	rm -rf $(VENV) out build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
+
+# torch first and pinned: any range would let the resolver pick a newer build with gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	touch $@
+
+$(VENV)/.quickstart: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[cpu,demo]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.quickstart
+	$(PIP) -e '.[cpu,rtx,demo,test]'
+	touch $@

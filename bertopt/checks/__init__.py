@@ -1,0 +1,1 @@
+"""Checks on a session: parity, latency, quality. Checks know no pass and no runtime."""

@@ -1,0 +1,157 @@
+"""Parity: how far a session's answers are from the reference's, on the tokens that count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.checks.probes import Probe
+from bertopt.core import Precision, Session, Spec
+from bertopt.results import Case, Comparison, Limits, Parity, Worst
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: One array of compared vectors [N, D] for each output, and whether all else was finite.
+Answers = tuple[dict[str, "Array"], bool]
+
+#: Measured on all-MiniLM-L6-v2 and the 12-class classifier, with room of about 4 (benchmarks/parity_limits.py).
+DEFAULT_LIMITS: dict[Precision, Limits] = {
+    "float32": Limits(max_abs=1e-4, rel_l2=1e-4, cosine_min=0.99999, label_flips_max=0.0),
+    "float16": Limits(rel_l2=2e-2, cosine_min=0.9995, label_flips_max=0.01),
+    "bfloat16": Limits(rel_l2=1e-1, cosine_min=0.995, label_flips_max=0.03),
+    "int8": Limits(rel_l2=0.6, cosine_min=0.85, cosine_mean=0.95, label_flips_max=0.08),
+}
+#: Metrics that must not exceed their limit; the cosines must not fall below theirs.
+_UPPER = ("max_abs", "rel_l2", "label_flips_max")
+_TINY = 1e-12
+
+
+def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
+    """Run one probe and keep the vectors that count, float32 [N, D] for each output.
+
+    Whatever is not compared, padding and fully masked rows, must still be finite.
+    """
+    kept: dict[str, Array] = {}
+    finite = True
+    for name, value in session.run(probe.inputs).items():
+        finite = finite and bool(np.isfinite(value).all())
+        if spec.granularity == "text":
+            kept[name] = value[probe.rows]
+        elif spec.granularity == "span":
+            # One score for each token: what is not compared becomes the row's lowest, never its best.
+            lowest = np.where(probe.compared, value, np.inf).min(axis=1, keepdims=True)
+            kept[name] = np.where(probe.compared, value, lowest)[probe.rows]
+        else:
+            kept[name] = value[probe.compared]
+    return kept, finite
+
+
+def compare(probe: Probe, spec: Spec, got: Answers, reference: Answers) -> Case:
+    """The worst of every metric over the outputs of one probe."""
+    per_output = [_compare_output(probe, spec, name, got[0][name], reference[0][name]) for name in spec.outputs]
+    flips = [case.label_flips for case in per_output if case.label_flips is not None]
+    worst = max(per_output, key=lambda case: math.inf if math.isnan(case.max_abs) else case.max_abs)
+    return worst.model_copy(
+        update={
+            "rel_l2": _worst(max, (case.rel_l2 for case in per_output)),
+            "cosine_min": _worst(min, (case.cosine_min for case in per_output)),
+            "cosine_mean": _worst(min, (case.cosine_mean for case in per_output)),
+            "label_flips": sum(flips) if flips else None,
+            "finite": got[1],
+        }
+    )
+
+
+def _worst(of, values) -> float:  # type: ignore[no-untyped-def]
+    """max or min in which NaN always wins."""
+    found = list(values)
+    return math.nan if any(math.isnan(value) for value in found) else float(of(found))
+
+
+def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: Array) -> Case:
+    batch, sequence = probe.shape
+    a, b = got.astype(np.float64), reference.astype(np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"{name} has shape {list(a.shape)}, the reference {list(b.shape)} ({probe.name})")
+    difference = np.abs(a - b)
+    flips = None
+    if spec.labelled:
+        flips = int((a.argmax(axis=-1) != b.argmax(axis=-1)).sum()) if a.shape[-1] > 1 else 0
+    if a.size == 0:
+        return Case(batch=batch, sequence=sequence, padding=probe.padding, max_abs=0.0, rel_l2=0.0, cosine_min=1.0,
+                    cosine_mean=1.0, label_flips=flips, compared=0, where=f"{name} ({probe.name})")  # fmt: skip
+    # argmax of NaN is the first NaN: exactly the element to name.
+    worst = np.unravel_index(int(difference.argmax()), difference.shape)
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    cosine = np.where(norms > _TINY, (a * b).sum(axis=-1) / np.maximum(norms, _TINY), np.where(difference.max(axis=-1) == 0, 1.0, 0.0))
+    cosine = np.where(np.isnan(difference).any(axis=-1), np.nan, cosine)
+    return Case(
+        batch=batch, sequence=sequence, padding=probe.padding, max_abs=float(difference[worst]),
+        rel_l2=float(np.linalg.norm(difference) / max(float(np.linalg.norm(b)), _TINY)),
+        cosine_min=float(cosine.min()), cosine_mean=float(cosine.mean()), label_flips=flips, compared=len(a),
+        where=f"{name}{_position(probe, spec, worst)}, {probe.name}",
+    )  # fmt: skip
+
+
+def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> str:
+    """`[row, token, element]` of a compared vector in the batch it came from."""
+    if spec.granularity == "token":
+        row, token = np.argwhere(probe.compared)[index[0]]
+        return f"[{row}, {token}, {index[1]}]"
+    return f"[{np.flatnonzero(probe.rows)[index[0]]}, {index[1]}]"
+
+
+def summarise(cases: Sequence[Case]) -> Comparison:
+    flips = [case.label_flips for case in cases if case.label_flips is not None]
+    return Comparison(
+        max_abs=_worst(max, (case.max_abs for case in cases)),
+        rel_l2=_worst(max, (case.rel_l2 for case in cases)),
+        cosine_min=_worst(min, (case.cosine_min for case in cases)),
+        cosine_mean=_worst(min, (case.cosine_mean for case in cases)),
+        label_flips=sum(flips) if flips else None,
+        compared=sum(case.compared for case in cases),
+    )
+
+
+def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -> Parity:
+    """Hold the cases against the limits. A comparison with NaN is false, so NaN never passes."""
+    total = summarise(cases)
+    rate = None if total.label_flips is None else total.label_flips / max(total.compared, 1)
+    measured = {**total.model_dump(), "label_flips_max": rate}
+    failures: list[str] = [f"answers that are not compared must be finite ({case.where})" for case in cases if not case.finite][:1]
+    nearest: tuple[float, Worst] | None = None
+    for metric, limit in limits.model_dump(exclude_none=True).items():
+        value = measured.get(metric)
+        if value is None or metric == "metric_drop_max":
+            continue
+        upper = metric in _UPPER
+        if not (value <= limit if upper else value >= limit):
+            failures.append(f"{metric} must be {'at most' if upper else 'at least'} {limit:g}; got {value:.6g}")
+        used = _share(value, limit, upper)
+        worst = Worst(metric=metric, value=value, limit=limit, where=_worst_case(cases, metric).where)
+        if nearest is None or not used <= nearest[0]:
+            nearest = (used, worst)
+    assert nearest is not None, "there are limits for every precision"
+    return Parity(
+        passed=not failures, worst=nearest[1], cases=list(cases), limits=limits, vs_parent=vs_parent, failures=failures
+    )
+
+
+def _share(value: float, limit: float, upper: bool) -> float:
+    """How much of the limit is used up: 1 is exactly at it. NaN is worse than anything."""
+    if math.isnan(value):
+        return math.inf
+    used, allowed = (value, limit) if upper else (1 - value, 1 - limit)
+    return used / allowed if allowed > 0 else (0.0 if used <= 0 else math.inf)
+
+
+def _worst_case(cases: Sequence[Case], metric: str) -> Case:
+    def badness(case: Case) -> float:
+        value = float(case.label_flips or 0) / max(case.compared, 1) if metric == "label_flips_max" else getattr(case, metric)
+        return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
+
+    return max(cases, key=badness)

@@ -1,0 +1,131 @@
+"""Probes: the inputs on which a stage must agree with the reference.
+
+The shape grid × padding patterns, with random tokens, plus real texts. Every probe says which tokens count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.core import Spec
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+PADDINGS = ("none", "right", "left", "holes", "one_token", "masked_row")
+TEXT_BATCH = 8
+#: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
+WIDE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any."""
+
+    name: str
+    padding: str
+    inputs: dict[str, Array]
+    compared: Array
+    rows: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        batch, sequence = self.inputs["input_ids"].shape
+        return batch, sequence
+
+
+def built_in_texts() -> list[str]:
+    """The 150 texts written for this project: 0 to beyond 512 tokens, several scripts."""
+    lines = Path(__file__).with_name("texts.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+def grid(spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0) -> Iterator[Probe]:
+    """Every shape of the recipe, and shapes it was not traced with, in every padding pattern."""
+    extra = [(1, 1), (2, spec.max_length)]
+    for batch, sequence in dict.fromkeys([*shapes, *extra]):
+        if sequence > spec.max_length or (max_shape and (batch > max_shape[0] or sequence > max_shape[1])):
+            continue
+        for padding in PADDINGS:
+            rng = np.random.default_rng([seed, batch, sequence, PADDINGS.index(padding)])
+            mask = _mask(padding, batch, sequence, rng)
+            if mask is not None:
+                yield _probe(spec, padding, _inputs(spec, mask, padding, rng))
+
+
+def texts(spec: Spec, encode: Callable[[Sequence[str]], list[dict[str, Array]]], of: Sequence[str]) -> Iterator[Probe]:
+    """Real texts in right-padded batches, in file order, so that lengths mix as they do in service."""
+    for start in range(0, len(of), TEXT_BATCH):
+        (inputs,) = encode(of[start : start + TEXT_BATCH])
+        yield _probe(spec, "text", inputs, f"texts {start}–{start + inputs['input_ids'].shape[0] - 1}")
+
+
+def digest(probes: Sequence[Probe]) -> str:
+    """A hash of every input, so that recorded figures are reused only for the same probes."""
+    sha = hashlib.sha256()
+    for probe in probes:
+        sha.update(probe.name.encode())
+        for name in sorted(probe.inputs):
+            sha.update(probe.inputs[name].tobytes())
+    return sha.hexdigest()
+
+
+def _probe(spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None) -> Probe:
+    mask = inputs["attention_mask"].astype(bool)
+    batch, sequence = mask.shape
+    compared = mask.copy()
+    if spec.task == "fill-mask":
+        for row in compared:
+            valid = np.flatnonzero(row)
+            row[:] = False
+            row[valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []] = True
+    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, mask.any(axis=1))
+
+
+def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:
+    """The attention mask [B, S] of a pattern, or None where the shape has no room for it."""
+    mask = np.ones((batch, sequence), np.int64)
+    columns = np.arange(sequence)
+    # Each row another length, one of them full.
+    lengths = np.maximum(1, sequence - np.arange(batch) * sequence // batch)[:, None]
+    if batch == 1:
+        lengths = np.array([[max(1, sequence * 2 // 3)]])
+    if padding == "none":
+        return mask
+    if sequence == 1:
+        return None
+    if padding == "right":
+        return (columns < lengths).astype(np.int64)
+    if padding == "left":
+        return (columns >= sequence - lengths).astype(np.int64)
+    if padding == "holes":
+        mask[:, 1:] = rng.random((batch, sequence - 1)) > 0.3
+        return mask
+    if padding == "one_token":
+        return np.asarray((columns == 0) & np.ones((batch, 1), bool), np.int64)
+    if batch == 1:
+        return None
+    mask[batch // 2] = 0
+    return mask
+
+
+def _inputs(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -> dict[str, Array]:
+    batch, sequence = mask.shape
+    # No valid token may be the padding token: RoBERTa counts its positions by it.
+    ids = rng.integers(0, spec.vocabulary - 1, (batch, sequence))
+    ids += ids >= spec.pad_id
+    if padding in ("right", "left", "masked_row"):
+        ids[mask == 0] = spec.pad_id
+    types = np.zeros((batch, sequence), np.int64)
+    if spec.token_types > 1:
+        # Pairs: the second half of every odd row is the second segment; of a single row likewise.
+        types[(batch > 1) :: 2, sequence // 2 :] = 1
+    arrays = {"input_ids": ids.astype(np.int64), "attention_mask": mask, "token_type_ids": types}
+    return {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}

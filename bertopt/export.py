@@ -1,0 +1,51 @@
+"""`bertopt.run` and `python -m bertopt.export RECIPE`: carry out a recipe and leave artefact and reports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertopt.recipe import Recipe, from_dict, load
+
+if TYPE_CHECKING:
+    from bertopt.results import Report
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    build_only: bool = False,
+    fresh: bool = False,
+    progress: bool = False,
+) -> Report:
+    """Carry out a recipe (a YAML file, a dict of the same layout, or a Recipe) in `out`, by default `out/<its name>`.
+
+    Leaves `report.json`, `report.html` and, where every gate holds, `artifact/`. A stage that fails is a row of the
+    report and sets its `exit_code`; a mistake in the recipe raises UsageError with all mistakes. `overrides` are
+    `steps.1.dtype=float16` and the like; `build_only` accepts a stage this machine cannot run; `fresh` forgets earlier
+    stages; `progress` shows the live table on stderr.
+    """
+    from bertopt import pipeline
+    from bertopt.report import html
+    from bertopt.report.table import Live
+
+    if isinstance(recipe, str | Path):
+        name, checked = Path(recipe).stem, load(Path(recipe), overrides)
+    elif isinstance(recipe, Mapping):
+        name, checked = "run", from_dict(dict(recipe))
+    else:
+        name, checked = "run", recipe
+    target = Path(out) if out is not None else Path("out") / name
+    with Live(enabled=progress) as live:
+        report = pipeline.run(checked, target, build_only, fresh, live.update)
+    html.write(report, target / "report.html")
+    return report
+
+
+if __name__ == "__main__":
+    from bertopt.cli import main
+
+    main(["export", *sys.argv[1:]])

@@ -1,0 +1,167 @@
+"""What a worker can be asked to do: load a checkpoint, build a stage, open one and run it."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bertopt import stage
+from bertopt.core import Context, Device, Rewrite, Session
+from bertopt.errors import UsageError
+from bertopt.runtime.predictor import Predictor
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+Reply = tuple[Any, dict[str, "Array"]]
+
+
+class Ops:
+    """The requests by name. Holds at most one open session."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.predictor: Predictor | None = None
+        self.texts: list[Any] = []
+
+    def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
+        op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
+        return op(arrays=arrays, **message["args"])
+
+    def op_device(self, arrays: Any) -> Reply:
+        """What CUDA sees here."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return {"cuda": False}, {}
+        major, minor = torch.cuda.get_device_capability()
+        return {"cuda": True, "gpu": torch.cuda.get_device_name(), "capability": f"sm{major}{minor}", "cuda_version": torch.version.cuda}, {}
+
+    def op_load_checkpoint(self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]) -> Reply:
+        """Load and check a checkpoint; write stage 00 to the directory `part`."""
+        from bertopt import checkpoint
+
+        start = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = checkpoint.load(source, task, revision)
+        out = Path(part)
+        checkpoint.write_snapshot(model, out)
+        (out / "rewrites.json").write_text("[]\n")
+        entry = stage.describe(model, out)
+        notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
+        built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
+        return stage.write_manifest(out, {**fields, **entry, **built, "passes": []}), {}
+
+    def op_build(
+        self, arrays: Any, parent: str, record: dict[str, Any], main: str | None, part: str,
+        context: dict[str, Any], fields: dict[str, Any],
+    ) -> Reply:  # fmt: skip
+        """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
+        from bertopt.checkpoint import quiet
+
+        rewrite = Rewrite.model_validate(record)
+        apply = _pass_class(rewrite, main).model_validate(rewrite.options)
+        manifest = stage.read_manifest(Path(parent))
+        model = stage.open_stage(Path(parent), manifest)
+        out = Path(part)
+        shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
+        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"])
+        start = time.monotonic()
+        with quiet():
+            result = apply(model, ctx)
+        given = apply.forms()[1]
+        if not isinstance(result.model, given):
+            raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        stage.inherit(Path(parent), out)
+        stage.write_form(result.model, out)
+        built = {
+            "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
+            "build_s": time.monotonic() - start,
+            "passes": [*manifest["passes"], rewrite.model_dump()],
+        }
+        return stage.write_manifest(out, {**fields, **stage.describe(result.model, out), **built}), {}
+
+    def op_open(self, arrays: Any, directory: str, device: Device, main: str | None = None) -> Reply:
+        """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
+        from bertopt.sessions import open_session
+
+        path = Path(directory)
+        manifest = stage.verify(path)
+        for entry in manifest["passes"]:
+            _pass_class(Rewrite.model_validate(entry), main)
+        model = stage.open_stage(path, manifest)
+        self.session = open_session(model, device)
+        self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
+        return {"max_shape": model.max_shape}, {}
+
+    def op_run(self, arrays: dict[str, Array]) -> Reply:
+        return None, self._session.run(arrays)
+
+    def op_load(self, arrays: dict[str, Array]) -> Reply:
+        self._session.load(arrays)
+        return None, {}
+
+    def op_fetch(self, arrays: Any) -> Reply:
+        return None, self._session.fetch()
+
+    def op_time(self, arrays: Any, steps: int) -> Reply:
+        return self._session.time(steps), {}
+
+    def op_mix(self, arrays: Any, texts: list[str]) -> Reply:
+        """Keep the texts that `time_mix` sends through the predictor."""
+        self.texts = texts
+        return None, {}
+
+    def op_time_mix(self, arrays: Any, steps: int) -> Reply:
+        assert self.predictor is not None
+        taken = []
+        for _ in range(steps):
+            start = time.perf_counter_ns()
+            self.predictor(self.texts)
+            taken.append((time.perf_counter_ns() - start) / 1e6)
+        return taken, {}
+
+    def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
+        assert self.predictor is not None
+        return None, {"logits": self.predictor.logits(texts)}
+
+    def op_stats(self, arrays: Any) -> Reply:
+        gpu = None
+        if "torch" in sys.modules:
+            import torch
+
+            gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts()}, {}
+
+    @property
+    def _session(self) -> Session:
+        assert self.session is not None, "op_open comes first"
+        return self.session
+
+
+def _pass_class(rewrite: Rewrite, main: str | None) -> Any:
+    """The pass a record names. One defined in the user's script is found by importing that script under another name."""
+    from bertopt import passes
+
+    known = passes.find(rewrite.name)
+    if known is not None:
+        return known
+    module, _, qualname = rewrite.target.partition(":")
+    if module != "__main__":
+        return passes.by_target(rewrite.target)
+    if main is None:
+        raise UsageError(f"pass '{rewrite.name}' is defined in an interactive session; put it in a file so that the worker can import it")
+    spec = importlib.util.spec_from_file_location("__bertopt_main__", main)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script
+    spec.loader.exec_module(script)
+    return passes.register(cast("Any", getattr(script, qualname)))

@@ -1,0 +1,190 @@
+"""The words of every figure, shared by the terminal table, the markdown table and the HTML page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bertopt.results import Latency, Parity, Quality, Ratio, Report, Stage, Worst
+
+NONE = "–"
+#: The columns, in the order they are shown.
+COLUMNS = ("stage", "status", "changed", "parity", "ms", "rate", "verdict", "size", "quality")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage: its place in the tree, the words of its cells, and briefer words for narrow places."""
+
+    stage: Stage
+    tree: str
+    cells: dict[str, str]
+    brief: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The table as words. `heads` has only the columns that some stage fills."""
+
+    heads: dict[str, str]
+    rows: list[Row]
+
+
+def grid(report: Report) -> Grid:
+    shape = largest_shape(report)
+    mixed = any(stage.mix() for stage in report.stages)
+    rows = [_row(stage, tree, shape, mixed) for tree, stage in tree_order(report.stages)]
+    metrics = {stage.quality.metric for stage in report.stages if stage.quality}
+    heads = {
+        "stage": "stage",
+        "status": "status",
+        "changed": "changed",
+        "parity": "worst parity",
+        "ms": f"ms {shape[0]}×{shape[1]}" if shape else "ms",
+        "rate": "texts/s",
+        "verdict": "vs reference" if mixed or not shape else f"vs reference {shape[0]}×{shape[1]}",
+        "size": "MB",
+        "quality": metrics.pop() if len(metrics) == 1 else "quality",
+    }
+    filled = {key for row in rows for key, text in row.cells.items() if text != NONE} | {"stage", "status"}
+    return Grid({key: heads[key] for key in COLUMNS if key in filled}, rows)
+
+
+def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) -> Row:
+    timed, mix = shape_case(stage, shape), stage.mix()
+    compared = mix if mixed else timed
+    ratio = compared.vs_reference if compared else None
+    cells = {
+        "stage": stage.name,
+        "status": f"{stage.status}, reused" if stage.reused else stage.status,
+        "changed": changes(stage.changes),
+        "parity": parity(stage.parity) if stage.parity else NONE,
+        "ms": f"{timed.p50_ms:.2f}" if timed else NONE,
+        "rate": count(mix.texts_per_s) if mix else NONE,
+        "verdict": verdict(ratio) if ratio else ("reference" if compared and stage.pass_ is None else NONE),
+        "size": megabytes(stage.size_bytes) if stage.size_bytes is not None else NONE,
+        "quality": quality(stage.quality, stage.pass_ is None) if stage.quality else NONE,
+    }
+    brief = {"changed": changes(stage.changes, 1)}
+    if ratio:
+        brief["verdict"] = verdict(ratio, interval=False)
+    if stage.parity:
+        brief["parity"] = f"{stage.parity.worst.metric} {measured(stage.parity.worst)}"
+    return Row(stage, tree, cells, brief)
+
+
+def tree_order(stages: list[Stage]) -> Iterator[tuple[str, Stage]]:
+    """Every stage after its parent and beside its siblings, with the branch glyphs before its name."""
+    names = {stage.name for stage in stages}
+
+    def below(parent: str | None, lead: str) -> Iterator[tuple[str, Stage]]:
+        children = [stage for stage in stages if (stage.after if stage.after in names else None) == parent]
+        for child in children:
+            last = child is children[-1]
+            yield ("" if parent is None else lead + ("└ " if last else "├ ")), child
+            yield from below(child.name, "" if parent is None else lead + ("  " if last else "│ "))
+
+    return below(None, "")
+
+
+def largest_shape(report: Report) -> tuple[int, int] | None:
+    """The largest [B, S] that was timed."""
+    shapes = [
+        (case.batch, case.sequence)
+        for stage in report.stages
+        for case in stage.latency or []
+        if case.batch is not None and case.sequence is not None
+    ]
+    return max(shapes, key=lambda shape: (shape[0] * shape[1], shape), default=None)
+
+
+def shape_case(stage: Stage, shape: tuple[int, int] | None) -> Latency | None:
+    cases = [case for case in stage.latency or [] if case.kind == "shape"]
+    return next((case for case in cases if (case.batch, case.sequence) == shape), None)
+
+
+def changes(counts: Mapping[str, int], most: int = 2) -> str:
+    """`attention_calls 6`; what was not changed is left out, and what is beyond `most` is counted."""
+    done = [f"{key} {value:,}" for key, value in counts.items() if value]
+    if not done:
+        return "nothing" if counts else NONE
+    return ", ".join(done[:most]) + (f" +{len(done) - most}" if len(done) > most else "")
+
+
+def parity(found: Parity) -> str:
+    """`cosine_min 0.9931 ≥ 0.98`, or how the limit was missed."""
+    worst = found.worst
+    upper = not worst.metric.startswith("cosine")
+    held = worst.value <= worst.limit if upper else worst.value >= worst.limit
+    name, limit = f"{worst.metric} {measured(worst)}", f"{worst.limit:g}"
+    if math.isnan(worst.value):
+        return f"{name}, not {'≤' if upper else '≥'} {limit}"
+    sign = ("≤" if held else ">") if upper else ("≥" if held else "<")
+    return f"{name} {sign} {limit}" + (", failed" if held and not found.passed else "")
+
+
+def measured(worst: Worst) -> str:
+    """The value, with as many digits as it takes to see on which side of the limit, and of 1, it is."""
+    marks = (worst.limit, 1.0)
+    for digits in range(4, 17):
+        text = figure(worst.value, digits)
+        if all(_side(float(text), mark) == _side(worst.value, mark) for mark in marks):
+            break
+    return text
+
+
+def _side(value: float, mark: float) -> tuple[bool, bool]:
+    return value < mark, value > mark
+
+
+def figure(value: float, digits: int = 4) -> str:
+    return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def verdict(ratio: Ratio, interval: bool = True) -> str:
+    return str(ratio) if interval else f"{ratio.verdict} {ratio.ratio:.2f}x"
+
+
+def quality(found: Quality, reference: bool = False) -> str:
+    """`0.868 (−0.002)`; the reference has no change to show."""
+    value = "NaN" if math.isnan(found.value) else f"{found.value:.3f}"
+    change = f"{abs(found.change):.3f}".replace("nan", "NaN")
+    sign = "±" if change in ("0.000", "NaN") else ("−" if found.change < 0 else "+")
+    return value if reference else f"{value} ({sign}{change})"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or not math.isfinite(value) else f"{value:.1f}"
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f}" if size >= 50_000 else f"{size / 1e6:.2f}"
+
+
+def line(row: Row) -> str:
+    """`quantize_int8: ok, cosine_min 0.9931, FASTER 2.41x, 23.4 MB`, with the reason where there is one."""
+    words = [row.cells["status"]]
+    words += [row.brief[key] for key in ("parity", "verdict") if key in row.brief]
+    words += [f"{row.cells['size']} MB"] if row.cells["size"] != NONE else []
+    reason = f" ({one_line(row.stage.reason)})" if row.stage.reason else ""
+    return f"{row.stage.name}: {', '.join(words)}{reason}"
+
+
+def one_line(text: str) -> str:
+    """Printable, on one line: reasons may come from the log of a foreign compiler."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def flat(facts: Mapping[str, Any], lead: str = "") -> dict[str, str]:
+    """Nested facts as `torch.version: 2.11`."""
+    found: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{lead}{key}.")
+        elif isinstance(value, (list, tuple)):
+            found[f"{lead}{key}"] = ", ".join(str(item) for item in value) or NONE
+        else:
+            found[f"{lead}{key}"] = NONE if value is None else str(value)
+    return found

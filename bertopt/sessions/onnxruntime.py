@@ -1,0 +1,73 @@
+"""ONNX graphs in ONNX Runtime, on the CPU or the CUDA provider and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bertopt.core import Device, Onnx, Session
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class OnnxRuntimeSession(Session):
+    def __init__(self, model: Onnx, device: Device, threads: int | None = None) -> None:
+        try:
+            import onnxruntime as ort
+        except ImportError as error:
+            extra = "cpu" if device == "cpu" else "gpu"
+            raise Unsupported(f"running ONNX needs onnxruntime; pip install 'bertopt[{extra}]'") from error
+        self.spec = model.spec
+        self.device = device
+        provider = _PROVIDERS[device]
+        if provider not in ort.get_available_providers():
+            raise Unsupported(f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu")
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.inter_op_num_threads = 1
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        # Threads that spin between runs would disturb whatever else the machine does.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            self.session = ort.InferenceSession(model.path, options, providers=[provider])
+        except Exception as error:
+            if "NOT_IMPLEMENTED" not in str(error):
+                raise
+            raise Unsupported(f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}") from error
+        # A CUDA session that could not start would be a CPU session now: ask it, not the package.
+        if self.session.get_providers()[0] != provider:
+            raise Unsupported(f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries")
+        self._binding = self.session.io_binding()
+        self._ort = ort
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        for name in self.spec.inputs:
+            self._binding.bind_ortvalue_input(name, self._ort.OrtValue.ortvalue_from_numpy(inputs[name], self.device))
+        for name in self.spec.outputs:
+            self._binding.bind_output(name, self.device)
+
+    def step(self) -> None:
+        self.session.run_with_iobinding(self._binding)
+        if self.device == "cuda":
+            self._binding.synchronize_outputs()
+
+    def fetch(self) -> dict[str, Array]:
+        import numpy as np
+
+        values = self._binding.copy_outputs_to_cpu()
+        return {name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)}
+
+    def facts(self) -> dict[str, Any]:
+        options = self.session.get_session_options()
+        return {
+            "runtime": f"onnxruntime {self._ort.__version__}",
+            "provider": self.session.get_providers()[0],
+            "threads": options.intra_op_num_threads or "all cores",
+        }

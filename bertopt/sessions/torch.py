@@ -1,0 +1,47 @@
+"""Eager and compiled torch networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bertopt.core import Compiled, Device, Eager, Session
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+class TorchSession(Session):
+    def __init__(self, model: Eager | Compiled, device: Device, threads: int | None = None) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise Unsupported("torch sees no CUDA GPU here; set device: cpu, or install the driver and a CUDA build of torch")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.spec = model.spec
+        self.device = torch.device(device)
+        self.network: Any = model.network.to(self.device)
+        self._inputs: tuple[torch.Tensor, ...] = ()
+        self._outputs: tuple[torch.Tensor, ...] = ()
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self._inputs = tuple(torch.from_numpy(inputs[name]).to(self.device) for name in self.spec.inputs)
+
+    def step(self) -> None:
+        with torch.inference_mode():
+            self._outputs = self.network(*self._inputs)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def fetch(self) -> dict[str, Array]:
+        return {name: value.float().cpu().numpy() for name, value in zip(self.spec.outputs, self._outputs, strict=False)}
+
+    def facts(self) -> dict[str, Any]:
+        from torch._dynamo.utils import counters
+
+        facts: dict[str, Any] = {"runtime": f"torch {torch.__version__}", "device": self.device.type, "threads": torch.get_num_threads()}
+        if graphs := counters["stats"].get("unique_graphs"):
+            facts["graphs"] = int(graphs)
+        return facts

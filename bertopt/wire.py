@@ -1,0 +1,31 @@
+"""Messages between bertopt and its workers: one JSON document, then raw arrays. No pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+def send(connection: Connection, message: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+    arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    layout = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    connection.send_bytes(json.dumps({**message, "arrays": layout}).encode())
+    for array in arrays.values():
+        connection.send_bytes(memoryview(array).cast("B") if array.size else b"")
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, Array]]:
+    """One message. Raises EOFError where the other end is gone."""
+    message: dict[str, Any] = json.loads(connection.recv_bytes())
+    arrays = {}
+    for name, dtype, shape in message.pop("arrays"):
+        # bytearray: torch wants writable memory.
+        arrays[name] = np.frombuffer(bytearray(connection.recv_bytes()), dtype=dtype).reshape(shape)
+    return message, arrays
