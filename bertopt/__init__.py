@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 #: Where each public name lives. They are imported when first used, so that `import bertopt` stays instant.
 _HOMES = {
     **dict.fromkeys(
-        ("Compiled", "Context", "Eager", "Engine", "Model", "Onnx", "OpenVino", "Pass", "Result", "Session"), "bertopt.core"
+        ("Compiled", "Context", "Eager", "Engine", "Model", "Onnx", "OpenVino", "Pass", "Result", "Session"),
+        "bertopt.core",
     ),
     **dict.fromkeys(("BertoptError", "Unsupported"), "bertopt.errors"),
     "Predictor": "bertopt.runtime.predictor",

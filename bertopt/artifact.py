@@ -26,7 +26,9 @@ def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path
     # Copies, not links: an artefact is moved and edited by others.
     shutil.copytree(source, part)
     manifest = stage.read_manifest(part)
-    fields = {k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")}
+    fields = {
+        k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")
+    }
     gates = {
         "status": row.status,
         "parity": row.parity.model_dump(mode="json", exclude={"cases"}) if row.parity else None,
@@ -59,7 +61,9 @@ def _replace(part: Path, final: Path) -> None:
         stage.commit(part, final)
         return
     if not (final / stage.MANIFEST).is_file():
-        raise FileExistsError(f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out")
+        raise FileExistsError(
+            f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out"
+        )
     stage.sync(part)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:

@@ -113,7 +113,9 @@ def _config(directory: Path) -> Any:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: names code to run", stacklevel=2)
     family = fields.get("model_type")
     if family not in FAMILIES:
-        raise Unsupported(f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}: bertopt is for BERT-family encoders")
+        raise Unsupported(
+            f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}: bertopt is for BERT-family encoders"
+        )
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
         raise Unsupported("config.json says is_decoder or add_cross_attention: bertopt is for encoders only")
     if fields.get("quantization_config"):
@@ -137,7 +139,9 @@ def _task(config: Any, task: str, pooling: str | None) -> Task:
         except ValueError:
             task = "?"
         if task not in known:
-            raise UsageError(f"task: auto finds no task for architecture '{architecture}'; state one of {', '.join(known)}")
+            raise UsageError(
+                f"task: auto finds no task for architecture '{architecture}'; state one of {', '.join(known)}"
+            )
     task = TasksManager.map_from_synonym(task)
     if task not in known:
         raise UsageError(f"task must be one of {', '.join(known)}; got '{task}'")
@@ -156,7 +160,9 @@ def _sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer" or module["path"] not in ("", "."):
-            raise Unsupported(f"modules.json: module '{kind}' at '{module['path']}' is none of Transformer, Pooling, Normalize")
+            raise Unsupported(
+                f"modules.json: module '{kind}' at '{module['path']}' is none of Transformer, Pooling, Normalize"
+            )
     length = None
     if (directory / "sentence_bert_config.json").is_file():
         length = read_json(directory / "sentence_bert_config.json").get("max_seq_length")
@@ -169,7 +175,9 @@ def _pooling_mode(fields: dict[str, Any]) -> str:
         "cls": "cls", "mean": "mean", "max": "max",
     }  # fmt: skip
     mode = fields.get("pooling_mode")
-    on = [key.removeprefix("pooling_mode_") for key, value in fields.items() if key.startswith("pooling_mode_") and value]
+    on = [
+        key.removeprefix("pooling_mode_") for key, value in fields.items() if key.startswith("pooling_mode_") and value
+    ]
     modes = [mode] if isinstance(mode, str) else (mode or on or ["mean"])
     if len(modes) != 1 or modes[0] not in short:
         raise Unsupported(f"1_Pooling: mode must be one of cls, mean, max, mean_sqrt_len; got {', '.join(modes)}")
@@ -219,7 +227,9 @@ def _check_finite(encoder: Any) -> None:
     for name, tensor in encoder.named_parameters():
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:
-            raise IntegrityError(f"tensor '{name}' must be finite; got {bad} NaN or infinite values; restore the checkpoint")
+            raise IntegrityError(
+                f"tensor '{name}' must be finite; got {bad} NaN or infinite values; restore the checkpoint"
+            )
 
 
 def _tokenizer(directory: Path) -> Any:
@@ -243,7 +253,9 @@ def _tokenizer(directory: Path) -> Any:
         except (OSError, ValueError, ImportError) as error:
             raise UsageError(f"'{directory}' has no tokenizer transformers can load: {error}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise Unsupported(f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers")
+        raise Unsupported(
+            f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
+        )
     if tokenizer.pad_token_id is None:
         raise IntegrityError("the tokenizer must have a pad token; add pad_token to tokenizer_config.json")
     return tokenizer
@@ -254,14 +266,18 @@ def _check_tokenizer(tokenizer: Any, encoder: Any) -> None:
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
         name = next(n for n, p in encoder.named_parameters() if p is encoder.get_input_embeddings().weight)
-        raise IntegrityError(f"tensor '{name}' has {rows} rows, but the tokenizer's token '{token}' is number {largest}; pair the model with its own tokenizer")
+        raise IntegrityError(
+            f"tensor '{name}' has {rows} rows, but the tokenizer's token '{token}' is number {largest}; pair the model with its own tokenizer"
+        )
 
 
 def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, pooling: Any, normalize: bool) -> Spec:
     from optimum.utils.normalized_config import NormalizedConfigManager, NormalizedTextConfig
 
     known = config.model_type in NormalizedConfigManager._conf
-    normal = (NormalizedConfigManager.get_normalized_config_class(config.model_type) if known else NormalizedTextConfig)(config)
+    normal = (
+        NormalizedConfigManager.get_normalized_config_class(config.model_type) if known else NormalizedTextConfig
+    )(config)
     usable = int(config.max_position_embeddings)
     if config.model_type in OFFSET_POSITIONS:
         usable -= int(config.pad_token_id) + 1

@@ -102,7 +102,9 @@ def _describe(error: BaseException) -> dict[str, object]:
     if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "CUDAOutOfMemoryError"):
         known = ResourceError(f"out of memory: {error}")
     elif isinstance(error, OSError) and error.errno in (28, 122):
-        known = ResourceError(f"no space left on the disk ({error.filename or 'while writing'}); free some and run again")
+        known = ResourceError(
+            f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
+        )
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
     return {"type": kind, "message": text, "traceback": "".join(traceback.format_exception(error))}

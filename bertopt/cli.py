@@ -31,7 +31,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -39,9 +43,16 @@ def _main(version: Annotated[bool, typer.Option("--version", callback=_version, 
 def export(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", metavar="RECIPE")],
     out: Annotated[Path | None, typer.Option(help="Where everything goes; default out/<recipe's name>.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and print its steps; load nothing.")] = False,
-    build_only: Annotated[bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe and print its steps; load nothing.")
+    ] = False,
+    build_only: Annotated[
+        bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget the stages of earlier runs.")] = False,
     json_: Json = False,
     verbose: Verbose = False,
@@ -60,7 +71,10 @@ def export(
             _table(report)
         where = out or Path("out") / recipe.stem
         if report.delivered:
-            print(f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}", file=sys.stderr)
+            print(
+                f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
+                file=sys.stderr,
+            )
         if report.exit_code:
             print(report.reason, file=sys.stderr)
         raise typer.Exit(report.exit_code)
@@ -69,7 +83,10 @@ def export(
 @app.command()
 def verify(
     directory: Directory,
-    against: Annotated[str | None, typer.Option(help="The checkpoint to compare with: hub id, directory or pkg://.", metavar="CHECKPOINT")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="The checkpoint to compare with: hub id, directory or pkg://.", metavar="CHECKPOINT"),
+    ] = None,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare on, besides the grid.")] = None,
     json_: Json = False,
     verbose: Verbose = False,
@@ -107,7 +124,9 @@ def inspect(directory: Directory, json_: Json = False, verbose: Verbose = False)
 
 @app.command()
 def passes(
-    name: Annotated[str | None, typer.Argument(help="Show this pass's options.", metavar="NAME")] = None, json_: Json = False, verbose: Verbose = False
+    name: Annotated[str | None, typer.Argument(help="Show this pass's options.", metavar="NAME")] = None,
+    json_: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """List the passes, or one pass's options."""
     with _exit_codes(verbose):
@@ -118,7 +137,9 @@ def passes(
             import difflib
 
             near = difflib.get_close_matches(name, found, 1)
-            raise UsageError(f"no pass '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(found)}"))
+            raise UsageError(
+                f"no pass '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(found)}")
+            )
         if json_:
             import json
 
@@ -200,17 +221,17 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     print(f"{recipe}: {checked.model} ({checked.task}) on {checked.device}")
     for step in checked.steps:
         takes, gives = (form.__name__ for form in step.pass_.forms())
-        options = ", ".join(f"{key}={value}" for key, value in step.pass_.model_dump(mode="json", exclude_defaults=True).items())
+        options = ", ".join(
+            f"{key}={value}" for key, value in step.pass_.model_dump(mode="json", exclude_defaults=True).items()
+        )
         print(f"  {step.name}: {step.pass_.name()}({options}) after {step.after or 'reference'}, {takes} → {gives}")
     print(f"  deliver: {checked.deliver}")
 
 
 def _table(report: Any) -> None:
-    from rich.console import Console
+    from bertopt.report.table import console, render
 
-    from bertopt.report.table import render
-
-    Console().print(render(report))
+    console().print(render(report))
 
 
 def _options(cls: Any) -> list[dict[str, Any]]:
@@ -238,7 +259,9 @@ def _summary(manifest: dict[str, Any]) -> Iterator[str]:
     for case in gates.get("latency") or []:
         versus = case["vs_reference"]
         what = "mix" if case["kind"] == "mix" else f"{case['batch']} × {case['sequence']}"
-        yield f"latency, {what}: {case['p50_ms']:.2f} ms" + (f", {versus['verdict']} {versus['ratio']:.2f}x" if versus else "")
+        yield f"latency, {what}: {case['p50_ms']:.2f} ms" + (
+            f", {versus['verdict']} {versus['ratio']:.2f}x" if versus else ""
+        )
     for name, entry in manifest["files"].items():
         yield f"{entry['size']:>12,}  {name}"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from bertopt.errors import Unsupported
 
@@ -162,6 +162,15 @@ class Profile(BaseModel):
     opt: tuple[int, int] = (8, 128)
     max: tuple[int, int] = (32, 512)
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Profile:
+        for axis, name in enumerate(("batch", "sequence")):
+            if not 1 <= self.min[axis] <= self.opt[axis] <= self.max[axis]:
+                raise ValueError(
+                    f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}"
+                )
+        return self
+
     def accepts(self, batch: int, sequence: int) -> bool:
         return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
 
@@ -208,6 +217,10 @@ class Result(Generic[Out]):
 
     model: Out
     changes: dict[str, int]
+
+
+#: Keys of a recipe's step that are bertopt's own: no option of a pass may be called so.
+RESERVED_KEYS = ("pass", "name", "after", "limits", "on_fail", "allow_noop", "timeout")
 
 
 class Pass(BaseModel, Generic[In, Out]):

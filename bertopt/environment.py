@@ -15,7 +15,18 @@ PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "tensorrt", "tensorrt-rtx",
 )  # fmt: skip
 #: CPU features that decide which kernels run.
-ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
+ISA = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+    "bf16",
+)
 
 
 def version(package: str) -> str | None:

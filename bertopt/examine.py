@@ -11,7 +11,6 @@ from typing import Any
 from bertopt.checks import latency, parity, probes, quality
 from bertopt.checks.latency import Contender
 from bertopt.checks.parity import Answers
-from bertopt.checks.probes import Probe
 from bertopt.core import Device, Spec
 from bertopt.results import Case, Comparison, Latency, Limits, Quality, Stage
 from bertopt.runtime.tokens import Tokenizer
@@ -19,9 +18,9 @@ from bertopt.texts import Texts
 from bertopt.worker import RemoteSession, Worker, Workers
 
 #: Texts in one turn of the mix, taken evenly from the recipe's.
-MIX_TEXTS = 24
+MIX_TEXTS = 12
 #: Seconds of timing for each shape, and for the mix.
-SHAPE_BUDGET_S, MIX_BUDGET_S = 1.0, 3.0
+SHAPE_BUDGET_S, MIX_BUDGET_S = 1.5, 4.0
 
 
 class Examiner:
@@ -34,7 +33,9 @@ class Examiner:
         self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
         self.shapes, self.texts, self.records, self.main, self.tell = list(shapes), texts, records, main, tell
         tokenizer = Tokenizer(reference, spec, spec.max_length)
-        sample = list(dict.fromkeys([*texts.texts[:64], *probes.built_in_texts()])) if texts.source else list(texts.texts)
+        sample = (
+            list(dict.fromkeys([*texts.texts[:64], *probes.built_in_texts()])) if texts.source else list(texts.texts)
+        )
         self.probes = [
             *probes.grid(spec, shapes, None),
             *probes.texts(spec, lambda batch: [tokenizer.batch(tokenizer.encode(list(batch)))], sample),
@@ -44,6 +45,7 @@ class Examiner:
         self._key = [probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
         self._open: dict[Path, Worker] = {}
         self._answers: dict[Path, list[Answers]] = {}
+        self._reference_value: float | None = None
 
     def examine(self, row: Stage, directory: Path, parent: Path | None, limits: Limits, timeout: float | None) -> None:
         """Fill in parity, latency, quality and memory of `row`, measured now or recorded for the same inputs.
@@ -65,7 +67,13 @@ class Examiner:
         row.parity = None if is_reference else parity.judge(cases, limits, vs_parent)
         row.latency = [Latency.model_validate(case) for case in found["latency"]]
         row.quality = Quality.model_validate(found["quality"]) if found["quality"] else None
-        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = found["facts"], found["peak_rss_bytes"], found["peak_gpu_bytes"]
+        if is_reference and row.quality:
+            self._reference_value = row.quality.value
+        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = (
+            found["facts"],
+            found["peak_rss_bytes"],
+            found["peak_gpu_bytes"],
+        )
 
     def close(self) -> None:
         for worker in self._open.values():
@@ -83,7 +91,9 @@ class Examiner:
             self._open.pop(path).close()
             self._answers.pop(path, None)
         worker, max_shape = self._worker(directory, timeout)
-        fitting = [p for p in self.probes if max_shape is None or (p.shape[0] <= max_shape[0] and p.shape[1] <= max_shape[1])]
+        fitting = [
+            p for p in self.probes if max_shape is None or (p.shape[0] <= max_shape[0] and p.shape[1] <= max_shape[1])
+        ]
         self.tell(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
@@ -111,7 +121,9 @@ class Examiner:
         if directory not in self._open:
             worker = self.workers.start()
             try:
-                opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device, main=self.main)
+                opened = worker.call(
+                    "open", timeout=timeout, directory=str(directory), device=self.device, main=self.main
+                )
             except BaseException:
                 worker.kill()
                 raise
@@ -131,20 +143,12 @@ class Examiner:
         if self.texts.labels is None or self.spec.task != "text-classification":
             return None
         self.tell(f"{name}: {len(self.texts.texts)} labelled texts")
-        base = None if worker is self._open.get(self.reference) else self._reference_accuracy(timeout)
-        return quality.measure(self.spec, self._logits(worker, timeout), base, self.texts.labels)
+        logits = worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
+        return quality.measure(self.spec, logits, self._reference_value, self.texts.labels)
 
-    def _reference_accuracy(self, timeout: float | None) -> float:
-        if not hasattr(self, "_accuracy"):
-            assert self.texts.labels is not None
-            worker, _ = self._worker(self.reference, timeout)
-            self._accuracy = quality.accuracy(self.spec, self._logits(worker, timeout), self.texts.labels)
-        return self._accuracy
-
-    def _logits(self, worker: Worker, timeout: float | None) -> Any:
-        return worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
-
-    def _race(self, worker: Worker, parent: Path | None, max_shape: tuple[int, int] | None, timeout: float | None) -> list[Latency]:
+    def _race(
+        self, worker: Worker, parent: Path | None, max_shape: tuple[int, int] | None, timeout: float | None
+    ) -> list[Latency]:
         """Time the stage, the reference and the parent against each other on every shape, and on the mix."""
         racing = {"stage": worker}
         if parent is not None:
@@ -164,7 +168,9 @@ class Examiner:
             for other in racing.values():
                 other.resume()
 
-    def _race_one(self, racing: dict[str, Worker], shape: tuple[int, int] | None, parent: Path | None, timeout: float | None) -> Latency:
+    def _race_one(
+        self, racing: dict[str, Worker], shape: tuple[int, int] | None, parent: Path | None, timeout: float | None
+    ) -> Latency:
         contenders = {}
         for role, worker in racing.items():
             worker.resume()
@@ -172,7 +178,9 @@ class Examiner:
                 worker.call("mix", timeout=timeout, texts=self.mix)
                 turn = _mix_turn(worker, timeout)
             else:
-                probe = next(p for p in probes.grid(self.spec, [shape], None) if p.padding == "none" and p.shape == shape)
+                probe = next(
+                    p for p in probes.grid(self.spec, [shape], None) if p.padding == "none" and p.shape == shape
+                )
                 worker.call("load", probe.inputs, timeout)
                 turn = RemoteSession(worker, timeout).time
             worker.pause()
@@ -189,5 +197,3 @@ def _mix_turn(worker: Worker, timeout: float | None) -> Callable[[int], list[flo
         return taken
 
     return turn
-
-

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertopt.errors import UsageError
 from bertopt.recipe import Recipe, from_dict, load
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ def run(
     if isinstance(recipe, str | Path):
         name, checked = Path(recipe).stem, load(Path(recipe), overrides)
     elif isinstance(recipe, Mapping):
-        name, checked = "run", from_dict(dict(recipe))
+        name, checked = "run", from_dict(dict(recipe), overrides=overrides)
     else:
+        if overrides:
+            raise UsageError("overrides go with a file or a dict; a Recipe is complete: build it as wanted")
         name, checked = "run", recipe
     target = Path(out) if out is not None else Path("out") / name
     with Live(enabled=progress) as live:

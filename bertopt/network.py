@@ -61,7 +61,9 @@ class Network(nn.Module):
         """Inputs for one traced or warming run: every row a different length, no token the padding token."""
         embedding = self.encoder.get_input_embeddings()
         device, rows = embedding.weight.device, embedding.weight.shape[0]
-        ids = torch.arange(batch * sequence, device=device).reshape(batch, sequence) % max(rows - 5, 1) + min(4, rows - 1)
+        ids = torch.arange(batch * sequence, device=device).reshape(batch, sequence) % max(rows - 5, 1) + min(
+            4, rows - 1
+        )
         lengths = sequence - torch.arange(batch, device=device) * sequence // (2 * batch)
         mask = (torch.arange(sequence, device=device) < lengths.unsqueeze(1)).long()
         by_name = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}

@@ -41,9 +41,16 @@ class Ops:
         if not torch.cuda.is_available():
             return {"cuda": False}, {}
         major, minor = torch.cuda.get_device_capability()
-        return {"cuda": True, "gpu": torch.cuda.get_device_name(), "capability": f"sm{major}{minor}", "cuda_version": torch.version.cuda}, {}
+        return {
+            "cuda": True,
+            "gpu": torch.cuda.get_device_name(),
+            "capability": f"sm{major}{minor}",
+            "cuda_version": torch.version.cuda,
+        }, {}
 
-    def op_load_checkpoint(self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]) -> Reply:
+    def op_load_checkpoint(
+        self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
+    ) -> Reply:
         """Load and check a checkpoint; write stage 00 to the directory `part`."""
         from bertopt import checkpoint
 
@@ -137,7 +144,7 @@ class Ops:
         if "torch" in sys.modules:
             import torch
 
-            gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+            gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts()}, {}
 
@@ -158,7 +165,9 @@ def _pass_class(rewrite: Rewrite, main: str | None) -> Any:
     if module != "__main__":
         return passes.by_target(rewrite.target)
     if main is None:
-        raise UsageError(f"pass '{rewrite.name}' is defined in an interactive session; put it in a file so that the worker can import it")
+        raise UsageError(
+            f"pass '{rewrite.name}' is defined in an interactive session; put it in a file so that the worker can import it"
+        )
     spec = importlib.util.spec_from_file_location("__bertopt_main__", main)
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

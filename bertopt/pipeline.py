@@ -19,14 +19,16 @@ from bertopt.recipe import Recipe, Step
 from bertopt.results import Delivered, Limits, Report, Stage
 from bertopt.store import Store
 from bertopt.texts import Texts, read
+from bertopt.tree import REFERENCE
 from bertopt.worker import Workers
 
 #: Called with the report so far and what is being done: 'quantize_int8: parity'.
 Listener = Callable[[Report, str | None], None]
-REFERENCE = "reference"
 
 
-def run(recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, listen: Listener | None = None) -> Report:
+def run(
+    recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, listen: Listener | None = None
+) -> Report:
     """Carry out `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
 
     Failures of a stage are rows of the report; UsageError, IntegrityError and the like end the run and are raised.
@@ -55,7 +57,14 @@ class _Job:
     """One run's state: which stage each step's name stands for, and whether the run has been stopped."""
 
     def __init__(self, recipe: Recipe, report: Report, store: Store, workers: Workers, texts: Texts, tell: Any) -> None:
-        self.recipe, self.report, self.store, self.workers, self.texts, self.tell = recipe, report, store, workers, texts, tell
+        self.recipe, self.report, self.store, self.workers, self.texts, self.tell = (
+            recipe,
+            report,
+            store,
+            workers,
+            texts,
+            tell,
+        )
         self.rows: dict[str, Stage] = {}
         self.paths: dict[str, Path] = {}
         #: A reverted stage's name stands for its parent from then on.
@@ -63,7 +72,7 @@ class _Job:
         self.stopped: str | None = None
         self.examiner: Examiner | None = None
         main = sys.modules["__main__"]
-        self.main = str(Path(main.__file__).resolve()) if getattr(main, "__file__", None) else None
+        self.main = str(Path(file).resolve()) if (file := getattr(main, "__file__", None)) else None
 
     def open_reference(self) -> None:
         """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
@@ -73,9 +82,13 @@ class _Job:
             cuda = worker.call("device")
             self.report.environment["cuda"] = cuda
             if recipe.device == "cuda" and not cuda["cuda"]:
-                raise Unsupported("the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu")
+                raise Unsupported(
+                    "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
+                )
             self.device: Device = "cuda" if cuda["cuda"] and recipe.device != "cpu" else "cpu"
-            path, manifest, row.reused = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
+            path, manifest, row.reused = self.store.reference(
+                worker, recipe.model, recipe.task, recipe.revision, self.device
+            )
         self.spec = Spec.model_validate(manifest["spec"])
         self.texts.check_labels(self.spec)
         too_long = [shape for shape in recipe.inputs.shapes if shape[1] > self.spec.max_length]
@@ -90,14 +103,29 @@ class _Job:
         self._describe(row, path, manifest)
         machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}
         self.examiner = Examiner(
-            self.workers, path, self.spec, self.device, recipe.inputs.shapes, self.texts, self.store.checks, machine, self.main, self.tell
+            self.workers,
+            path,
+            self.spec,
+            self.device,
+            recipe.inputs.shapes,
+            self.texts,
+            self.store.checks,
+            machine,
+            self.main,
+            self.tell,
         )
         self.examiner.examine(row, path, None, Limits(), None)
         self._add(row, path)
 
     def take(self, step: Step) -> None:
         """Build, examine and judge one step; whatever happens becomes its row."""
-        row = Stage(index=len(self.rows), name=step.name, pass_=step.pass_.name(), after=step.after or REFERENCE, status="skipped")
+        row = Stage(
+            index=len(self.rows),
+            name=step.name,
+            pass_=step.pass_.name(),
+            after=step.after or REFERENCE,
+            status="skipped",
+        )
         parent = self.stands_for[step.after or REFERENCE]
         if self.stopped:
             row.reason = f"the run stopped at '{self.stopped}'"
@@ -133,7 +161,9 @@ class _Job:
         row.status = "ok"
         failures = list(row.parity.failures) if row.parity else []
         if limits.metric_drop_max is not None and row.quality and not (-row.quality.change <= limits.metric_drop_max):
-            failures.append(f"{row.quality.metric} may drop by at most {limits.metric_drop_max:g}; got {row.quality.change:+.4f}")
+            failures.append(
+                f"{row.quality.metric} may drop by at most {limits.metric_drop_max:g}; got {row.quality.change:+.4f}"
+            )
         if failures:
             where = f" at {row.parity.worst.where}" if row.parity and row.parity.failures else ""
             self._fail(step, row, "; ".join(failures) + where, 3)
@@ -161,7 +191,10 @@ class _Job:
             return
         row.status = status  # type: ignore[assignment]
         self.stopped = step.name
-        self.report.exit_code, self.report.reason = code, f"'{step.name}' {'changed nothing' if status == 'noop' else 'failed'}: {reason}"
+        self.report.exit_code, self.report.reason = (
+            code,
+            f"'{step.name}' {'changed nothing' if status == 'noop' else 'failed'}: {reason}",
+        )
 
     def _describe(self, row: Stage, path: Path, manifest: dict[str, Any]) -> None:
         row.form, row.precision = manifest["form"], manifest["precision"]
@@ -215,6 +248,6 @@ def _disk() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (28, 122):
             raise
-        raise ResourceError(f"no space left on the disk ({error.filename or 'while writing'}); free some and run again") from error
-
-
+        raise ResourceError(
+            f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
+        ) from error

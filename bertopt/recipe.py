@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from bertopt import passes
-from bertopt.core import Pass, Precision, Task
+from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
 from bertopt.errors import UsageError
 from bertopt.results import Limits
 from bertopt.tree import REFERENCE, STEP_NAME, TAKEN, Draft, check_names, check_order
@@ -91,7 +91,7 @@ class Recipe(Head):
         return data
 
 
-RESERVED = ("pass", "name", "after", *StepKeys.model_fields)
+RESERVED = RESERVED_KEYS
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:

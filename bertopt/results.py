@@ -14,7 +14,8 @@ DEAD_BAND = 0.01
 
 
 class _Result(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # JSON has no NaN: it is written as the string "NaN" and read back as a float.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
 class Limits(_Result):

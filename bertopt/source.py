@@ -99,7 +99,9 @@ def weight_files(directory: Path) -> list[Path]:
         if missing or not names:
             raise IntegrityError(f"{index.name} names {missing or 'no files'}, which are not there; fetch the shards")
         return [index, *(directory / name for name in names)]
-    found = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".h5", ".msgpack"})
+    found = sorted(
+        path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".h5", ".msgpack"}
+    )
     if found:
         raise IntegrityError(
             f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "

@@ -58,7 +58,11 @@ def write_form(model: Model, out: Path) -> None:
 
 def describe(model: Model, out: Path) -> dict[str, Any]:
     """The part of a manifest from which `open_stage` rebuilds the model."""
-    entry: dict[str, Any] = {"form": model.form, "precision": model.precision, "spec": model.spec.model_dump(mode="json")}
+    entry: dict[str, Any] = {
+        "form": model.form,
+        "precision": model.precision,
+        "spec": model.spec.model_dump(mode="json"),
+    }
     if isinstance(model, Onnx):
         entry["path"] = "onnx/model.onnx"
     elif isinstance(model, OpenVino):
@@ -115,7 +119,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if manifest["schema_version"] != 1:
-            raise IntegrityError(f"{MANIFEST}: schema_version must be 1; got {manifest['schema_version']}; use a newer bertopt")
+            raise IntegrityError(
+                f"{MANIFEST}: schema_version must be 1; got {manifest['schema_version']}; use a newer bertopt"
+            )
         Spec.model_validate(manifest["spec"])
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
@@ -136,8 +142,14 @@ def verify(directory: Path) -> dict[str, Any]:
         if not path.is_file() or path.is_symlink():
             raise IntegrityError(f"'{name}' is missing from '{directory}'; copy the whole directory, or export again")
         if path.stat().st_size != entry["size"] or sha256(path) != entry["sha256"]:
-            raise IntegrityError(f"'{name}' in '{directory}' is not the file that was exported (size or sha256 differs); export again")
-    extra = [str(p.relative_to(directory)) for p in _files(directory) if str(p.relative_to(directory)) not in listed and p.name != MANIFEST]
+            raise IntegrityError(
+                f"'{name}' in '{directory}' is not the file that was exported (size or sha256 differs); export again"
+            )
+    extra = [
+        str(p.relative_to(directory))
+        for p in _files(directory)
+        if str(p.relative_to(directory)) not in listed and p.name != MANIFEST
+    ]
     if extra:
         raise IntegrityError(f"'{extra[0]}' in '{directory}' is not listed in {MANIFEST}; remove it, or export again")
     return manifest

@@ -68,7 +68,14 @@ class Store:
         return self._stage("reference", key, device, make)
 
     def build(
-        self, worker: Worker, step: Step, parent: Path, main: str | None, device: Device, shapes: Sequence[Any], texts: Texts
+        self,
+        worker: Worker,
+        step: Step,
+        parent: Path,
+        main: str | None,
+        device: Device,
+        shapes: Sequence[Any],
+        texts: Texts,
     ) -> tuple[Path, dict[str, Any], bool]:
         """The stage of one step after the stage at `parent`: (directory, manifest, whether it was there already)."""
         record = step.pass_.record()
@@ -117,7 +124,9 @@ class Store:
 
 def _content(directory: Path) -> str:
     """One hash over a checkpoint's configuration, weights and tokenizer."""
-    names = sorted(p for p in directory.rglob("*") if p.suffix in {".json", ".safetensors", ".txt", ".model"} and p.is_file())
+    names = sorted(
+        p for p in directory.rglob("*") if p.suffix in {".json", ".safetensors", ".txt", ".model"} and p.is_file()
+    )
     sha = hashlib.sha256()
     for path in names:
         sha.update(f"{path.relative_to(directory)} {sha256(path)}\n".encode())

@@ -87,10 +87,10 @@ def check_order(doc: Document, drafts: Sequence[Draft]) -> None:
 
 
 def _parent(doc: Document, draft: Draft, earlier: Sequence[Draft], later: Sequence[str]) -> Draft | None:
+    if doc.mistaken((*draft.path, "after")):
+        return None
     if draft.after is None:
         return earlier[-1]
-    if not isinstance(draft.after, str):
-        return None
     found = next((step for step in earlier if step.name == draft.after), None)
     if found is None:
         known = [step.name for step in earlier if step.name]

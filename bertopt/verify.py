@@ -46,10 +46,16 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
 def _differences(manifest: dict[str, Any]) -> list[str]:
     """How this machine differs from the one that exported, where it matters to figures or kernels."""
     then, now = manifest["environment"], environment.describe()
-    runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino"}.get(manifest["form"])
-    notes = [f"{key} differs: exported on {then[key]}, here {now[key]}" for key in ("cpu", "isa") if then[key] != now[key]]
+    runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino"}.get(
+        manifest["form"]
+    )
+    notes = [
+        f"{key} differs: exported on {then[key]}, here {now[key]}" for key in ("cpu", "isa") if then[key] != now[key]
+    ]
     if runtime and then["packages"].get(runtime) != now["packages"].get(runtime):
-        notes.append(f"{runtime} differs: exported with {then['packages'].get(runtime)}, here {now['packages'].get(runtime)}")
+        notes.append(
+            f"{runtime} differs: exported with {then['packages'].get(runtime)}, here {now['packages'].get(runtime)}"
+        )
     return notes
 
 
@@ -66,15 +72,26 @@ def _compare(
 ) -> None:
     texts.check_labels(spec)
     gates = manifest.get("gates") or {}
-    limits = Limits.model_validate(gates["parity"]["limits"]) if gates.get("parity") else DEFAULT_LIMITS[manifest["precision"]]
-    shapes = [tuple(shape) for shape in (manifest.get("recipe") or {}).get("inputs", {}).get("shapes", [[1, 16], [8, 128]])]
+    limits = (
+        Limits.model_validate(gates["parity"]["limits"])
+        if gates.get("parity")
+        else DEFAULT_LIMITS[manifest["precision"]]
+    )
+    shapes = [
+        tuple(shape) for shape in (manifest.get("recipe") or {}).get("inputs", {}).get("shapes", [[1, 16], [8, 128]])
+    ]
     device = manifest["device"]
-    with tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch, Store(Path(scratch), False, lambda _: None) as store:
+    with (
+        tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
+        Store(Path(scratch), False, lambda _: None) as store,
+    ):
         with workers.start() as worker:
             reference, base, _ = store.reference(worker, against, spec.task, None, device)
         theirs = Spec.model_validate(base["spec"])
         if (theirs.inputs, theirs.outputs, theirs.hidden) != (spec.inputs, spec.outputs, spec.hidden):
-            raise UsageError(f"'{against}' is another kind of model ({theirs.family}, {theirs.outputs}); give the checkpoint it was exported from")
+            raise UsageError(
+                f"'{against}' is another kind of model ({theirs.family}, {theirs.outputs}); give the checkpoint it was exported from"
+            )
         examiner = Examiner(workers, reference, spec, device, shapes, texts, store.checks, {}, None, lambda _: None)
         try:
             first = Stage(index=0, name="reference", status="ok", form="eager", precision="float32")

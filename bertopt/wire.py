@@ -18,7 +18,7 @@ def send(connection: Connection, message: Mapping[str, Any], arrays: Mapping[str
     layout = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     connection.send_bytes(json.dumps({**message, "arrays": layout}).encode())
     for array in arrays.values():
-        connection.send_bytes(memoryview(array).cast("B") if array.size else b"")
+        connection.send_bytes(array.data.cast("B") if array.size else b"")
 
 
 def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, Array]]:

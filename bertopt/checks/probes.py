@@ -47,7 +47,9 @@ def built_in_texts() -> list[str]:
     return [json.loads(line)["text"] for line in lines]
 
 
-def grid(spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0) -> Iterator[Probe]:
+def grid(
+    spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0
+) -> Iterator[Probe]:
     """Every shape of the recipe, and shapes it was not traced with, in every padding pattern."""
     extra = [(1, 1), (2, spec.max_length)]
     for batch, sequence in dict.fromkeys([*shapes, *extra]):
@@ -61,10 +63,16 @@ def grid(spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, in
 
 
 def texts(spec: Spec, encode: Callable[[Sequence[str]], list[dict[str, Array]]], of: Sequence[str]) -> Iterator[Probe]:
-    """Real texts in right-padded batches, in file order, so that lengths mix as they do in service."""
-    for start in range(0, len(of), TEXT_BATCH):
-        (inputs,) = encode(of[start : start + TEXT_BATCH])
-        yield _probe(spec, "text", inputs, f"texts {start}–{start + inputs['input_ids'].shape[0] - 1}")
+    """Real texts in right-padded batches: one that mixes all lengths, the rest sorted, so that little padding is run.
+
+    A probe's name gives the 0-based numbers of its texts.
+    """
+    order = sorted(range(len(of)), key=lambda i: len(of[i]))
+    mixed = order[:: -(-len(of) // TEXT_BATCH)]
+    rest = [i for i in order if i not in mixed]
+    for numbers in [mixed, *(rest[start : start + TEXT_BATCH] for start in range(0, len(rest), TEXT_BATCH))]:
+        (inputs,) = encode([of[i] for i in numbers])
+        yield _probe(spec, "text", inputs, f"texts {', '.join(map(str, numbers))}")
 
 
 def digest(probes: Sequence[Probe]) -> str:
@@ -85,8 +93,11 @@ def _probe(spec: Spec, padding: str, inputs: dict[str, Array], name: str | None 
         for row in compared:
             valid = np.flatnonzero(row)
             row[:] = False
-            row[valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []] = True
-    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, mask.any(axis=1))
+            row[
+                valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []
+            ] = True
+    rows = np.asarray(mask.any(axis=1))
+    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows)
 
 
 def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:

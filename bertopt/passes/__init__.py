@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bertopt.core import Pass
+from bertopt.core import RESERVED_KEYS, Pass
 from bertopt.errors import UsageError
 from bertopt.passes.build_tensorrt import BuildTensorrt
 from bertopt.passes.cast_half import CastHalf
@@ -51,9 +51,14 @@ def register(cls: type[AnyPass]) -> type[AnyPass]:
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         raise UsageError(f"register takes a subclass of bertopt.Pass; got {cls!r}")
     cls.forms()
+    clash = set(cls.model_fields) & set(RESERVED_KEYS)
+    if clash:
+        raise UsageError(f"pass '{cls.name()}': option '{min(clash)}' is a key of every step; rename it")
     taken = _known.get(cls.name())
     if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise UsageError(f"a pass named '{cls.name()}' is registered already ({taken.__module__}.{taken.__qualname__}); rename the class")
+        raise UsageError(
+            f"a pass named '{cls.name()}' is registered already ({taken.__module__}.{taken.__qualname__}); rename the class"
+        )
     _known[cls.name()] = cls
     return cls
 
@@ -84,5 +89,7 @@ def by_target(target: str) -> type[AnyPass]:
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"pass '{target}' cannot be imported ({error}); it must live in an installed module") from error
+        raise UsageError(
+            f"pass '{target}' cannot be imported ({error}); it must live in an installed module"
+        ) from error
     return register(found)

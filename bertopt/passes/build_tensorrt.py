@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from typing import Any, Literal
 
@@ -20,9 +21,15 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
     """
 
-    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field("auto", description="auto: tensorrt on a GPU, else tensorrt_rtx")
-    profiles: tuple[Profile, ...] = Field((Profile(),), min_length=1, description="min, opt and max [batch, sequence] of each profile")
-    targets: tuple[str, ...] = Field((), description="compute capabilities to build for, such as sm86; empty: the GPU here")
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
+        "auto", description="auto: tensorrt on a GPU, else tensorrt_rtx"
+    )
+    profiles: tuple[Profile, ...] = Field(
+        (Profile(),), min_length=1, description="min, opt and max [batch, sequence] of each profile"
+    )
+    targets: tuple[str, ...] = Field(
+        (), description="compute capabilities to build for, such as sm86; empty: the GPU here"
+    )
     timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds")
     optimization_level: int = Field(3, ge=0, le=5, description="how long the builder searches")
 
@@ -30,7 +37,9 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         for batch, sequence in shapes:
             if not any(profile.accepts(batch, sequence) for profile in self.profiles):
                 ranges = "; ".join(f"{list(p.min)} to {list(p.max)}" for p in self.profiles)
-                return f"shape [{batch}, {sequence}] is outside every profile ({ranges}); widen profiles or drop the shape"
+                return (
+                    f"shape [{batch}, {sequence}] is outside every profile ({ranges}); widen profiles or drop the shape"
+                )
         return None
 
     def conflict(self, before: Any) -> str | None:
@@ -56,7 +65,9 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         cache = self._read_cache(config)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise Unsupported(f"{library} {trt.__version__} could not build the engine: {logger.last}{_advice(logger.last)}")
+            raise Unsupported(
+                f"{library} {trt.__version__} could not build the engine: {logger.last}{_advice(logger.last)}"
+            )
         self._write_cache(cache, config)
         folder = ctx.workdir / "engines" / f"{library}-{trt.__version__}_{'_'.join(targets)}"
         folder.mkdir(parents=True)
@@ -67,18 +78,31 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         return Result(engine, layers)
 
     def _library(self, ctx: Context) -> str:
-        wanted = (["tensorrt", "tensorrt_rtx"] if ctx.device == "cuda" and not self.targets else ["tensorrt_rtx", "tensorrt"]) if self.library == "auto" else [self.library]
+        wanted = (
+            (
+                ["tensorrt", "tensorrt_rtx"]
+                if ctx.device == "cuda" and not self.targets
+                else ["tensorrt_rtx", "tensorrt"]
+            )
+            if self.library == "auto"
+            else [self.library]
+        )
         for name in wanted:
             if importlib.util.find_spec(name) is not None:
                 if name == "tensorrt" and ctx.device == "cpu":
-                    raise Unsupported("tensorrt builds only where a GPU is; use library: tensorrt_rtx with targets to build ahead of time")
+                    raise Unsupported(
+                        "tensorrt builds only where a GPU is; use library: tensorrt_rtx with targets to build ahead of time"
+                    )
                 return name
         raise Unsupported(f"no {' or '.join(wanted)} here; {' or '.join(_INSTALL[name] for name in wanted)}")
 
     def _clamped(self, model: Onnx) -> list[Profile]:
         """The profiles with sequences cut to the model's usable positions."""
         limit = model.spec.max_length
-        cut = [{k: (b, min(s, limit)) for k, (b, s) in (("min", p.min), ("opt", p.opt), ("max", p.max))} for p in self.profiles]
+        cut = [
+            {k: (b, min(s, limit)) for k, (b, s) in (("min", p.min), ("opt", p.opt), ("max", p.max))}
+            for p in self.profiles
+        ]
         return [Profile(**shapes) for shapes in cut]
 
     def _config(self, trt: Any, builder: Any, network: Any, model: Onnx) -> Any:
@@ -96,13 +120,17 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     def _targets(self, trt: Any, config: Any, ctx: Context) -> tuple[str, ...]:
         if not self.targets:
             if ctx.device == "cpu":
-                raise Unsupported("no GPU here to build for; name some with targets: [sm86, sm89] to build ahead of time")
+                raise Unsupported(
+                    "no GPU here to build for; name some with targets: [sm86, sm89] to build ahead of time"
+                )
             import torch
 
             return ("sm{}{}".format(*torch.cuda.get_device_capability()),)
         if not hasattr(trt, "ComputeCapability"):
             raise Unsupported("targets needs TensorRT-RTX; plain tensorrt builds for the GPU it runs on")
-        known = {name.lower(): value for name, value in trt.ComputeCapability.__members__.items() if name.startswith("SM")}
+        known = {
+            name.lower(): value for name, value in trt.ComputeCapability.__members__.items() if name.startswith("SM")
+        }
         unknown = [target for target in self.targets if target not in known]
         if unknown:
             raise Unsupported(f"targets must be among {', '.join(sorted(known))}; got {', '.join(unknown)}")
@@ -170,7 +198,9 @@ def _layers(trt: Any, network: Any) -> dict[str, int]:
     for i in range(network.num_layers):
         layer = network.get_layer(i)
         if layer.type.name in kinds:
-            name = {"HALF": "fp16", "FLOAT": "fp32", "BF16": "bf16"}.get(layer.get_output(0).dtype.name, layer.get_output(0).dtype.name.lower())
+            name = {"HALF": "fp16", "FLOAT": "fp32", "BF16": "bf16"}.get(
+                layer.get_output(0).dtype.name, layer.get_output(0).dtype.name.lower()
+            )
             counts[f"{name}_products"] = counts.get(f"{name}_products", 0) + 1
     counts["layers"] = network.num_layers
     return counts

@@ -31,7 +31,9 @@ class CastHalf(Pass[Eager, Eager]):
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         if self.dtype == "float16" and ctx.device == "cpu" and not native_fp16():
-            raise Unsupported("this CPU has no native fp16 arithmetic, which makes it 100 times slower than float32; use dtype: bfloat16 or device: cuda")
+            raise Unsupported(
+                "this CPU has no native fp16 arithmetic, which makes it 100 times slower than float32; use dtype: bfloat16 or device: cuda"
+            )
         return model.rewritten(self, precision=self.dtype)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:

@@ -41,7 +41,9 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         graph = ir.load(model.path)
         unknown = set(self.keep_fp32) - {n.op_type for n in graph.graph} - {n.name for n in graph.graph}
         if unknown:
-            raise Unsupported(f"keep_fp32 must name operator types or nodes of the graph; got {', '.join(sorted(unknown))}")
+            raise Unsupported(
+                f"keep_fp32 must name operator types or nodes of the graph; got {', '.join(sorted(unknown))}"
+            )
         caster = _Caster(ir, graph.graph, ir.DataType[self.dtype.upper()], frozenset(self.keep_fp32))
         caster.cast()
         path = ctx.workdir / "onnx" / "model.onnx"
@@ -63,7 +65,10 @@ class _Caster:
 
     def cast(self) -> None:
         for node in list(self.graph):
-            if any(attr.type in (self.ir.AttributeType.GRAPH, self.ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
+            if any(
+                attr.type in (self.ir.AttributeType.GRAPH, self.ir.AttributeType.GRAPHS)
+                for attr in node.attributes.values()
+            ):
                 raise Unsupported(f"node '{node.name}' ({node.op_type}) has a subgraph; encoders have none")
             wanted = self.ir.DataType.FLOAT if self._kept(node) else self.half
             for index, value in enumerate(node.inputs):
@@ -124,7 +129,11 @@ class _Caster:
             if output.dtype is None and any(value in self.halves for value in node.inputs):
                 output.dtype = self.ir.DataType.FLOAT
         # The mean and deviation a normalisation can give besides stay float32 by its definition.
-        outputs = [output for i, output in enumerate(node.outputs) if "LayerNormalization" not in node.op_type or i not in (1, 2)]
+        outputs = [
+            output
+            for i, output in enumerate(node.outputs)
+            if "LayerNormalization" not in node.op_type or i not in (1, 2)
+        ]
         changed = [output for output in outputs if output.dtype == self.ir.DataType.FLOAT]
         if not changed:
             return

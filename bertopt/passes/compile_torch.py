@@ -33,7 +33,9 @@ class CompileTorch(Pass[Eager, Compiled]):
         from torch._dynamo.utils import counters
 
         if ctx.device == "cpu" and not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
-            raise Unsupported("torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX")
+            raise Unsupported(
+                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
+            )
         network: Any = copy.deepcopy(model.network).to(ctx.device)
         torch._dynamo.reset()
         counters.clear()
@@ -43,7 +45,9 @@ class CompileTorch(Pass[Eager, Compiled]):
                 network(*network.example(batch, sequence))
         breaks = sum(counters["graph_break"].values())
         if breaks:
-            raise Unsupported(f"torch.compile broke the graph {breaks} times ({next(iter(counters['graph_break']))}); use the model uncompiled")
+            raise Unsupported(
+                f"torch.compile broke the graph {breaks} times ({next(iter(counters['graph_break']))}); use the model uncompiled"
+            )
         compiled = Compiled(model.spec, model.precision, model.checkpoint, network, (*model.rewrites, self.record()))
         return Result(compiled, {"graphs": int(counters["stats"]["unique_graphs"])})
 

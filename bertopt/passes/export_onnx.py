@@ -44,7 +44,9 @@ class ExportOnnx(Pass[Eager, Onnx]):
 
         network: Any = model.network
         if "use_better_transformer" in {rewrite.name for rewrite in model.rewrites}:
-            raise Unsupported("nn.TransformerEncoder's fast path is torch's own and cannot be exported; branch with after:")
+            raise Unsupported(
+                "nn.TransformerEncoder's fast path is torch's own and cannot be exported; branch with after:"
+            )
         batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
         outputs = list(model.spec.outputs) + (["last_hidden_state"] if model.spec.pooling else [])
         sink = open_null()
@@ -66,7 +68,10 @@ class ExportOnnx(Pass[Eager, Onnx]):
         path.parent.mkdir()
         size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
         onnx_ir.save(graph, path, external_data="model.onnx_data" if size > _INLINE_BYTES else None)
-        changes = {"nodes": sum(1 for _ in graph.graph), "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph)}
+        changes = {
+            "nodes": sum(1 for _ in graph.graph),
+            "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph),
+        }
         return Result(Onnx(model.spec, model.precision, path), changes)
 
 

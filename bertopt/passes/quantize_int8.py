@@ -36,7 +36,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         except ImportError as error:
             raise Unsupported(f"INT8 needs {error.name}; pip install 'bertopt[cpu]'") from error
         if model.precision != "float32":
-            raise Unsupported(f"quantize_int8 takes a float32 graph; got {model.precision}: ONNX Runtime could not load the result")
+            raise Unsupported(
+                f"quantize_int8 takes a float32 graph; got {model.precision}: ONNX Runtime could not load the result"
+            )
 
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
@@ -56,7 +58,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         if big and not (path.parent / "model.onnx_data").exists():
             _rename_external(path)
         after = _products(onnx.load(path, load_external_data=False))
-        return Result(Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)})
+        return Result(
+            Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
+        )
 
 
 def _products(graph: Any) -> dict[str, int]:

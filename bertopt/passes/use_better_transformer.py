@@ -44,7 +44,9 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         base: Any = network.base
         config = base.config
         if config.model_type not in _PARTS:
-            raise Unsupported(f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_PARTS)}")
+            raise Unsupported(
+                f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_PARTS)}"
+            )
         activation = getattr(config, "hidden_act", None) or config.activation
         if activation not in ("gelu", "relu"):
             raise Unsupported(f"the fast path computes exact gelu or relu; the model's activation is '{activation}'")
@@ -57,18 +59,24 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         return {"layers": len(converted)}
 
 
-def _convert(layer: Any, parts: tuple[str, ...], config: Any, activation: str) -> torch.nn.Module:
+def _convert(layer: Any, parts: tuple[str, ...], config: Any, activation: str) -> Any:
     import torch
 
     query, key, value, attention, norm1, linear1, linear2, norm2 = (layer.get_submodule(part) for part in parts)
-    new = torch.nn.TransformerEncoderLayer(
+    new: Any = torch.nn.TransformerEncoderLayer(
         query.in_features, config.num_attention_heads, linear1.out_features, dropout=0.0, activation=activation,
         layer_norm_eps=norm1.eps, batch_first=True, device=query.weight.device, dtype=query.weight.dtype,
     )  # fmt: skip
     with torch.no_grad():
         new.self_attn.in_proj_weight.copy_(torch.cat([query.weight, key.weight, value.weight]))
         new.self_attn.in_proj_bias.copy_(torch.cat([query.bias, key.bias, value.bias]))
-        pairs = [(new.self_attn.out_proj, attention), (new.norm1, norm1), (new.linear1, linear1), (new.linear2, linear2), (new.norm2, norm2)]
+        pairs = [
+            (new.self_attn.out_proj, attention),
+            (new.norm1, norm1),
+            (new.linear1, linear1),
+            (new.linear2, linear2),
+            (new.norm2, norm2),
+        ]
         for mine, theirs in pairs:
             mine.weight.copy_(theirs.weight)
             mine.bias.copy_(theirs.bias)

@@ -26,7 +26,8 @@ class UseSdpa(Pass[Eager, Eager]):
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         from torch.nn.attention import SDPBackend
 
-        encoder: Any = network.encoder
+        model: Any = network
+        encoder = model.encoder
         if not getattr(encoder, "_supports_sdpa", False):
             raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation")
         before = attention_calls(network)
@@ -36,13 +37,15 @@ class UseSdpa(Pass[Eager, Eager]):
             "efficient": SDPBackend.EFFICIENT_ATTENTION,
             "math": SDPBackend.MATH,
         }
-        network.sdpa_backend = backends.get(self.backend)
+        model.sdpa_backend = backends.get(self.backend)
         try:
             return {"attention_calls": attention_calls(network) - before}
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
-            raise Unsupported(f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto") from error
+            raise Unsupported(
+                f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto"
+            ) from error
 
 
 def attention_calls(network: Any) -> int:
@@ -59,4 +62,4 @@ def attention_calls(network: Any) -> int:
 
     with Count() as count, torch.inference_mode():
         network(*network.example(2, 4))
-    return count.calls
+    return int(count.calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -174,7 +175,13 @@ def line(row: Row) -> str:
 
 def one_line(text: str) -> str:
     """Printable, on one line: reasons may come from the log of a foreign compiler."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return " ".join(clean(text).split())
+
+
+def clean(text: str) -> str:
+    """Without terminal colours and control characters; the lines stay."""
+    text = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def flat(facts: Mapping[str, Any], lead: str = "") -> dict[str, str]:

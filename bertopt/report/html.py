@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.report import cells
-from bertopt.results import Case, Limits, Ratio, Report, Stage
+from bertopt.results import Case, Limits, Parity, Ratio, Report, Stage
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -20,6 +20,8 @@ _EXITS = {
     4: "the environment lacks something", 5: "out of memory or disk", 6: "integrity refused", 7: "timed out",
     130: "interrupted", 143: "terminated",
 }  # fmt: skip
+#: The table's columns: what decides first, since a narrow page shows the left ones.
+_ORDER = ("stage", "status", "verdict", "parity", "rate", "ms", "size", "quality", "changed")
 _CASE_METRICS = ("max_abs", "rel_l2", "cosine_min", "cosine_mean")
 
 
@@ -39,6 +41,7 @@ def page(report: Report) -> str:
     return _environment().get_template("report.html.jinja").render(
         report=report,
         grid=words,
+        keys=[key for key in _ORDER if key in words.heads],
         facts=facts,
         delivered=report.delivered.stage if report.delivered else None,
         tiles=tiles(report),
@@ -61,6 +64,7 @@ def _environment() -> Environment:
     found.filters |= {
         "figure": cells.figure, "count": cells.count, "flat": cells.flat, "parity": cells.parity,
         "megabytes": cells.megabytes, "quality": cells.quality, "ratio": _ratio, "case_cells": case_cells,
+        "worst_first": worst_first, "clean": cells.clean,
     }  # fmt: skip
     return found
 
@@ -109,7 +113,8 @@ def _faster(report: Report, stage: Stage) -> list[Tile]:
 def _nearest(stages: list[Stage]) -> list[Tile]:
     """The worst parity: of the first stage that failed it, else of the last that has any."""
     having = [stage for stage in stages if stage.parity]
-    stage = next((stage for stage in having if stage.parity and not stage.parity.passed), having[-1] if having else None)
+    failed = [stage for stage in having if stage.parity and not stage.parity.passed]
+    stage = next(iter([*failed, *having[-1:]]), None)
     if stage is None or stage.parity is None:
         return []
     worst = stage.parity.worst
@@ -156,23 +161,28 @@ def chart(report: Report) -> Chart | None:
     widest = max((max(value, *(ends or ())) if ends else value for _, value, ends, _ in rows), default=0.0)
     if not rows or not 0 < widest < math.inf:
         return None
-    bars = [_bar(report, stage, value, ends, ratio, widest, mixed) for stage, value, ends, ratio in rows]
+    bars = []
+    for stage, value, ends, ratio in rows:
+        low, high = (round(100 * end / widest, 2) for end in ends) if ends else (None, None)
+        words = cells.verdict(ratio) if ratio else "reference" if stage.pass_ is None else ""
+        label = cells.count(value) if mixed else f"{value:.2f} ms"
+        bars.append(Bar(stage.name, label, words, round(100 * value / widest, 2), low, high, _tone(report, stage)))
     title = "Texts per second" if mixed else f"Milliseconds a batch of {shape[0]} × {shape[1]}" if shape else ""
-    longer = "Whole texts, tokenisation included; longer is faster." if mixed else "Median of a step; shorter is faster."
+    note = "Whole texts, tokenisation included; longer is faster." if mixed else "Median of a step; shorter is faster."
     mark = next((bar.length for bar, row in zip(bars, rows, strict=True) if row[0].pass_ is None), None)
-    return Chart(title, longer, mark, bars)
+    return Chart(title, note, mark, bars)
 
 
-def _bar(
-    report: Report, stage: Stage, value: float, ends: tuple[float, float] | None, ratio: Ratio | None,
-    widest: float, mixed: bool,
-) -> Bar:  # fmt: skip
-    delivered = report.delivered is not None and report.delivered.stage == stage.name
-    tone = "best" if delivered else "base" if stage.pass_ is None else "plain" if stage.status == "ok" else "bad"
-    words = cells.verdict(ratio) if ratio else "reference" if stage.pass_ is None else ""
-    label = cells.count(value) if mixed else f"{value:.2f} ms"
-    low, high = (round(100 * end / widest, 2) for end in ends) if ends else (None, None)
-    return Bar(stage.name, label, words, round(100 * value / widest, 2), low, high, tone)
+def _tone(report: Report, stage: Stage) -> str:
+    if report.delivered is not None and report.delivered.stage == stage.name:
+        return "best"
+    if stage.pass_ is None:
+        return "base"
+    return "plain" if stage.status == "ok" else "bad"
+
+
+def worst_first(found: Parity) -> list[Case]:
+    return sorted(found.cases, key=lambda case: case.where != found.worst.where)
 
 
 def case_cells(case: Case, limits: Limits) -> list[tuple[str, bool]]:
@@ -188,9 +198,11 @@ def case_cells(case: Case, limits: Limits) -> list[tuple[str, bool]]:
 
 def facts(stage: Stage) -> dict[str, Any]:
     """Everything about how a stage was built, for its details."""
-    memory = {"peak host memory": stage.peak_rss_bytes, "peak GPU memory": stage.peak_gpu_bytes, "size": stage.size_bytes}
-    found: dict[str, Any] = {"pass": stage.pass_, "after": stage.after, "form": stage.form, "precision": stage.precision}
-    found["built in"] = None if stage.build_s is None else f"{stage.build_s:.1f} s" + (" (reused)" if stage.reused else "")
-    found |= {key: None if size is None else f"{cells.megabytes(size)} MB" for key, size in memory.items()}
-    found["path"] = stage.path
+    found: dict[str, Any] = {
+        "pass": stage.pass_, "after": stage.after, "form": stage.form, "precision": stage.precision, "path": stage.path,
+    }  # fmt: skip
+    if stage.build_s is not None:
+        found["built in"] = f"{stage.build_s:.1f} s" + (" by an earlier run" if stage.reused else "")
+    sizes = {"size": stage.size_bytes, "peak memory": stage.peak_rss_bytes, "peak GPU memory": stage.peak_gpu_bytes}
+    found |= {key: f"{cells.megabytes(size)} MB" for key, size in sizes.items() if size is not None}
     return {key: value for key, value in found.items() if value is not None}

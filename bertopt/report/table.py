@@ -26,13 +26,16 @@ _GIVE_UP = (
     ("size", "drop"),
     ("ms", "drop"),
     ("rate", "drop"),
+    ("quality", "drop"),
     ("parity", "drop"),
 )
 _STATUS = {"ok": "green", "noop": "yellow", "failed": "bold red", "reverted": "yellow", "unsupported": "magenta",
            "unverified": "yellow", "skipped": "dim"}  # fmt: skip
 _VERDICT = {"FASTER": "green", "SLOWER": "red", "INCONCLUSIVE": "yellow"}
 _NUMBERS = ("ms", "rate", "size", "quality")
-_ASCII = str.maketrans({"├": "|", "└": "`", "│": "|", "≤": "<=", "≥": ">=", "−": "-", "–": "-", "×": "x", "±": "", "→": "->"})
+_ASCII = str.maketrans(
+    {"├": "|", "└": "`", "│": "|", "≤": "<=", "≥": ">=", "−": "-", "–": "-", "×": "x", "±": "", "→": "->"}
+)
 #: Columns where the output is no terminal: wide enough for every usual cell.
 _PIPE_WIDTH = 160
 
@@ -67,13 +70,25 @@ class _Fitted(Table):
 
     def fitting(self, console: Console, options: ConsoleOptions) -> Table:
         words = grid(self._report)
-        given_up: dict[str, str] = {}
-        for key, how in ((None, None), *_GIVE_UP):
-            given_up |= {key: how} if key and how else {}
-            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+
+        def less(given_up: dict[str, str]) -> tuple[Table, bool]:
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
             _fill(table, words, self._report, given_up, options.ascii_only)
-            if console.measure(table, options=options.update(width=1000)).maximum <= options.max_width:
+            return table, console.measure(table, options=options.update(width=1000)).maximum <= options.max_width
+
+        given_up: dict[str, str] = {}
+        table, fits = less(given_up)
+        for key, how in _GIVE_UP:
+            if fits:
                 break
+            given_up[key] = how
+            table, fits = less(given_up)
+        # A wide column given up late may have made room for a slim one given up early.
+        for key in [key for key, how in given_up.items() if how == "drop"][::-1]:
+            more = less({other: how for other, how in given_up.items() if other != key})
+            if fits and more[1]:
+                table = more[0]
+                del given_up[key]
         return table
 
 
@@ -91,7 +106,7 @@ def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> 
     text = _plain(row.brief.get(key, row.cells[key]) if brief else row.cells[key], ascii_only)
     if key == "stage":
         delivered = report.delivered is not None and report.delivered.stage == row.stage.name
-        return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold" if delivered else "not dim")
+        return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold not dim" if delivered else "not dim")
     if key == "status":
         return Text(text, _STATUS[row.stage.status])
     if key == "parity" and row.stage.parity and not row.stage.parity.passed:
@@ -164,7 +179,9 @@ class Live:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live:
             self._live.stop()
 

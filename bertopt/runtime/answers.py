@@ -45,7 +45,13 @@ def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str,
         start, end = tokens.offsets[index]
         best = int(scores[index].argmax())
         found.append(
-            {"entity": spec.labels[best], "score": float(scores[index, best]), "word": first[start:end], "start": start, "end": end}
+            {
+                "entity": spec.labels[best],
+                "score": float(scores[index, best]),
+                "word": first[start:end],
+                "start": start,
+                "end": end,
+            }
         )
     return found
 

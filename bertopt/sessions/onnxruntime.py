@@ -25,7 +25,9 @@ class OnnxRuntimeSession(Session):
         self.device = device
         provider = _PROVIDERS[device]
         if provider not in ort.get_available_providers():
-            raise Unsupported(f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu")
+            raise Unsupported(
+                f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu"
+            )
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.inter_op_num_threads = 1
@@ -38,10 +40,14 @@ class OnnxRuntimeSession(Session):
         except Exception as error:
             if "NOT_IMPLEMENTED" not in str(error):
                 raise
-            raise Unsupported(f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}") from error
+            raise Unsupported(
+                f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}"
+            ) from error
         # A CUDA session that could not start would be a CPU session now: ask it, not the package.
         if self.session.get_providers()[0] != provider:
-            raise Unsupported(f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries")
+            raise Unsupported(
+                f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries"
+            )
         self._binding = self.session.io_binding()
         self._ort = ort
 
@@ -62,7 +68,9 @@ class OnnxRuntimeSession(Session):
         import numpy as np
 
         values = self._binding.copy_outputs_to_cpu()
-        return {name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)}
+        return {
+            name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)
+        }
 
     def facts(self) -> dict[str, Any]:
         options = self.session.get_session_options()

@@ -18,16 +18,22 @@ class TensorrtSession(Session):
         import torch
 
         if not torch.cuda.is_available():
-            raise Unsupported(f"the engine is for {', '.join(model.targets)} and there is no CUDA GPU here; run bertopt verify where one is")
+            raise Unsupported(
+                f"the engine is for {', '.join(model.targets)} and there is no CUDA GPU here; run bertopt verify where one is"
+            )
         capability = "sm{}{}".format(*torch.cuda.get_device_capability())
         if capability not in model.targets:
-            raise Unsupported(f"the engine is for {', '.join(model.targets)}; the GPU here is {capability}; build with targets: [{capability}]")
+            raise Unsupported(
+                f"the engine is for {', '.join(model.targets)}; the GPU here is {capability}; build with targets: [{capability}]"
+            )
         try:
             trt: Any = importlib.import_module(model.library)
         except ImportError as error:
             raise Unsupported(f"running the engine needs {model.library} {model.version}") from error
         if trt.__version__ != model.version:
-            raise Unsupported(f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version")
+            raise Unsupported(
+                f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version"
+            )
         self.spec, self.profiles = model.spec, model.profiles
         self._torch, self._trt = torch, trt
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
@@ -35,7 +41,7 @@ class TensorrtSession(Session):
         if self.engine is None:
             raise Unsupported(f"{model.library} {trt.__version__} refused the engine on {capability}")
         self._context = self.engine.create_execution_context()
-        self._stream = torch.cuda.Stream()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, Any] = {}
 
@@ -71,10 +77,16 @@ class TensorrtSession(Session):
     def facts(self) -> dict[str, Any]:
         import json
 
-        layers = json.loads(self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON))
+        layers = json.loads(
+            self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
+        )
         formats: dict[str, int] = {}
         for layer in layers.get("Layers", []):
             for output in layer.get("Outputs", []) if isinstance(layer, dict) else []:
                 kind = str(output.get("Format/Datatype", "unknown"))
                 formats[kind] = formats.get(kind, 0) + 1
-        return {"runtime": f"{self._trt.__name__} {self._trt.__version__}", "gpu": self._torch.cuda.get_device_name(), "output_formats": formats}
+        return {
+            "runtime": f"{self._trt.__name__} {self._trt.__version__}",
+            "gpu": self._torch.cuda.get_device_name(),
+            "output_formats": formats,
+        }

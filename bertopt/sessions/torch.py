@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class TorchSession(Session):
     def __init__(self, model: Eager | Compiled, device: Device, threads: int | None = None) -> None:
         if device == "cuda" and not torch.cuda.is_available():
-            raise Unsupported("torch sees no CUDA GPU here; set device: cpu, or install the driver and a CUDA build of torch")
+            raise Unsupported(
+                "torch sees no CUDA GPU here; set device: cpu, or install the driver and a CUDA build of torch"
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         self.spec = model.spec
@@ -36,12 +38,18 @@ class TorchSession(Session):
             torch.cuda.synchronize(self.device)
 
     def fetch(self) -> dict[str, Array]:
-        return {name: value.float().cpu().numpy() for name, value in zip(self.spec.outputs, self._outputs, strict=False)}
+        return {
+            name: value.float().cpu().numpy() for name, value in zip(self.spec.outputs, self._outputs, strict=False)
+        }
 
     def facts(self) -> dict[str, Any]:
         from torch._dynamo.utils import counters
 
-        facts: dict[str, Any] = {"runtime": f"torch {torch.__version__}", "device": self.device.type, "threads": torch.get_num_threads()}
+        facts: dict[str, Any] = {
+            "runtime": f"torch {torch.__version__}",
+            "device": self.device.type,
+            "threads": torch.get_num_threads(),
+        }
         if graphs := counters["stats"].get("unique_graphs"):
             facts["graphs"] = int(graphs)
         return facts
