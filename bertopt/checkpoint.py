@@ -16,6 +16,7 @@ from bertopt.core import Eager, Spec, Task
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.network import Network
 from bertopt.source import read_json, resolve, scrub, weight_files
+from bertopt.tokenizer import check_tokenizer, open_tokenizer
 
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
@@ -67,8 +68,8 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
         encoder = _encoder(directory, config, task)
         if rewrites_spec is None:
             _check_finite(encoder)
-            tokenizer = _tokenizer(directory)
-            _check_tokenizer(tokenizer, encoder)
+            tokenizer = open_tokenizer(directory)
+            check_tokenizer(tokenizer, encoder)
             limit = min(filter(None, [st_length, int(tokenizer.model_max_length)]))
             spec = _spec(config, task, encoder, tokenizer.pad_token_id, limit, pooling, normalize)
         else:
@@ -96,7 +97,7 @@ def write_snapshot(model: Eager, out: Path) -> None:
             fields, _ = scrub(read_json(source / name))
             (out / name).write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
     with quiet():
-        backend = _tokenizer(source).backend_tokenizer
+        backend = open_tokenizer(source).backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.save(str(out / "tokenizer.json"))
@@ -230,45 +231,6 @@ def _check_finite(encoder: Any) -> None:
             raise IntegrityError(
                 f"tensor '{name}' must be finite; got {bad} NaN or infinite values; restore the checkpoint"
             )
-
-
-def _tokenizer(directory: Path) -> Any:
-    import json
-    import tempfile
-
-    from transformers import AutoTokenizer
-
-    config = directory / "tokenizer_config.json"
-    fields, dropped = scrub(read_json(config)) if config.is_file() else ({}, [])
-    source: Path = directory
-    with tempfile.TemporaryDirectory() as clean:
-        if dropped:
-            source = Path(clean)
-            for path in directory.iterdir():
-                if path.is_file() and path.suffix not in {".safetensors", ".bin", ".py"}:
-                    shutil.copyfile(path, source / path.name)
-            (source / "tokenizer_config.json").write_text(json.dumps(fields), "utf-8")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, ImportError) as error:
-            raise UsageError(f"'{directory}' has no tokenizer transformers can load: {error}") from error
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise Unsupported(
-            f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
-        )
-    if tokenizer.pad_token_id is None:
-        raise IntegrityError("the tokenizer must have a pad token; add pad_token to tokenizer_config.json")
-    return tokenizer
-
-
-def _check_tokenizer(tokenizer: Any, encoder: Any) -> None:
-    rows = encoder.get_input_embeddings().weight.shape[0]
-    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if largest >= rows:
-        name = next(n for n, p in encoder.named_parameters() if p is encoder.get_input_embeddings().weight)
-        raise IntegrityError(
-            f"tensor '{name}' has {rows} rows, but the tokenizer's token '{token}' is number {largest}; pair the model with its own tokenizer"
-        )
 
 
 def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, pooling: Any, normalize: bool) -> Spec:

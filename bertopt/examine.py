@@ -12,6 +12,7 @@ from bertopt.checks import latency, parity, probes, quality
 from bertopt.checks.latency import Contender
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
+from bertopt.errors import Unsupported
 from bertopt.results import Case, Comparison, Latency, Limits, Quality, Stage
 from bertopt.runtime.tokens import Tokenizer
 from bertopt.texts import Texts
@@ -21,6 +22,10 @@ from bertopt.worker import RemoteSession, Worker, Workers
 MIX_TEXTS = 12
 #: Seconds of timing for each shape, and for the mix.
 SHAPE_BUDGET_S, MIX_BUDGET_S = 1.5, 4.0
+
+
+#: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
+ANSWER_BYTES = 64 * 2**20
 
 
 class Examiner:
@@ -44,7 +49,7 @@ class Examiner:
         self.mix = list(texts.texts[::step])[:MIX_TEXTS]
         self._key = [probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
         self._open: dict[Path, Worker] = {}
-        self._answers: dict[Path, list[Answers]] = {}
+        self._answers: dict[Path, dict[str, Answers]] = {}
         self._reference_value: float | None = None
 
     def examine(self, row: Stage, directory: Path, parent: Path | None, limits: Limits, timeout: float | None) -> None:
@@ -89,11 +94,9 @@ class Examiner:
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
             self._open.pop(path).close()
-            self._answers.pop(path, None)
+        while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
+            del self._answers[next(path for path in self._answers if path not in keep)]
         worker, max_shape = self._worker(directory, timeout)
-        fitting = [
-            p for p in self.probes if max_shape is None or (p.shape[0] <= max_shape[0] and p.shape[1] <= max_shape[1])
-        ]
         self.tell(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
@@ -101,10 +104,13 @@ class Examiner:
             mine = self._answers_of(directory, timeout)
             reference = self._answers_of(self.reference, timeout)
             theirs = self._answers_of(parent, timeout)
-            for index, probe in enumerate(self.probes):
-                if probe in fitting:
-                    cases.append(parity.compare(probe, self.spec, mine[index], reference[index]))
-                    between.append(parity.compare(probe, self.spec, mine[index], theirs[index]))
+            for probe in self.probes:
+                if probe.name in mine:
+                    cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name]))
+                if probe.name in mine and probe.name in theirs:
+                    between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name]))
+            if not cases:
+                raise Unsupported(f"no probe fits the engine's largest shape {max_shape}; widen its profiles")
         figures = self._quality(name, worker, timeout)
         self.tell(f"{name}: latency")
         timed = self._race(worker, parent, max_shape, timeout)
@@ -132,11 +138,16 @@ class Examiner:
         worker = self._open[directory]
         return worker, worker.max_shape
 
-    def _answers_of(self, directory: Path, timeout: float | None) -> list[Answers]:
+    def _answers_of(self, directory: Path, timeout: float | None) -> dict[str, Answers]:
+        """Answers by probe name, for every probe that the stage's largest shape admits."""
         if directory not in self._answers:
-            worker, _ = self._worker(directory, timeout)
+            worker, max_shape = self._worker(directory, timeout)
             session = RemoteSession(worker, timeout)
-            self._answers[directory] = [parity.answer(session, probe, self.spec) for probe in self.probes]
+            self._answers[directory] = {
+                probe.name: parity.answer(session, probe, self.spec)
+                for probe in self.probes
+                if _fits(probe.shape, max_shape)
+            }
         return self._answers[directory]
 
     def _quality(self, name: str, worker: Worker, timeout: float | None) -> Quality | None:
@@ -160,7 +171,7 @@ class Examiner:
         try:
             found = []
             for shape in self.shapes:
-                if max_shape is None or (shape[0] <= max_shape[0] and shape[1] <= max_shape[1]):
+                if _fits(shape, max_shape):
                     found.append(self._race_one(racing, shape, parent, timeout))
             found.append(self._race_one(racing, None, parent, timeout))
             return found
@@ -197,3 +208,11 @@ def _mix_turn(worker: Worker, timeout: float | None) -> Callable[[int], list[flo
         return taken
 
     return turn
+
+
+def _bytes(answers: dict[str, Answers]) -> int:
+    return sum(array.nbytes for kept, _ in answers.values() for array in kept.values())
+
+
+def _fits(shape: tuple[int, int], max_shape: tuple[int, int] | None) -> bool:
+    return max_shape is None or (shape[0] <= max_shape[0] and shape[1] <= max_shape[1])

@@ -430,7 +430,7 @@ def test_order(steps: str, message: str) -> None:
 
 def test_shapes_an_engine_could_not_run() -> None:
     head = f"{HEAD}inputs: {{shapes: [[1, 16], [64, 16]]}}\nsteps:\n{EXPORT}"
-    profile = "    profiles: [{max: [8, 128]}, {min: [8, 1], max: [64, 8]}]\n"
+    profile = "    profiles: [{max: [8, 128]}, {min: [8, 1], opt: [8, 8], max: [64, 8]}]\n"
     (problem,) = problems(f"{head}  - pass: build_tensorrt\n{profile}")
     assert problem.startswith("r.yaml:6:5: step 'build_tensorrt': shape [64, 16] is outside every profile")
 

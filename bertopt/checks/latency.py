@@ -55,8 +55,10 @@ def race(contenders: Sequence[Contender], budget_s: float, seed: int = 0) -> Non
             (once,) = contender.turn(1)
         contender.per_turn = max(1, min(100, int(TURN_MS / max(once, 0.01))))
         contender.sleep()
+    # Alone there is nothing to compare, so no interval to narrow.
+    fewest = MIN_ROUNDS if len(contenders) > 1 else 3
     for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.monotonic() - start > budget_s:
+        if done >= fewest and time.monotonic() - start > budget_s:
             break
         for i in rng.permutation(len(contenders)):
             contender = contenders[i]

@@ -51,7 +51,7 @@ def grid(
     spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0
 ) -> Iterator[Probe]:
     """Every shape of the recipe, and shapes it was not traced with, in every padding pattern."""
-    extra = [(1, 1), (2, spec.max_length)]
+    extra = [(1, 1), (1, spec.max_length)]
     for batch, sequence in dict.fromkeys([*shapes, *extra]):
         if sequence > spec.max_length or (max_shape and (batch > max_shape[0] or sequence > max_shape[1])):
             continue
