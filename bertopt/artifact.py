@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import stage
+from bertopt.errors import UsageError
 from bertopt.results import Stage
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -23,8 +24,20 @@ def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path
     """
     part, final = out / ".artifact.part", out / "artifact"
     shutil.rmtree(part, ignore_errors=True)
-    # Copies, not links: an artefact is moved and edited by others.
-    shutil.copytree(source, part)
+    try:
+        _write(row, source, recipe, part)
+        _replace(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return final
+
+
+def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None:
+    # Copies, not links: an artefact is moved and edited by others. Not copytree, whose errors have no errno.
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        target = part / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
     manifest = stage.read_manifest(part)
     fields = {
         k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")
@@ -37,8 +50,6 @@ def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path
     }
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     stage.write_manifest(part, {**fields, "stage": row.name, "recipe": recipe, "recipe_sha256": digest, "gates": gates})
-    _replace(part, final)
-    return final
 
 
 def content_hash(directory: Path) -> str:
@@ -61,9 +72,7 @@ def _replace(part: Path, final: Path) -> None:
         stage.commit(part, final)
         return
     if not (final / stage.MANIFEST).is_file():
-        raise FileExistsError(
-            f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out"
-        )
+        raise UsageError(f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out")
     stage.sync(part)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:
@@ -73,5 +82,3 @@ def _replace(part: Path, final: Path) -> None:
         final.rename(old)
         part.rename(final)
         shutil.rmtree(old)
-    else:
-        shutil.rmtree(part)

@@ -7,6 +7,7 @@ the socket's other end does, so nothing is left behind however bertopt ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -26,20 +27,27 @@ _PR_SET_PDEATHSIG = 1
 def main(fd: int) -> NoReturn:
     control = socket.socket(fileno=fd)
     _preload()
+    workers: set[int] = set()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)
         if not message:
+            # Whatever a worker started is in its group, and would outlive it.
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
             # Tearing torch down politely takes a second; there is nothing to save.
             os._exit(0)
         request = json.loads(message)
         if request["op"] == "reap":
             _, status = os.waitpid(request["pid"], 0)
+            workers.discard(request["pid"])
             control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
             continue
         pid = os.fork()
         if pid == 0:
             control.close()
             _become_worker(fds[0], request)
+        workers.add(pid)
         os.close(fds[0])
         control.send(json.dumps(pid).encode())
 

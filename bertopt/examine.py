@@ -14,7 +14,7 @@ from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
 from bertopt.errors import Unsupported
 from bertopt.results import Case, Comparison, Latency, Limits, Quality, Stage
-from bertopt.runtime.tokens import Tokenizer
+from bertopt.runtime.tokens import Text, Tokenizer
 from bertopt.texts import Texts
 from bertopt.worker import RemoteSession, Worker, Workers
 
@@ -46,7 +46,9 @@ class Examiner:
             *probes.texts(spec, lambda batch: [tokenizer.batch(tokenizer.encode(list(batch)))], sample),
         ]
         step = max(1, len(texts.texts) // MIX_TEXTS)
-        self.mix = list(texts.texts[::step])[:MIX_TEXTS]
+        self.mix: list[Text] = list(texts.texts[::step])[:MIX_TEXTS]
+        if spec.task == "question-answering":
+            self.mix = [("what is this about?", text) for text in texts.texts[::step]][:MIX_TEXTS]
         self._key = [probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
         self._open: dict[Path, Worker] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
@@ -124,7 +126,7 @@ class Examiner:
         }
 
     def _worker(self, directory: Path, timeout: float | None) -> tuple[Worker, tuple[int, int] | None]:
-        if directory not in self._open:
+        if directory not in self._open or not self._open[directory].alive:
             worker = self.workers.start()
             try:
                 opened = worker.call(

@@ -75,7 +75,7 @@ class Ops:
 
         rewrite = Rewrite.model_validate(record)
         apply = _pass_class(rewrite, main).model_validate(rewrite.options)
-        manifest = stage.read_manifest(Path(parent))
+        manifest = _passes_known(stage.read_manifest(Path(parent)), main)
         model = stage.open_stage(Path(parent), manifest)
         out = Path(part)
         shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
@@ -100,9 +100,7 @@ class Ops:
         from bertopt.sessions import open_session
 
         path = Path(directory)
-        manifest = stage.verify(path)
-        for entry in manifest["passes"]:
-            _pass_class(Rewrite.model_validate(entry), main)
+        manifest = _passes_known(stage.verify(path), main)
         model = stage.open_stage(path, manifest)
         self.session = open_session(model, device)
         self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
@@ -121,9 +119,9 @@ class Ops:
     def op_time(self, arrays: Any, steps: int) -> Reply:
         return self._session.time(steps), {}
 
-    def op_mix(self, arrays: Any, texts: list[str]) -> Reply:
-        """Keep the texts that `time_mix` sends through the predictor."""
-        self.texts = texts
+    def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Keep the texts that `time_mix` sends through the predictor. A pair arrives as a list."""
+        self.texts = [tuple(text) if isinstance(text, list) else text for text in texts]
         return None, {}
 
     def op_time_mix(self, arrays: Any, steps: int) -> Reply:
@@ -152,6 +150,13 @@ class Ops:
     def _session(self) -> Session:
         assert self.session is not None, "op_open comes first"
         return self.session
+
+
+def _passes_known(manifest: dict[str, Any], main: str | None) -> dict[str, Any]:
+    """The manifest, after every pass it names has been found, so that its rewrites can be replayed."""
+    for entry in manifest["passes"]:
+        _pass_class(Rewrite.model_validate(entry), main)
+    return manifest
 
 
 def _pass_class(rewrite: Rewrite, main: str | None) -> Any:

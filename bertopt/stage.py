@@ -69,6 +69,7 @@ def describe(model: Model, out: Path) -> dict[str, Any]:
         entry["path"] = "openvino/model.xml"
     elif isinstance(model, Engine):
         entry["path"] = f"engines/{model.path.parent.name}/model.plan"
+        entry["device"] = "cuda"
         entry["engine"] = {
             "library": model.library,
             "version": model.version,

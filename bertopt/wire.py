@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def send(connection: Connection, message: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
-    arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
     layout = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     connection.send_bytes(json.dumps({**message, "arrays": layout}).encode())
     for array in arrays.values():

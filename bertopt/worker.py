@@ -100,7 +100,8 @@ class Worker:
 
     def __init__(self, workers: Workers, pid: int, connection: Connection, log: Path) -> None:
         self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
-        self._alive = True
+        #: False from when its end was noticed: its process id may be another's by now.
+        self.alive = True
         self.max_shape: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
@@ -119,6 +120,8 @@ class Worker:
     def exchange(
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
     ) -> tuple[Any, dict[str, Array]]:
+        if not self.alive:
+            raise WorkerCrashed(f"'{op}' was asked of a worker that has ended")
         try:
             wire.send(self._connection, {"op": op, "args": args}, arrays)
             if not self._connection.poll(timeout):
@@ -127,7 +130,7 @@ class Worker:
                     f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does"
                 )
             message, out = wire.receive(self._connection)
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:  # OSError: it died in the middle of a message
             raise self._died(op) from error
         if "error" in message:
             described = message["error"]
@@ -139,35 +142,37 @@ class Worker:
 
     def pause(self) -> None:
         """Stop the process, so that none of its threads can disturb a measurement."""
-        os.kill(self.pid, signal.SIGSTOP)
+        if self.alive:
+            os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        if self.alive:
+            os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """Let the worker end by itself, or kill it and what it started."""
-        if not self._alive:
+        if not self.alive:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self.resume()
+        self.resume()
         self._connection.close()
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and _runs(self.pid):
-            time.sleep(0.005)
+        _ends(self.pid, 0.5)
         self.kill()
 
     def kill(self) -> None:
         """Kill the worker's whole process group; compilers it started die with it."""
-        if not self._alive:
+        if not self.alive:
             return
-        self._alive = False
+        self.alive = False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError):
             self._workers.reap(self.pid)
 
     def _died(self, op: str) -> WorkerCrashed | ResourceError:
-        self._alive = False
+        self.alive = False
+        ended = _ends(self.pid, 1.0)
+        if not ended:
+            os.killpg(self.pid, signal.SIGKILL)
         log = _tail(self._log)
         try:
             code = self._workers.reap(self.pid)
@@ -175,6 +180,8 @@ class Worker:
             code = 0
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        if not ended:
+            return WorkerCrashed(f"the worker closed its connection during '{op}'; its last lines:\n{log}", log)
         if code == -signal.SIGKILL:
             return ResourceError(
                 f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out"
@@ -204,6 +211,14 @@ class RemoteSession(Session):
     def time(self, steps: int) -> list[float]:
         taken: list[float] = self.worker.call("time", timeout=self.timeout, steps=steps)
         return taken
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    """Wait for a process to end; whether it did."""
+    deadline = time.monotonic() + seconds
+    while (runs := _runs(pid)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return not runs
 
 
 def _runs(pid: int) -> bool:
