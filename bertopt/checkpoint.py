@@ -110,6 +110,8 @@ def _config(directory: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
     fields, dropped = scrub(read_json(path))
+    if not isinstance(fields, dict):
+        raise IntegrityError(f"config.json must be a JSON object; got {type(fields).__name__}; restore the checkpoint")
     if dropped:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: names code to run", stacklevel=2)
     family = fields.get("model_type")
@@ -173,7 +175,7 @@ def _sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
 def _pooling_mode(fields: dict[str, Any]) -> str:
     short = {
         "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
-        "cls": "cls", "mean": "mean", "max": "max",
+        "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     }  # fmt: skip
     mode = fields.get("pooling_mode")
     on = [
@@ -242,7 +244,8 @@ def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, poolin
     )(config)
     usable = int(config.max_position_embeddings)
     if config.model_type in OFFSET_POSITIONS:
-        usable -= int(config.pad_token_id) + 1
+        # MPNet's padding index is 1 whatever the configuration says.
+        usable -= int(encoder.base_model.embeddings.padding_idx) + 1
     accepted = inspect.signature(encoder.forward).parameters
     types = int(getattr(config, "type_vocab_size", 0) or 0)
     with_types = types > 1 and "token_type_ids" in accepted

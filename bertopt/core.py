@@ -1,9 +1,7 @@
 """All the nouns of bertopt. Read this file first.
 
 A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`). A *pass* maps one form to
-another. A *session* runs one model on one device. Numbers about a stage live in `bertopt.results`, errors in
-`bertopt.errors`.
-
+another. A *session* runs one model on one device. `bertopt.results` has the numbers, `bertopt.errors` the errors.
 Shapes are written in brackets throughout: B batch, S sequence, H hidden, C classes, V vocabulary.
 """
 
@@ -74,7 +72,6 @@ class Spec(BaseModel):
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers are logits, so that a top-1 label exists."""
         return self.task != "feature-extraction"
 
 
@@ -95,7 +92,6 @@ class Model:
 
     spec: Spec
     precision: Precision
-
     form: ClassVar[str] = "model"
 
     @property
@@ -192,8 +188,6 @@ class Engine(Model):
         return max(profile.max[0] for profile in self.profiles), max(profile.max[1] for profile in self.profiles)
 
 
-FORMS: tuple[type[Model], ...] = (Eager, Compiled, Onnx, OpenVino, Engine)
-
 In = TypeVar("In", bound=Model)
 Out = TypeVar("Out", bound=Model, covariant=True)
 
@@ -219,7 +213,7 @@ class Result(Generic[Out]):
     changes: dict[str, int]
 
 
-#: Keys of a recipe's step that are bertopt's own: no option of a pass may be called so.
+#: A recipe step's own keys: no option of a pass may be called so.
 RESERVED_KEYS = ("pass", "name", "after", "limits", "on_fail", "allow_noop", "timeout")
 
 
@@ -295,9 +289,9 @@ class Session(abc.ABC):
         """Run `steps` steps on the loaded inputs; milliseconds of each."""
         taken = []
         for _ in range(steps):
-            start = time.perf_counter_ns()
+            start = time.perf_counter()
             self.step()
-            taken.append((time.perf_counter_ns() - start) / 1e6)
+            taken.append(1e3 * (time.perf_counter() - start))
         return taken
 
     def facts(self) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class Examiner:
                 worker.call("load", probe.inputs, timeout)
                 turn = RemoteSession(worker, timeout).time
             worker.pause()
-            contenders[role] = Contender(role, turn, worker.resume, worker.pause)
+            contenders[role] = Contender(role, turn, worker.resume, worker.pause, _graphs(worker, timeout))
         latency.race(list(contenders.values()), SHAPE_BUDGET_S if shape else MIX_BUDGET_S)
         reference = contenders.get("reference")
         against = contenders.get("parent", reference) if parent is not None else None
@@ -210,6 +210,10 @@ def _mix_turn(worker: Worker, timeout: float | None) -> Callable[[int], list[flo
         return taken
 
     return turn
+
+
+def _graphs(worker: Worker, timeout: float | None) -> Callable[[], int]:
+    return lambda: int(worker.call("stats", timeout=timeout)["facts"].get("graphs", 0))
 
 
 def _bytes(answers: dict[str, Answers]) -> int:

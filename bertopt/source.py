@@ -41,7 +41,7 @@ def _package(source: str) -> Path:
     package, _, inside = source.removeprefix("pkg://").partition("/")
     top, *nested = package.split(".")
     # find_spec of a top-level name imports nothing; of a dotted name it would import the parents.
-    spec = importlib.util.find_spec(top)
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"model '{source}': package '{top}' is not installed; pip install {top.replace('_', '-')}")
     path = Path(next(iter(spec.submodule_search_locations))).joinpath(*nested, inside)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 P99_SAMPLES = 5000
 RESAMPLES = 2000
 MIN_ROUNDS, MAX_ROUNDS = 7, 40
+#: Width of an interval, as a share of its ratio, from which a figure carries a warning.
+NOISY = 0.25
 #: Each turn of a contender lasts about this long, so that what wakes it up is small beside it.
 TURN_MS = 60.0
 
@@ -30,7 +32,10 @@ class Contender:
     turn: Callable[[int], list[float]]
     wake: Callable[[], None] = lambda: None
     sleep: Callable[[], None] = lambda: None
+    #: How many graphs the runtime has compiled so far; one more while the clock ran voids the figures.
+    graphs: Callable[[], int] = lambda: 0
     per_turn: int = 1
+    compiled: int = 0
     rounds: list[list[float]] = field(default_factory=list)
 
     def samples(self) -> Array:
@@ -54,6 +59,7 @@ def race(contenders: Sequence[Contender], budget_s: float, seed: int = 0) -> Non
             # The first run pays for allocations; measure a short one again.
             (once,) = contender.turn(1)
         contender.per_turn = max(1, min(100, int(TURN_MS / max(once, 0.01))))
+        contender.compiled = -contender.graphs()
         contender.sleep()
     # Alone there is nothing to compare, so no interval to narrow.
     fewest = MIN_ROUNDS if len(contenders) > 1 else 3
@@ -65,6 +71,10 @@ def race(contenders: Sequence[Contender], budget_s: float, seed: int = 0) -> Non
             contender.wake()
             contender.rounds.append(contender.turn(contender.per_turn))
             contender.sleep()
+    for contender in contenders:
+        contender.wake()
+        contender.compiled += contender.graphs()
+        contender.sleep()
 
 
 def ratio(of: Contender, to: Contender, seed: int = 0) -> Ratio:
@@ -88,13 +98,19 @@ def measure(
     """The figures of one contender after a race. `shape` is None for the mix, in which a sample is all `texts`."""
     samples = contender.samples()
     p50, p90 = (float(value) for value in np.quantile(samples, [0.5, 0.9]))
-    vs_reference = ratio(contender, reference) if reference else None
+    void = contender.compiled > 0
+    vs_reference = ratio(contender, reference) if reference and not void else None
     spread = (vs_reference.high - vs_reference.low) / vs_reference.ratio if vs_reference else 0.0
+    warning = None
+    if void:
+        warning = f"void: {contender.compiled} graphs were compiled while the clock ran"
+    elif spread > NOISY:
+        warning = f"the interval is {spread:.0%} of the ratio: the machine is too noisy to trust it"
     return Latency(
         kind="shape" if shape else "mix", batch=shape[0] if shape else None, sequence=shape[1] if shape else None,
         n=len(samples) if shape else texts, p50_ms=p50, p90_ms=p90,
         p99_ms=float(np.quantile(samples, 0.99)) if len(samples) >= P99_SAMPLES else None,
         texts_per_s=(shape[0] if shape else texts) / (p50 / 1e3),
-        vs_reference=vs_reference, vs_parent=ratio(contender, parent) if parent else None,
-        warning=f"interval is {spread:.0%} of the ratio: the machine is too noisy to trust it" if spread > 0.25 else None,
+        vs_reference=vs_reference, vs_parent=ratio(contender, parent) if parent and not void else None,
+        warning=warning,
     )  # fmt: skip
