@@ -46,9 +46,8 @@ class Examiner:
             *probes.texts(spec, lambda batch: [tokenizer.batch(tokenizer.encode(list(batch)))], sample),
         ]
         step = max(1, len(texts.texts) // MIX_TEXTS)
-        self.mix: list[Text] = list(texts.texts[::step])[:MIX_TEXTS]
-        if spec.task == "question-answering":
-            self.mix = [("what is this about?", text) for text in texts.texts[::step]][:MIX_TEXTS]
+        pairs = spec.task == "question-answering"
+        self.mix: list[Text] = [("what?", text) if pairs else text for text in texts.texts[::step]][:MIX_TEXTS]
         self._key = [probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
         self._open: dict[Path, Worker] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}

@@ -84,7 +84,7 @@ def write_manifest(out: Path, fields: dict[str, Any]) -> dict[str, Any]:
     files = {
         str(path.relative_to(out)): {"sha256": sha256(path), "size": path.stat().st_size}
         for path in _files(out)
-        if path.name != MANIFEST
+        if path != out / MANIFEST
     }
     manifest = {
         "schema_version": 1,
@@ -124,7 +124,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
                 f"{MANIFEST}: schema_version must be 1; got {manifest['schema_version']}; use a newer bertopt"
             )
         Spec.model_validate(manifest["spec"])
-    except (ValueError, KeyError, TypeError) as error:
+        _ = [(entry["size"], entry["sha256"]) for entry in manifest["files"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
     return manifest
 
@@ -136,11 +137,16 @@ def verify(directory: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(directory)
     listed = manifest["files"]
+    links = [path for path in sorted(directory.rglob("*")) if path.is_symlink()]
+    if links:
+        raise IntegrityError(
+            f"'{links[0].relative_to(directory)}' in '{directory}' is a link; copy the files themselves"
+        )
     for name, entry in listed.items():
         path = directory / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise IntegrityError(f"{MANIFEST} names '{name}', which lies outside the directory")
-        if not path.is_file() or path.is_symlink():
+        if not path.is_file():
             raise IntegrityError(f"'{name}' is missing from '{directory}'; copy the whole directory, or export again")
         if path.stat().st_size != entry["size"] or sha256(path) != entry["sha256"]:
             raise IntegrityError(
@@ -149,7 +155,7 @@ def verify(directory: Path) -> dict[str, Any]:
     extra = [
         str(p.relative_to(directory))
         for p in _files(directory)
-        if str(p.relative_to(directory)) not in listed and p.name != MANIFEST
+        if str(p.relative_to(directory)) not in listed and p != directory / MANIFEST
     ]
     if extra:
         raise IntegrityError(f"'{extra[0]}' in '{directory}' is not listed in {MANIFEST}; remove it, or export again")
@@ -163,6 +169,8 @@ def open_stage(directory: Path, manifest: dict[str, Any] | None = None) -> Model
     form, precision = manifest["form"], manifest["precision"]
     if form in ("eager", "compiled"):
         return _replay(directory, spec, form, precision)
+    if manifest["path"] not in manifest["files"]:
+        raise IntegrityError(f"{MANIFEST}: path '{manifest['path']}' is not one of its files; export again")
     path = directory / manifest["path"]
     if form == "onnx":
         return Onnx(spec, precision, path)

@@ -41,12 +41,15 @@ def read(path: str | Path) -> Texts:
     """Raises UsageError with every bad line (at most ten shown): empty, no JSON, no text, a label on some lines only."""
     path = Path(path)
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not splitlines: a text may hold U+2028 and the like.
+        lines = path.read_text("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"texts '{path}' cannot be read as UTF-8: {error}") from error
     problems: list[str] = []
     texts: list[str] = []
     labels: list[str | None] = []
+    if lines == [""]:
+        raise UsageError(f"{path}: expected at least one text; the file is empty")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             problems.append(f"{path}:{number}: the line is empty; remove it")
@@ -61,8 +64,6 @@ def read(path: str | Path) -> Texts:
         else:
             texts.append(text)
             labels.append(label)
-    if not lines:
-        problems.append(f"{path}: expected at least one text; the file is empty")
     with_label = [label for label in labels if label is not None]
     if with_label and len(with_label) < len(labels) and not problems:
         first = labels.index(None) + 1

@@ -227,7 +227,7 @@ def test_html_is_one_file_and_escaped(tmp_path: Path) -> None:
         assert words in text
     assert text.count('<tr class="worst over">') == 1
     assert text.count("<details") == len(report().stages) + 1
-    assert text.index("exit code") < text.index("Model and machine") < text.index("<h2>Stages")
+    assert text.index("exit code") < text.index("<h2>Stages") < text.index("Model and machine")
 
 
 def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,12 @@ def test_unknown_form(committed: Path) -> None:
         stage.open_stage(committed)
 
 
+def test_manifest_is_not_a_file_of_its_own_listing(committed: Path) -> None:
+    (committed / "onnx" / stage.MANIFEST).write_text("{}")
+    manifest = stage.write_manifest(committed, {"key": "k"})
+    assert sorted(manifest["files"]) == ["config.json", "onnx/manifest.json", "onnx/model.onnx"]
+
+
 # Forms
 
 
@@ -187,7 +193,7 @@ def test_files_of_other_forms_come_and_go(committed: Path, tmp_path: Path) -> No
     (made / "openvino").mkdir()
     for name in ("engines/tensorrt-10_sm86/model.plan", "openvino/model.xml", "openvino/model.bin"):
         (made / name).write_text(name)
-    profiles = (Profile(max=(8, 64)), Profile(min=(8, 1), opt=(16, 64), max=(32, 64)))
+    profiles = (Profile(opt=(4, 32), max=(8, 64)), Profile(min=(8, 1), opt=(16, 64), max=(32, 64)))
     plan = made / "engines" / "tensorrt-10_sm86" / "model.plan"
     engine = Engine(SPEC, "float16", plan, "tensorrt", "10.8", ("sm86",), profiles)
     for model in (engine, OpenVino(SPEC, "int8", made / "openvino" / "model.xml")):

@@ -1,0 +1,454 @@
+"""Recipes end to end on a tiny model: what is delivered, what is reused, and what every kind of failure leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertopt
+from bertopt import artifact, stage
+from bertopt.errors import ResourceError, Unsupported, UsageError
+from bertopt.results import Report
+from bertopt.worker import Workers, _runs
+from tests import example_passes
+from tests.conftest import Tiny
+
+Run = Callable[..., Report]
+INT8 = {"int8": {"cosine_min": -1.0, "cosine_mean": -1.0, "rel_l2": 9.0, "label_flips_max": 1.0}}
+LADDER = [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "fuse_ort"}, {"pass": "quantize_int8"}]
+TEXTS = ["the cat sat on the mat", "a very good film , not bad !"]
+
+
+class SharedWorkers(Workers):
+    """Workers whose server serves many runs: starting it takes longer than most of them."""
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[SharedWorkers]:
+    with pytest.MonkeyPatch.context() as patch:
+        example_passes.make_cheap(patch)
+        shared = SharedWorkers()
+        patch.setattr("bertopt.pipeline.Workers", lambda: shared)
+        yield shared
+        Workers.close(shared)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Tiny, texts: Path) -> Run:
+    """`run(out, steps, **head)`; a step may be just its pass's name. `how` are bertopt.run's own arguments."""
+
+    def go(out: Path, steps: list[Any], how: dict[str, Any] | None = None, **head: Any) -> Report:
+        recipe = {
+            "schema_version": 1, "model": str(tiny()), "device": "cpu", "limits": INT8,
+            "inputs": {"shapes": [[1, 8], [2, 8]], "texts": str(texts)}, **head,
+        }  # fmt: skip
+        recipe["steps"] = [{"pass": step} if isinstance(step, str) else step for step in steps]
+        return bertopt.run(recipe, out, **(how or {}))
+
+    return go
+
+
+def statuses(report: Report) -> dict[str, str]:
+    return {row.name: row.status for row in report.stages[1:]}
+
+
+def reused(report: Report) -> list[str]:
+    return [row.name for row in report.stages if row.reused]
+
+
+def stage_names(out: Path) -> list[str]:
+    return sorted(path.name.rpartition("-")[0] for path in (out / "stages").iterdir())
+
+
+def nothing_left(out: Path, workers: SharedWorkers) -> bool:
+    """No worker and no half-written stage remains. The server forks every worker, so they are its children."""
+    server = workers._server.pid
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return not children and not list((out / "stages").glob(".part-*"))
+
+
+# The happy run, its artefact and its report.
+
+
+@pytest.fixture(scope="module")
+def happy(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    out = tmp_path_factory.mktemp("happy")
+    return out, run(out, LADDER)
+
+
+def test_happy_run(happy: tuple[Path, Report]) -> None:
+    _, report = happy
+    assert report.exit_code == 0, report.reason
+    assert [row.status for row in report.stages] == ["ok"] * 5
+    assert [row.form for row in report.stages] == ["eager", "eager", "onnx", "onnx", "onnx"]
+    assert [row.after for row in report.stages] == [None, "reference", "use_sdpa", "export_onnx", "fuse_ort"]
+    assert report.stages[-1].precision == "int8"
+    assert report.delivered is not None and report.delivered.stage == "quantize_int8"
+
+
+def test_report_json_has_the_contract_s_keys(happy: tuple[Path, Report]) -> None:
+    out, report = happy
+    found = json.loads((out / "report.json").read_text())
+    assert set(found) >= {"schema_version", "bertopt_version", "recipe", "environment", "model", "stages", "delivered", "wall_s", "exit_code"}  # fmt: skip
+    assert found["schema_version"] == 1 and found["bertopt_version"] == bertopt.__version__
+    assert set(found["model"]) >= {"source", "revision", "sha256", "family", "task", "parameters"}
+    assert found["delivered"] == {"stage": "quantize_int8", "path": "artifact"}
+    for index, row in enumerate(found["stages"]):
+        assert set(row) >= {
+            "index", "name", "pass", "after", "status", "reason", "form", "precision", "changes", "build_s", "size_bytes",
+            "peak_rss_bytes", "peak_gpu_bytes", "path", "parity", "latency", "quality",
+        }  # fmt: skip
+        assert row["index"] == index and (out / row["path"]).is_dir() and row["quality"] is None
+        assert row["size_bytes"] > 0 and row["peak_rss_bytes"] > 0 and row["build_s"] >= 0
+        assert [case["kind"] for case in row["latency"]] == ["shape", "shape", "mix"]
+    assert found["stages"][0]["parity"] is None and found["stages"][0]["pass"] is None
+    parity, timed = found["stages"][2]["parity"], found["stages"][2]["latency"][0]
+    assert set(parity) >= {"passed", "worst", "cases", "vs_parent"} and set(parity["worst"]) >= {
+        "metric",
+        "value",
+        "where",
+    }
+    assert set(parity["cases"][0]) >= {
+        "batch", "sequence", "padding", "max_abs", "rel_l2", "cosine_min", "cosine_mean", "label_flips", "compared",
+    }  # fmt: skip
+    assert set(timed) >= {"kind", "batch", "sequence", "n", "p50_ms", "p90_ms", "p99_ms", "texts_per_s"}
+    assert set(timed["vs_reference"]) == set(timed["vs_parent"]) == {"ratio", "low", "high", "verdict"}
+    assert Report.model_validate(found).stages[1].name == report.stages[1].name == "use_sdpa"
+
+
+def test_the_artefact(happy: tuple[Path, Report], tiny: Tiny) -> None:
+    out, report = happy
+    directory = out / "artifact"
+    manifest = stage.verify(directory)
+    files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    assert files == {"manifest.json", "config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"}
+    assert set(manifest["files"]) == files - {"manifest.json"}
+    newest = max(directory.rglob("*"), key=lambda path: path.stat().st_mtime_ns * path.is_file())
+    assert newest.name == "manifest.json"
+    for path in directory.rglob("*"):
+        assert not path.is_symlink()
+        assert path.is_dir() or path.stat().st_nlink == 1
+    assert [entry["name"] for entry in manifest["passes"]] == [step["pass"] for step in LADDER]
+    assert manifest["gates"]["parity"]["worst"]["metric"] == report.stages[-1].parity.worst.metric
+    assert len(manifest["recipe_sha256"]) == 64 and manifest["recipe"] == report.recipe
+
+
+def test_the_artefact_names_no_place_on_this_machine(happy: tuple[Path, Report], tiny: Tiny) -> None:
+    out, _ = happy
+    places = [str(out), str(Path(bertopt.__file__).parents[1]), os.path.expanduser("~") + "/", "/tmp/"]
+    for path in (out / "artifact").rglob("*"):
+        if path.is_file():
+            content = path.read_text("utf-8", "replace")
+            if path.name == "manifest.json":
+                # The recipe says where its model and texts were, in the user's own words.
+                manifest = json.loads(content)
+                content = json.dumps({key: value for key, value in manifest.items() if key != "recipe"})
+            assert not [place for place in places if place in content], path
+
+
+def test_the_report_page(happy: tuple[Path, Report]) -> None:
+    page = (happy[0] / "report.html").read_text()
+    assert all(name in page for name in ("use_sdpa", "export_onnx", "fuse_ort", "quantize_int8"))
+    assert not re.search(r'(?:src|href)="https?:', page)
+
+
+def test_the_artefact_answers_like_transformers(
+    run: Run, happy: tuple[Path, Report], tiny: Tiny, tmp_path: Path
+) -> None:
+    import transformers
+
+    expected = transformers.pipeline("text-classification", str(tiny()))(TEXTS)
+    run(tmp_path, ["use_sdpa"])
+    for directory, tolerance in ((tmp_path / "artifact", 1e-5), (happy[0] / "artifact", 0.05)):
+        got = bertopt.load(directory)(TEXTS)
+        assert [entry["label"] for entry in got] == [entry["label"] for entry in expected]
+        np.testing.assert_allclose([e["score"] for e in got], [e["score"] for e in expected], atol=tolerance)
+
+
+def test_a_second_run_reuses_everything(run: Run, happy: tuple[Path, Report]) -> None:
+    out, first = happy
+    before = artifact.content_hash(out / "artifact")
+    report = run(out, LADDER)
+    assert reused(report) == [row.name for row in first.stages] and not reused(first)
+    assert report.stages[3].latency == first.stages[3].latency
+    assert artifact.content_hash(out / "artifact") == before
+
+
+# Reuse, on a chain of cheap passes.
+
+
+@pytest.fixture
+def chain(run: Run, tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
+    steps = [{"pass": "touch", "name": name} for name in ("first", "second", "third")]
+    assert run(tmp_path, steps).exit_code == 0
+    return tmp_path, steps
+
+
+def test_an_edited_option_rebuilds_that_stage_and_its_children(
+    run: Run, chain: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    out, steps = chain
+    old = set((out / "stages").iterdir())
+    steps[1]["amount"] = 2
+    report = run(out, steps)
+    assert report.exit_code == 0 and reused(report) == ["reference", "first"]
+    assert report.stage("second").changes == {"touched": 2}
+    assert stage_names(out) == ["first", "reference", "second", "third"]
+    assert len(old & set((out / "stages").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["change", "remove", "add"])
+def test_a_damaged_stage_is_built_again(run: Run, chain: tuple[Path, list[dict[str, Any]]], damage: str) -> None:
+    out, steps = chain
+    (second,) = (out / "stages").glob("second-*")
+    if damage == "change":
+        # Stages share files by hard links: write a new file, as a copy from elsewhere would be.
+        (second / "rewrites.json").unlink()
+        (second / "rewrites.json").write_text("[ ]")
+    elif damage == "remove":
+        (second / "config.json").unlink()
+    else:
+        (second / "extra.bin").write_text("what is this?")
+    report = run(out, steps)
+    assert report.exit_code == 0 and reused(report) == ["reference", "first", "third"]
+    assert stage.verify(second)["name"] == "second"
+
+
+def test_fresh_forgets(run: Run, chain: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, steps = chain
+    report = run(out, steps, {"fresh": True})
+    assert report.exit_code == 0 and not reused(report)
+
+
+# Gates.
+
+
+def test_a_pass_that_did_nothing_is_noop(run: Run, tmp_path: Path) -> None:
+    report = run(tmp_path, ["return_input", "touch"])
+    assert statuses(report) == {"return_input": "noop", "touch": "skipped"}
+    assert report.exit_code == 3 and "return_input" in (report.reason or "") and report.delivered is None
+    assert not (tmp_path / "artifact").exists()
+    report = run(tmp_path, [{"pass": "return_input", "allow_noop": True}, "touch"])
+    assert statuses(report) == {"return_input": "ok", "touch": "ok"} and report.exit_code == 0
+
+
+def test_a_wrong_model_fails_and_the_old_artefact_stays(run: Run, tmp_path: Path) -> None:
+    assert run(tmp_path, ["touch"]).exit_code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "artifact").rglob("*") if path.is_file()}
+    report = run(tmp_path, ["touch", "swap_labels", {"pass": "use_sdpa", "after": "touch"}])
+    assert statuses(report) == {"touch": "ok", "swap_labels": "failed", "use_sdpa": "skipped"}
+    assert report.exit_code == 3 and report.delivered is None
+    row = report.stage("swap_labels")
+    assert row.parity is not None and not row.parity.passed and row.parity.vs_parent is not None
+    assert row.parity.vs_parent.max_abs > 1e-3
+    assert re.search(r"label_flips|cosine", row.reason or "") and re.search(r"logits\[\d+, \d\]", row.reason or "")
+    assert (report.reason or "").startswith("'swap_labels' failed: ")
+    assert {path: path.read_bytes() for path in before} == before
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 3
+
+
+def test_revert_goes_on_from_the_parent(run: Run, tmp_path: Path) -> None:
+    bad = {"pass": "swap_labels", "on_fail": "revert"}
+    report = run(tmp_path, ["touch", bad, "use_sdpa"])
+    assert statuses(report) == {"touch": "ok", "swap_labels": "reverted", "use_sdpa": "ok"}
+    assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "use_sdpa"
+    assert [entry["name"] for entry in stage.verify(tmp_path / "artifact")["passes"]] == ["touch", "use_sdpa"]
+    report = run(tmp_path, ["touch", bad])
+    assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "touch"
+
+
+def test_limits_of_a_step_count(run: Run, tmp_path: Path) -> None:
+    wide = {"rel_l2": 9, "max_abs": 99, "cosine_min": -1, "label_flips_max": 1}
+    report = run(tmp_path, [{"pass": "swap_labels", "limits": wide}])
+    assert statuses(report) == {"swap_labels": "ok"} and report.exit_code == 0
+
+
+def test_an_unsupported_branch_ends_alone(run: Run, tmp_path: Path) -> None:
+    steps = ["touch", "never_here", {"pass": "touch", "name": "child"}, {"pass": "use_sdpa", "after": "touch"}]
+    report = run(tmp_path, steps)
+    assert statuses(report) == {"touch": "ok", "never_here": "unsupported", "child": "skipped", "use_sdpa": "ok"}
+    assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "use_sdpa"
+    assert "quantum computer" in (report.stage("never_here").reason or "")
+    for wanted in ("never_here", "child"):
+        report = run(tmp_path, steps, deliver=wanted)
+        assert report.exit_code == 4 and report.delivered is None and wanted in (report.reason or "")
+
+
+def test_what_cannot_run_here_is_unverified(run: Run, tmp_path: Path, happy: tuple[Path, Report]) -> None:
+    # The same first stages as the happy run's: no need to export again.
+    shutil.copytree(happy[0] / "stages", tmp_path / "stages")
+    steps = ["use_sdpa", "export_onnx", {"pass": "cast_onnx_half", "dtype": "bfloat16"}]
+    report = run(tmp_path, steps)
+    assert statuses(report) == {"use_sdpa": "ok", "export_onnx": "ok", "cast_onnx_half": "unverified"}
+    assert report.exit_code == 4 and report.delivered is None and "--build-only" in (report.reason or "")
+    assert report.stage("cast_onnx_half").parity is None
+    report = run(tmp_path, steps, {"build_only": True})
+    assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "cast_onnx_half"
+    with pytest.raises(Unsupported):
+        bertopt.load(tmp_path / "artifact")
+
+
+def test_deliver_fastest(run: Run, tmp_path: Path) -> None:
+    report = run(tmp_path, ["touch", "use_sdpa"], deliver="fastest")
+    speeds = {row.name: row.mix().vs_reference.ratio for row in report.stages[1:]} | {"reference": 1.0}  # type: ignore[union-attr]
+    assert report.delivered is not None and report.delivered.stage == max(speeds, key=lambda name: speeds[name])
+
+
+# Failures of every kind. The next run in the same directory must be none the worse.
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        ({"pass": "raise_error"}, 1, "ValueError: a bug in the pass"),
+        ({"pass": "kill_itself", "how": "SIGSEGV"}, 1, "signal SIGSEGV"),
+        ({"pass": "kill_itself", "how": "SIGKILL"}, 5, "memory runs out"),
+        ({"pass": "fill_disk"}, 5, "no space left on the disk"),
+        ({"pass": "fail_when_timed", "how": "die"}, 1, "signal SIGSEGV during 'time"),
+        ({"pass": "fail_when_timed", "how": "hang", "timeout": 2}, 7, "longer than 2 s"),
+    ],
+    ids=lambda value: value["pass"] + value.get("how", "") if isinstance(value, dict) else None,
+)
+def test_failures(
+    run: Run, workers: SharedWorkers, tmp_path: Path, step: dict[str, Any], code: int, words: str
+) -> None:  # fmt: skip
+    report = run(tmp_path, ["touch", step, "use_sdpa"])
+    assert statuses(report) == {"touch": "ok", step["pass"]: "failed", "use_sdpa": "skipped"}
+    assert report.exit_code == code and words in (report.stage(step["pass"]).reason or "")
+    assert nothing_left(tmp_path, workers) and not (tmp_path / "artifact").exists()
+    report = run(tmp_path, ["touch", {**step, "on_fail": "revert"}, "use_sdpa"])
+    assert statuses(report) == {"touch": "ok", step["pass"]: "reverted", "use_sdpa": "ok"} and report.exit_code == 0
+    assert "touch" in reused(report) and nothing_left(tmp_path, workers)
+
+
+def test_a_worker_s_traceback_is_kept(run: Run, tmp_path: Path) -> None:
+    reason = run(tmp_path, ["raise_error"]).stage("raise_error").reason or ""
+    assert "ValueError: a bug in the pass" in reason
+    assert "example_passes.py" in reason and "Traceback" in reason
+
+
+def test_a_pass_that_never_ends(run: Run, workers: SharedWorkers, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    report = run(tmp_path / "out", [{"pass": "hang", "timeout": 1, "pids": str(pids)}])
+    assert statuses(report) == {"hang": "failed"} and report.exit_code == 7
+    assert "longer than 1 s" in (report.reason or "")
+    worker, child = map(int, pids.read_text().split())
+    assert not _runs(worker) and not _runs(child) and nothing_left(tmp_path / "out", workers)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(worker, signal.SIGCONT)
+
+
+def test_no_cuda_here(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: SharedWorkers) -> None:
+    with workers.start() as worker:
+        if worker.call("device")["cuda"]:
+            pytest.skip("there is a GPU")
+    with pytest.raises(Unsupported, match="device: cuda") as error:
+        run(tmp_path, ["touch"], device="cuda")
+    assert error.value.exit_code == 4
+
+
+def test_sequences_the_model_has_no_positions_for(run: Run, tmp_path: Path, texts: Path) -> None:
+    with pytest.raises(UsageError, match=r"at most the model's 64 usable positions; got \[1, 65\]"):
+        run(tmp_path, ["touch"], inputs={"shapes": [[1, 8], [1, 65]], "texts": str(texts)})
+    assert stage_names(tmp_path) == ["reference"]
+
+
+def labelled(path: Path, labels: list[str]) -> dict[str, Any]:
+    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(TEXTS * 4, labels, strict=False)]
+    path.write_text("\n".join(lines) + "\n")
+    return {"shapes": [[1, 8]], "texts": str(path)}
+
+
+def test_labelled_texts_measure_quality(run: Run, tmp_path: Path) -> None:
+    report = run(tmp_path / "out", ["touch"], inputs=labelled(tmp_path / "t.jsonl", ["good", "bad", "mixed"] * 2))
+    for row in report.stages:
+        assert row.quality is not None and row.quality.metric == "accuracy" and row.quality.n == 6
+        assert 0 <= row.quality.value <= 1 and row.quality.change == 0
+    # Three of the swapped model's labels would be wrong if parity let it pass.
+    wide = {"rel_l2": 9, "max_abs": 99, "cosine_min": -1, "label_flips_max": 1, "metric_drop_max": 0.0}
+    best = [entry["label"] for entry in bertopt.load(tmp_path / "out" / "artifact")((TEXTS * 4)[:6])]
+    report = run(
+        tmp_path / "out", [{"pass": "swap_labels", "limits": wide}], inputs=labelled(tmp_path / "t.jsonl", best)
+    )
+    quality = report.stage("swap_labels").quality
+    assert quality is not None and quality.reference == 1.0
+    assert report.exit_code == (3 if quality.change < 0 else 0)
+
+
+def test_a_label_the_model_does_not_have(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"t\.jsonl:2: label must be one of bad, good, mixed; got 'awful'"):
+        run(tmp_path / "out", ["touch"], inputs=labelled(tmp_path / "t.jsonl", ["good", "awful"]))
+    assert stage_names(tmp_path / "out") == ["reference"]
+
+
+@pytest.mark.parametrize("place", ["shutil.copyfile", "bertopt.stage.write_manifest", "bertopt.stage.sync"])
+def test_a_full_disk_leaves_the_old_artefact(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    assert run(tmp_path, ["touch"]).exit_code == 0
+    before = stage.verify(tmp_path / "artifact")
+    # Workers write stages; what fails here is the delivery.
+    assert run(tmp_path, ["touch", "use_sdpa"], deliver="touch").exit_code == 0
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "model.safetensors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, full)
+        with pytest.raises(ResourceError, match=r"no space left on the disk \(model.safetensors\)"):
+            run(tmp_path, ["touch", "use_sdpa"])
+    assert stage.verify(tmp_path / "artifact")["files"] == before["files"]
+    assert not (tmp_path / ".artifact.part").exists()
+    assert run(tmp_path, ["touch", "use_sdpa"]).delivered is not None
+
+
+def test_somebody_else_s_directory_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="is no bertopt artefact; move it away"):
+        run(tmp_path, ["touch"])
+    assert [path.name for path in (tmp_path / "artifact").iterdir()] == ["thesis.txt"]
+
+
+def test_an_interrupted_delivery_is_cleared_up(run: Run, tmp_path: Path) -> None:
+    assert run(tmp_path, ["touch"]).exit_code == 0
+    (tmp_path / "artifact").rename(tmp_path / ".artifact.old")
+    (tmp_path / ".artifact.part").mkdir()
+    (tmp_path / "stages" / ".part-touch-1").mkdir()
+    assert run(tmp_path, ["return_input"]).exit_code == 3
+    assert stage.verify(tmp_path / "artifact")["stage"] == "touch"
+    assert not list(tmp_path.glob(".artifact.*")) and not list((tmp_path / "stages").glob(".part-*"))
+
+
+def test_out_is_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        run(tmp_path / "out", ["touch"])
+
+
+@pytest.mark.parametrize("task", ["question-answering", "fill-mask", "token-classification", "feature-extraction"])
+def test_other_tasks_run_too(run: Run, tiny: Tiny, tmp_path: Path, task: str) -> None:
+    report = run(tmp_path, ["use_sdpa"], model=str(tiny(task=task)))
+    assert report.exit_code == 0, report.reason
+    assert report.model["task"] == task and stage.verify(tmp_path / "artifact")
