@@ -145,10 +145,10 @@ def _task(config: Any, task: str, pooling: str | None) -> Task:
             raise UsageError(
                 f"task: auto finds no task for architecture '{architecture}'; state one of {', '.join(known)}"
             )
-    task = TasksManager.map_from_synonym(task)
-    if task not in known:
+    found = TasksManager.map_from_synonym(task)
+    if found not in known:
         raise UsageError(f"task must be one of {', '.join(known)}; got '{task}'")
-    return task  # type: ignore[return-value]
+    return found  # type: ignore[return-value]
 
 
 def _sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
@@ -189,6 +189,7 @@ def _pooling_mode(fields: dict[str, Any]) -> str:
 
 def _encoder(directory: Path, config: Any, task: Task) -> Any:
     from optimum.exporters.tasks import TasksManager
+    from safetensors import SafetensorError
 
     auto = TasksManager.get_model_class_for_task(task, model_type=config.model_type)
     extra = {}
@@ -197,10 +198,14 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
         if "add_pooling_layer" in inspect.signature(cls.__init__).parameters:
             # Not used, and often missing from the checkpoint.
             extra["add_pooling_layer"] = False
-    encoder, info = auto.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="eager", use_safetensors=True,
-        local_files_only=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **extra,
-    )  # fmt: skip
+    try:
+        encoder, info = auto.from_pretrained(
+            directory, config=config, dtype=torch.float32, attn_implementation="eager", use_safetensors=True,
+            local_files_only=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
+            **extra,
+        )  # fmt: skip
+    except SafetensorError as error:
+        raise IntegrityError(f"model.safetensors is damaged ({error}); fetch the checkpoint again") from error
     problems = [
         f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json"
         for name, found, expected in info["mismatched_keys"]

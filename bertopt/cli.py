@@ -75,6 +75,8 @@ def export(
                 f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
                 file=sys.stderr,
             )
+        if report.exit_code == 1:
+            print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
         if report.exit_code:
             print(report.reason, file=sys.stderr)
         raise typer.Exit(report.exit_code)
@@ -102,7 +104,7 @@ def verify(
             _table(found)
         for warning in found.model.get("warnings", []):
             print(f"warning: {warning}", file=sys.stderr)
-        print(found.reason, file=sys.stderr if found.exit_code else sys.stdout)
+        print(found.reason, file=sys.stderr if found.exit_code or json_ else sys.stdout)
         raise typer.Exit(found.exit_code)
 
 

@@ -13,7 +13,7 @@ from bertopt import __version__, artifact, environment, stage
 from bertopt.checks import probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Device, Spec
-from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError
+from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError, WorkerCrashed
 from bertopt.examine import Examiner
 from bertopt.recipe import Recipe, Step
 from bertopt.results import Delivered, Limits, Report, Stage
@@ -143,7 +143,7 @@ class _Job:
             row.status, row.reason = "unsupported", str(error)
             return
         except BertoptError as error:
-            self._fail(step, row, str(error), error.exit_code)
+            self._broke(step, row, error)
             return
         if not any(row.changes.values()) and not step.allow_noop:
             self._fail(step, row, "the pass changed nothing; remove the step, or say allow_noop: true", 3, "noop")
@@ -156,7 +156,7 @@ class _Job:
             row.status, row.reason = "unverified", f"built, but not run: {error}"
             return
         except BertoptError as error:
-            self._fail(step, row, str(error), error.exit_code)
+            self._broke(step, row, error)
             return
         row.status = "ok"
         failures = list(row.parity.failures) if row.parity else []
@@ -183,6 +183,11 @@ class _Job:
         base = DEFAULT_LIMITS[row.precision]  # type: ignore[index]
         recipe = self.recipe.limits.get(row.precision, Limits())  # type: ignore[call-overload]
         return step.limits.over(recipe.over(base))
+
+    def _broke(self, step: Step, row: Stage, error: BertoptError) -> None:
+        if isinstance(error, WorkerCrashed) and error.log:
+            row.facts = {"log": error.log}
+        self._fail(step, row, str(error), error.exit_code)
 
     def _fail(self, step: Step, row: Stage, reason: str, code: int, status: str = "failed") -> None:
         row.reason = reason

@@ -169,8 +169,8 @@ def open_stage(directory: Path, manifest: dict[str, Any] | None = None) -> Model
     form, precision = manifest["form"], manifest["precision"]
     if form in ("eager", "compiled"):
         return _replay(directory, spec, form, precision)
-    if manifest["path"] not in manifest["files"]:
-        raise IntegrityError(f"{MANIFEST}: path '{manifest['path']}' is not one of its files; export again")
+    if manifest.get("path") not in manifest["files"]:
+        raise IntegrityError(f"{MANIFEST}: path '{manifest.get('path')}' is not one of its files; export again")
     path = directory / manifest["path"]
     if form == "onnx":
         return Onnx(spec, precision, path)

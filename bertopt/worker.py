@@ -181,13 +181,13 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if not ended:
-            return WorkerCrashed(f"the worker closed its connection during '{op}'; its last lines:\n{log}", log)
+            return WorkerCrashed(f"the worker closed its connection during '{op}'", log)
         if code == -signal.SIGKILL:
             return ResourceError(
                 f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out"
             )
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return WorkerCrashed(f"the worker ended with {how} during '{op}'; its last lines:\n{log}", log)
+        return WorkerCrashed(f"the worker ended with {how} during '{op}'", log)
 
 
 class RemoteSession(Session):

@@ -25,7 +25,9 @@ VOCABULARY = [*SPECIAL, *WORDS, *LETTERS]
 Tiny = Callable[..., Path]
 
 
-def write_tiny(out: Path, family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0) -> Path:
+def write_tiny(
+    out: Path, family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0
+) -> Path:
     """Write a checkpoint directory; with `pooling` ('mean', 'cls', …) a sentence-transformers one."""
     import torch
     import transformers
@@ -60,7 +62,9 @@ def write_tiny(out: Path, family: str = "bert", task: str = "text-classification
                    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]  # fmt: skip
         (out / "modules.json").write_text(json.dumps(modules))
         (out / "1_Pooling").mkdir()
-        (out / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode": pooling}))
+        (out / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32, "pooling_mode": pooling})
+        )
         (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48}))
     return out
 
@@ -85,7 +89,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """`tiny(family, task, pooling)`: the directory of a tiny checkpoint, written once a session. Treat it as read-only."""
     made: dict[tuple[object, ...], Path] = {}
 
-    def make(family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0) -> Path:
+    def make(
+        family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0
+    ) -> Path:
         key = (family, task, pooling, seed)
         if key not in made:
             made[key] = write_tiny(tmp_path_factory.mktemp("tiny"), family, task, pooling, seed)

@@ -23,6 +23,9 @@ def make_cheap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("bertopt.checks.latency.TURN_MS", 1.0)
     patch.setattr("bertopt.examine.SHAPE_BUDGET_S", 0.0)
     patch.setattr("bertopt.examine.MIX_BUDGET_S", 0.0)
+    patch.setattr(
+        "bertopt.checks.probes.built_in_texts", lambda: ["", "a", "the cat sat on the mat", "狗 坐 着", "cat " * 99]
+    )
 
 
 class Touch(Pass[Eager, Eager]):

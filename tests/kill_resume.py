@@ -45,10 +45,11 @@ def write_recipe(folder: Path, model: Path) -> Path:
     return folder / "recipe.yaml"
 
 
-def start(recipe: Path, out: Path) -> subprocess.Popen[str]:
+def start(recipe: Path, out: Path, script: str = EXPORT) -> subprocess.Popen[str]:
     """An export of `recipe` in a session of its own. Its processes carry `out` in their environment."""
     return subprocess.Popen(
-        [sys.executable, "-c", EXPORT, str(recipe), "--out", str(out)], start_new_session=True, text=True,
+        [sys.executable, "-c", script, str(recipe), "--out", str(out)], start_new_session=True, text=True,
+        cwd=Path(__file__).parents[1],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "BERTOPT_TEST_OUT": str(out)},
     )  # fmt: skip

@@ -15,7 +15,12 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def run(script: str, *arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, EXAMPLES / script, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -68,7 +68,9 @@ def test_tensorrt(reference: Eager, tmp_path: Path, library: str) -> None:
     graph = CastOnnxHalf()(ExportOnnx()(model, context(tmp_path, "onnx")).model, context(tmp_path, "fp16")).model
     profile = {"min": (1, 1), "opt": (4, 16), "max": (8, 64)}
     try:
-        built = BuildTensorrt.model_validate({"library": library, "profiles": (profile,)})(graph, context(tmp_path, "engine"))
+        built = BuildTensorrt.model_validate({"library": library, "profiles": (profile,)})(
+            graph, context(tmp_path, "engine")
+        )
     except Unsupported as error:
         pytest.skip(str(error))
     agrees(built.model, reference)

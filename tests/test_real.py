@@ -73,7 +73,9 @@ def test_the_float_stages_answer_like_transformers(ran: tuple[Report, Path], exp
         np.testing.assert_allclose(answers, expected, atol=1e-5, err_msg=name)
 
 
-def test_an_eager_stage_loads_unchanged_in_sentence_transformers(ran: tuple[Report, Path], expected: np.ndarray) -> None:
+def test_an_eager_stage_loads_unchanged_in_sentence_transformers(
+    ran: tuple[Report, Path], expected: np.ndarray
+) -> None:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(ran[1] / str(ran[0].stage("use_sdpa").path)), device="cpu")

@@ -227,8 +227,9 @@ def test_replayed_rewrites_answer_alike(tiny: Tiny, tmp_path: Path) -> None:
     assert (opened.rewrites, opened.precision, opened.spec) == (model.rewrites, "bfloat16", model.spec)
     example = model.network.example(3, 9)
     with torch.inference_mode():
-        assert torch.equal(opened.network(*example)[0], model.network(*example)[0])
-        assert not torch.equal(opened.network(*example)[0], reference.network(*example)[0])
+        given, expected, plain = (m.network(*example)[0] for m in (opened, model, reference))
+    assert torch.allclose(given, expected, atol=1e-3)
+    assert (given - plain).abs().max() > 2 * (given - expected).abs().max()
     assert not list(out.rglob("*.bin"))
 
 

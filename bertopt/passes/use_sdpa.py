@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -41,7 +42,7 @@ class UseSdpa(Pass[Eager, Eager]):
         try:
             return {"attention_calls": attention_calls(network) - before}
         except RuntimeError as error:
-            if "No available kernel" not in str(error):
+            if not re.search("No (available kernel|viable backend)", str(error)):
                 raise
             raise Unsupported(
                 f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto"

@@ -1,0 +1,167 @@
+"""The arrows between bertopt's modules, and rules that hold for every file."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "bertopt"
+FILES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "openvino", "tensorrt")
+
+#: What may import what, inner layers first. A module may import from its own group and from those listed, nothing
+#: else; imports for annotations alone count too. `bertopt` itself is the package's version and lazy names.
+ALLOWED: dict[str, str] = {
+    "errors": "",
+    "environment": "",
+    "core": "errors",
+    "results": "",
+    "wire": "core",
+    "source": "errors",
+    # Checkpoints to models.
+    "network": "core",
+    "tokenizer": "errors source",
+    "checkpoint": "core errors network source tokenizer",
+    # core <- {passes, sessions, checks}
+    "passes": "core errors",
+    "sessions": "core errors",
+    "checks": "core errors results",
+    # Recipes.
+    "yaml_reader": "errors",
+    "wording": "errors yaml_reader",
+    "tree": "core errors passes wording yaml_reader",
+    "recipe": "core errors passes results tree wording yaml_reader",
+    "schema": "core passes recipe tree",
+    "texts": "core errors",
+    # Stages, and what opens them.
+    "stage": "bertopt checkpoint core environment errors passes source",
+    "artifact": "errors results stage",
+    "runtime": "core errors sessions stage",
+    # Workers: the child's side, then ours.
+    "ops": "checkpoint core errors passes runtime sessions stage",
+    "child": "checkpoint errors ops passes runtime wire",
+    "worker": "core errors wire",
+    # {passes, sessions, checks} <- pipeline <- report <- cli
+    "store": "artifact core errors recipe results source stage texts worker",
+    "examine": "checks core errors results runtime texts worker",
+    "pipeline": "artifact bertopt checks core environment errors examine recipe results stage store texts tree worker",
+    "verify": "bertopt checks core environment errors examine results stage store texts worker",
+    "report": "results",
+    "export": "cli errors pipeline recipe report results",
+    "cli": "bertopt environment errors export passes recipe report schema stage verify",
+    "bertopt": "core errors export passes results runtime",
+}
+
+
+def group(module: str) -> str:
+    """`bertopt.passes.use_sdpa` is in group `passes`."""
+    return module.split(".")[1] if "." in module else module
+
+
+def module_name(file: Path) -> str:
+    parts = [*file.relative_to(PACKAGE.parent).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(file) for file in FILES}
+
+
+def imported(file: Path) -> Iterator[tuple[str, int]]:
+    """Every module that `file` imports anywhere, and the line."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{file}:{node.lineno}: imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module, node.lineno
+
+
+def own(file: Path) -> Iterator[tuple[str, int]]:
+    return ((name, line) for name, line in imported(file) if name.split(".")[0] == "bertopt")
+
+
+def ids(file: Path) -> str:
+    return str(file.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids)
+def test_arrows(file: Path) -> None:
+    mine = group(module_name(file))
+    assert mine in ALLOWED, f"{mine} is new: say in ALLOWED what it may import"
+    allowed = {mine, *ALLOWED[mine].split()}
+    wrong = [
+        f"{file.name}:{line}: {mine} may not import {name}" for name, line in own(file) if group(name) not in allowed
+    ]
+    assert not wrong
+
+
+def test_the_groups_form_no_circle() -> None:
+    # Two exceptions, both inside functions: the package's lazy names, and `python -m bertopt.export`, which is the cli's.
+    edges = {name: set(to.split()) - {"bertopt"} for name, to in ALLOWED.items() if name != "bertopt"}
+    edges["export"] -= {"cli"}
+    while edges:
+        free = [name for name, to in edges.items() if not to & set(edges)]
+        assert free, f"a circle among {', '.join(edges)}"
+        for name in free:
+            del edges[name]
+
+
+def test_every_allowed_edge_is_used() -> None:
+    used = {(group(module_name(file)), group(name)) for file in FILES for name, _ in own(file)}
+    stale = [f"{name} -> {to}" for name, targets in ALLOWED.items() for to in targets.split() if (name, to) not in used]
+    assert not [edge for edge in stale if not edge.endswith("-> errors")]
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "passes").glob("[a-z]*.py")), ids=ids)
+def test_passes_know_only_the_nouns(file: Path) -> None:
+    assert {name for name, _ in own(file)} <= {"bertopt.core", "bertopt.errors"}
+
+
+@pytest.mark.parametrize("file", [*(PACKAGE / "checks").glob("*.py"), *(PACKAGE / "sessions").glob("*.py")], ids=ids)
+def test_checks_and_sessions_know_no_pass(file: Path) -> None:
+    strange = {
+        "bertopt.passes",
+        "bertopt.runtime",
+        "bertopt.sessions" if file.parent.name == "checks" else "bertopt.checks",
+    }
+    assert not [name for name, _ in own(file) if name in strange or name.rpartition(".")[0] in strange]
+    if file.parent.name == "checks":
+        assert not {name.split(".")[0] for name, _ in imported(file)} & set(HEAVY)
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids)
+def test_rules_of_every_file(file: Path) -> None:
+    text = file.read_text("utf-8")
+    assert len(text.splitlines()) <= 300
+    assert not [
+        name for name, _ in imported(file) if name.split(".")[0] in ("pickle", "cPickle", "dill", "shelve", "joblib")
+    ]
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    printing = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
+    assert not printing or file.name == "cli.py"
+
+
+@pytest.mark.parametrize(
+    "statement", ["import bertopt", "import bertopt.recipe", "import bertopt.cli", "import bertopt.pipeline"]
+)
+def test_nothing_heavy_is_imported(statement: str) -> None:
+    script = f"import sys; {statement}; print(*({set(HEAVY)!r} & set(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
+    )
+    assert found.stdout.strip() == ""
+
+
+def test_importing_bertopt_is_almost_nothing() -> None:
+    script = "import sys; import bertopt; print(*(name for name in sys.modules if name.startswith('bertopt')))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
+    )
+    assert found.stdout.split() == ["bertopt"]

@@ -1,0 +1,583 @@
+"""Probes, parity, latency and quality, with made-up sessions and clocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.checks import latency, parity, probes, quality
+from bertopt.checks.latency import Contender
+from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.probes import Probe
+from bertopt.core import Session, Spec
+from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
+
+Array = np.ndarray
+NAN = math.nan
+
+
+def spec(task: Any = "text-classification", **fields: Any) -> Spec:
+    outputs = {"question-answering": ("start_logits", "end_logits"), "feature-extraction": ("last_hidden_state",)}
+    given = {
+        "family": "bert", "task": task, "inputs": ("input_ids", "attention_mask", "token_type_ids"),
+        "outputs": outputs.get(task, ("logits",)), "layers": 2, "heads": 2, "hidden": 4, "vocabulary": 10,
+        "token_types": 2, "pad_id": 3, "max_length": 32, "text_length": 32, "labels": ("bad", "good", "mixed"),
+        "parameters": 1,
+    }  # fmt: skip
+    return Spec.model_validate(given | fields)
+
+
+TEXT = spec()
+TOKEN = spec("token-classification")
+SPAN = spec("question-answering")
+PLAIN = spec("feature-extraction")
+
+
+class Fake(Session):
+    """Answers that depend on the inputs, with `edit` applied to them; the `time` is never looked at."""
+
+    def __init__(self, of: Spec, edit: Callable[[str, Array], None] = lambda name, value: None) -> None:
+        self.spec, self.edit = of, edit
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
+
+    def step(self) -> None:
+        tokens = np.sin(self.ids[..., None] * [1.0, 2.0, 3.0] + np.arange(self.ids.shape[1])[:, None])
+        self.answers: dict[str, Array] = {}
+        for number, name in enumerate(self.spec.outputs):
+            value = {"token": tokens, "span": tokens[..., number], "text": tokens.sum(axis=1)}[self.spec.granularity]
+            self.answers[name] = value.astype(np.float32)
+            self.edit(name, self.answers[name])
+
+    def fetch(self) -> dict[str, Array]:
+        return self.answers
+
+
+def probe(of: Spec, padding: str, shape: tuple[int, int] = (4, 6)) -> Probe:
+    return next(p for p in probes.grid(of, [shape], None) if p.padding == padding and p.shape == shape)
+
+
+def compared(of: Spec, at: Probe, edit: Callable[[str, Array], None]) -> Case:
+    return parity.compare(at, of, parity.answer(Fake(of, edit), at, of), parity.answer(Fake(of), at, of))
+
+
+def setting(at: Any, value: float, output: str | None = None) -> Callable[[str, Array], None]:
+    def edit(name: str, found: Array) -> None:
+        if output is None or name == output:
+            found[at] = value
+
+    return edit
+
+
+def judged(case: Case, limits: Limits | None = None) -> Parity:
+    return parity.judge([case], limits or DEFAULT_LIMITS["float32"], None)
+
+
+# Probes
+
+
+def test_grid_has_every_shape_and_padding() -> None:
+    found = list(probes.grid(TEXT, [(1, 8), (4, 6), (4, 6)], None))
+    every = set(probes.PADDINGS)
+    paddings = {shape: {p.padding for p in found if p.shape == shape} for shape in {p.shape for p in found}}
+    # One row has no other to be valid beside a masked one; one token leaves nothing to pad.
+    assert paddings == {
+        (1, 8): every - {"masked_row"}, (4, 6): every, (1, 1): {"none"}, (1, 32): every - {"masked_row"}
+    }  # fmt: skip
+    assert len({p.name for p in found}) == len(found)
+
+
+def test_no_valid_token_is_the_padding_token() -> None:
+    for p in probes.grid(TEXT, [(1, 8), (8, 16), (3, 2)], None):
+        mask = p.inputs["attention_mask"].astype(bool)
+        ids = p.inputs["input_ids"]
+        assert not (ids[mask] == TEXT.pad_id).any()
+        assert ids.min() >= 0
+        assert ids.max() < TEXT.vocabulary
+        assert all(value.dtype == np.int64 and value.flags.c_contiguous for value in p.inputs.values())
+        assert tuple(p.inputs) == TEXT.inputs
+        if p.padding in ("right", "left", "masked_row"):
+            assert (ids[~mask] == TEXT.pad_id).all()
+
+
+def test_masks_are_what_they_are_called() -> None:
+    masks = {p.padding: p.inputs["attention_mask"] for p in probes.grid(TEXT, [(4, 6)], None) if p.shape == (4, 6)}
+    assert masks["none"].all()
+    for name, side in (("right", 1), ("left", -1)):
+        lengths = masks[name].sum(axis=1)
+        assert lengths.tolist() == sorted(set(lengths.tolist()), reverse=True)
+        assert lengths[0] == 6
+        assert (np.diff(masks[name], axis=1) * side <= 0).all()
+    assert masks["holes"][:, 0].all()
+    assert not masks["holes"].all()
+    assert (np.diff(masks["holes"], axis=1) > 0).any()
+    assert masks["one_token"].tolist() == [[1, 0, 0, 0, 0, 0]] * 4
+    assert masks["masked_row"].sum(axis=1).tolist() == [6, 6, 0, 6]
+
+
+def test_what_counts() -> None:
+    for p in probes.grid(TEXT, [(4, 6)], None):
+        assert (p.compared == p.inputs["attention_mask"].astype(bool)).all()
+        assert p.rows.tolist() == [bool(row.any()) for row in p.compared]
+    assert probe(TEXT, "masked_row").rows.tolist() == [True, True, False, True]
+
+
+def test_vocabularies_are_compared_at_a_few_tokens() -> None:
+    for p in probes.grid(spec("fill-mask"), [(4, 16)], None):
+        mask = p.inputs["attention_mask"].astype(bool)
+        assert not (p.compared & ~mask).any()
+        assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in mask.sum(axis=1)]
+
+
+def test_pairs_have_a_second_segment() -> None:
+    assert probe(TEXT, "none").inputs["token_type_ids"].tolist() == [[0] * 6, [0, 0, 0, 1, 1, 1]] * 2
+    assert probe(TEXT, "none", (1, 8)).inputs["token_type_ids"].tolist() == [[0] * 4 + [1] * 4]
+    single = spec(inputs=("input_ids", "attention_mask"), token_types=0)
+    assert tuple(probe(single, "none").inputs) == ("input_ids", "attention_mask")
+
+
+@pytest.mark.parametrize(
+    ("max_shape", "shapes"),
+    [
+        (None, {(4, 6), (32, 8), (1, 1), (1, 32)}),
+        ((4, 16), {(4, 6), (1, 1)}),
+        ((32, 32), {(4, 6), (32, 8), (1, 1), (1, 32)}),
+    ],
+)
+def test_shapes_that_do_not_fit_are_skipped(max_shape: tuple[int, int] | None, shapes: set[tuple[int, int]]) -> None:
+    found = probes.grid(TEXT, [(4, 6), (32, 8), (2, 33)], max_shape)
+    assert {p.shape for p in found} == shapes
+
+
+def test_probes_are_the_same_every_time() -> None:
+    shapes = [(4, 6), (2, 8)]
+    first = list(probes.grid(TEXT, shapes, None))
+    assert probes.digest(list(probes.grid(TEXT, shapes, None))) == probes.digest(first)
+    assert probes.digest(list(probes.grid(TEXT, shapes, None, seed=1))) != probes.digest(first)
+    # A shape's probes do not depend on the others of the grid.
+    alone = {p.name: probes.digest([p]) for p in probes.grid(TEXT, [(2, 8)], None)}
+    assert alone.items() <= {p.name: probes.digest([p]) for p in first}.items()
+
+
+def test_built_in_texts() -> None:
+    found = probes.built_in_texts()
+    assert len(found) == 150
+    assert len(set(found)) == 150
+    assert "" in found
+    assert max(len(text.split()) for text in found) > 400
+    for first, last in (("a", "z"), ("а", "я"), ("\u0600", "\u06ff"), ("\u4e00", "\u9fff"), ("\u0900", "\u097f")):
+        assert any(first <= character <= last for text in found for character in text)
+
+
+def test_text_probes_hold_every_text_once() -> None:
+    def encode(batch: Any) -> list[dict[str, Array]]:
+        longest = max(1, *(len(text) for text in batch))
+        mask = np.array([[int(i < max(1, len(text))) for i in range(longest)] for text in batch], np.int64)
+        return [{"input_ids": mask, "attention_mask": mask, "token_type_ids": mask * 0}]
+
+    of = ["x" * (7 * i % 20) for i in range(21)]
+    found = list(probes.texts(TEXT, encode, of))
+    numbers = [[int(n) for n in p.name.removeprefix("texts ").split(", ")] for p in found]
+    assert sorted(n for batch in numbers for n in batch) == list(range(21))
+    assert all(len(batch) <= probes.TEXT_BATCH for batch in numbers)
+    # The first mixes short and long.
+    lengths = [len(of[n]) for n in numbers[0]]
+    assert max(lengths) - min(lengths) > 10
+    assert {p.padding for p in found} == {"text"}
+    (only,) = probes.texts(TEXT, encode, ["one"])
+    assert only.name == "texts 0"
+
+
+# Parity
+
+
+@pytest.mark.parametrize("of", [TEXT, TOKEN, SPAN, PLAIN, spec("fill-mask")], ids=lambda of: of.task)
+@pytest.mark.parametrize("padding", probes.PADDINGS)
+def test_the_same_answers_pass(of: Spec, padding: str) -> None:
+    case = compared(of, probe(of, padding), lambda name, value: None)
+    assert (case.max_abs, case.rel_l2, case.label_flips) == (0.0, 0.0, None if of is PLAIN else 0)
+    assert case.cosine_min == pytest.approx(1)
+    assert case.compared > 0
+    assert judged(case).passed
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("of", "output", "at"),
+    [(TEXT, None, (0, 1)), (TOKEN, None, (3, 0, 2)), (PLAIN, None, (0, 0, 0)), (SPAN, "end_logits", (1, 0)),
+     (SPAN, "start_logits", (1, 0))],
+)  # fmt: skip
+def test_what_is_not_finite_never_passes(of: Spec, output: str | None, at: Any, bad: float) -> None:
+    for padding in ("none", "right"):
+        case = compared(of, probe(of, padding), setting(at, bad, output))
+        found = judged(case)
+        assert not found.passed
+        assert not case.finite
+        generous = Limits(max_abs=1e30, rel_l2=1e30, cosine_min=-1, label_flips_max=1)
+        assert not judged(case, generous).passed
+
+
+@pytest.mark.parametrize(("of", "at"), [(TEXT, 2), (TOKEN, 2), (SPAN, 2), (PLAIN, 2)])
+def test_a_masked_row_is_not_compared_but_must_be_finite(of: Spec, at: int) -> None:
+    masked = probe(of, "masked_row")
+    assert not masked.rows[at]
+    other = compared(of, masked, setting(at, 99.0))
+    assert (other.max_abs, other.finite) == (0.0, True)
+    assert judged(other).passed
+    found = judged(compared(of, masked, setting(at, NAN)))
+    assert not found.passed
+    assert len(found.failures) == 1
+    assert found.failures[0].startswith("answers that are not compared must be finite (")
+    assert found.failures[0].endswith(", 4 × 6, masked_row)")
+
+
+@pytest.mark.parametrize(
+    ("of", "padding", "at", "where"),
+    [
+        (TEXT, "none", (3, 1), "logits[3, 1], 4 × 6, none"),
+        (TEXT, "masked_row", (3, 1), "logits[3, 1], 4 × 6, masked_row"),
+        (TOKEN, "left", (2, 5, 1), "logits[2, 5, 1], 4 × 6, left"),
+        (TOKEN, "masked_row", (3, 4, 2), "logits[3, 4, 2], 4 × 6, masked_row"),
+        (PLAIN, "right", (0, 5, 0), "last_hidden_state[0, 5, 0], 4 × 6, right"),
+        (SPAN, "masked_row", (3, 4), "start_logits[3, 4], 4 × 6, masked_row"),
+    ],
+)
+@pytest.mark.parametrize("value", [50.0, NAN])
+def test_the_worst_element_is_named(of: Spec, padding: str, at: Any, where: str, value: float) -> None:
+    found = judged(compared(of, probe(of, padding), setting(at, value)))
+    assert not found.passed
+    assert found.worst.where == where
+
+
+def test_padding_is_not_compared() -> None:
+    right = probe(TOKEN, "right")
+    row, token = np.argwhere(~right.compared)[0]
+    assert compared(TOKEN, right, setting((row, token), 99.0)).max_abs == 0.0
+    # A span's padding never is its best token.
+    row, token = np.argwhere(~probe(SPAN, "right").compared)[0]
+    case = compared(SPAN, probe(SPAN, "right"), setting((row, token), 99.0))
+    assert (case.max_abs, case.label_flips) == (0.0, 0)
+
+
+def test_compared_counts_texts_or_tokens() -> None:
+    counts = {of.task: compared(of, probe(of, "masked_row"), lambda name, value: None).compared for of in
+              (TEXT, TOKEN, SPAN)}  # fmt: skip
+    assert counts == {"text-classification": 3, "token-classification": 18, "question-answering": 3}
+
+
+def test_label_flips() -> None:
+    at = probe(TEXT, "none")
+    label = parity.answer(Fake(TEXT), at, TEXT)[0]["logits"][1].argmax()
+    case = compared(TEXT, at, setting((1, (label + 1) % 3), 9.0))
+    assert case.label_flips == 1
+    assert judged(case, Limits(label_flips_max=0.25)).passed
+    found = judged(case, Limits(label_flips_max=0.2))
+    assert found.failures == ["label_flips_max must be at most 0.2; got 0.25"]
+    assert (found.worst.metric, found.worst.value) == ("label_flips_max", 0.25)
+
+
+def test_flips_of_both_ends_of_a_span_are_counted() -> None:
+    at = probe(SPAN, "none")
+    kept = parity.answer(Fake(SPAN), at, SPAN)[0]
+    flipped = {name: (0, int(value[0].argmin())) for name, value in kept.items()}
+
+    def edit(name: str, value: Array) -> None:
+        value[flipped[name]] = 9.0
+
+    assert compared(SPAN, at, edit).label_flips == 2
+
+
+def test_metrics() -> None:
+    at = probe(TEXT, "none", (2, 4))
+    answers = ({"logits": np.array([[1.0, 0.0], [0.0, 2.0]])}, True)
+    other = ({"logits": np.array([[1.0, 0.0], [2.0, 0.0]])}, True)
+    case = parity.compare(at, TEXT, other, answers)
+    assert (case.max_abs, case.cosine_min, case.cosine_mean, case.label_flips) == (2.0, 0.0, 0.5, 1)
+    assert case.rel_l2 == pytest.approx(math.sqrt(8 / 5))
+
+
+def test_zero_vectors() -> None:
+    at = probe(PLAIN, "none", (1, 1))
+    zero, one = ({"last_hidden_state": np.zeros((1, 3))}, True), ({"last_hidden_state": np.ones((1, 3))}, True)
+    assert judged(parity.compare(at, PLAIN, zero, zero)).passed
+    assert not judged(parity.compare(at, PLAIN, one, zero)).passed
+    assert not judged(parity.compare(at, PLAIN, zero, one)).passed
+
+
+def test_nothing_to_compare() -> None:
+    at = Probe("empty", "none", probe(TOKEN, "none").inputs, np.zeros((4, 6), bool), np.zeros(4, bool))
+    case = compared(TOKEN, at, lambda name, value: None)
+    assert (case.compared, case.max_abs, case.cosine_min) == (0, 0.0, 1.0)
+    assert judged(case).passed
+
+
+def test_other_shapes_are_an_error() -> None:
+    at = probe(TEXT, "none")
+    with pytest.raises(ValueError, match=r"logits has shape \[4, 2\], the reference \[4, 3\] \(4 × 6, none\)"):
+        parity.compare(at, TEXT, ({"logits": np.zeros((4, 2))}, True), ({"logits": np.zeros((4, 3))}, True))
+
+
+def case(**fields: Any) -> Case:
+    given = {"batch": 1, "sequence": 8, "padding": "none", "max_abs": 0.0, "rel_l2": 0.0, "cosine_min": 1.0,
+             "cosine_mean": 1.0, "label_flips": 0, "compared": 10, "where": "logits[0, 0]"}  # fmt: skip
+    return Case.model_validate(given | fields)
+
+
+def test_summary_takes_the_worst_of_all_cases() -> None:
+    cases = [case(max_abs=1, cosine_min=0.5, label_flips=1), case(rel_l2=2, cosine_mean=0.9, label_flips=2)]
+    assert parity.summarise(cases) == Comparison(
+        max_abs=1, rel_l2=2, cosine_min=0.5, cosine_mean=0.9, label_flips=3, compared=20
+    )
+    assert parity.summarise([case(label_flips=None)]).label_flips is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("metric", ["max_abs", "rel_l2", "cosine_min", "cosine_mean"])
+def test_nan_in_any_case_wins(metric: str, order: int) -> None:
+    cases = [case(), case(**{metric: NAN}, where="here"), case(**{metric: 0.0})][::order]
+    assert math.isnan(getattr(parity.summarise(cases), metric))
+    found = parity.judge(cases, Limits(**{metric: 1.0}), None)
+    assert not found.passed
+    assert found.worst.where == "here"
+    assert "got nan" in found.failures[0]
+
+
+def test_worst_is_the_metric_that_uses_most_of_its_limit() -> None:
+    limits = Limits(max_abs=1.0, rel_l2=0.1, cosine_min=0.9)
+    found = parity.judge([case(max_abs=0.5, rel_l2=0.09, cosine_min=0.95)], limits, None)
+    assert (found.passed, found.worst.metric, found.worst.value, found.worst.limit) == (True, "rel_l2", 0.09, 0.1)
+    found = parity.judge([case(max_abs=3.0), case(cosine_min=0.1, where="there")], limits, None)
+    assert (found.passed, found.worst.metric, found.worst.where) == (False, "cosine_min", "there")
+    assert [failure.split()[0] for failure in found.failures] == ["max_abs", "cosine_min"]
+
+
+def test_exactly_at_the_limit_passes() -> None:
+    limits = Limits(max_abs=0.5, cosine_min=0.5, label_flips_max=0.1)
+    assert parity.judge([case(max_abs=0.5, cosine_min=0.5, label_flips=1)], limits, None).passed
+    assert parity.judge([case()], Limits(max_abs=0.0, label_flips_max=0.0, cosine_min=1.0), None).passed
+    assert not parity.judge([case(max_abs=1e-9)], Limits(max_abs=0.0), None).passed
+
+
+def test_limits_over() -> None:
+    low = Limits(max_abs=1.0, rel_l2=2.0)
+    assert Limits(max_abs=0.0, cosine_min=0.5).over(low) == Limits(max_abs=0.0, rel_l2=2.0, cosine_min=0.5)
+    assert Limits().over(low) == low
+    for limits in DEFAULT_LIMITS.values():
+        assert limits.rel_l2 is not None
+        assert limits.cosine_min is not None
+        assert limits.label_flips_max is not None
+
+
+# Latency
+
+
+class Clock:
+    """A clock that only turns move, and only while their contender alone is awake."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+        self.awake: str | None = None
+        monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
+
+    def contender(self, name: str, ms: float, jitter: float = 0.0, **fields: Any) -> Contender:
+        rng = np.random.default_rng(sum(map(ord, name)))
+
+        def turn(steps: int) -> list[float]:
+            assert self.awake == name
+            self.log.append(f"{name} runs {steps}")
+            taken = ms * (1 + jitter * rng.standard_normal() * np.ones(steps))
+            self.now += float(taken.sum()) / 1e3
+            return [float(each) for each in taken]
+
+        def wake() -> None:
+            assert self.awake is None
+            self.awake = name
+
+        def sleep() -> None:
+            assert self.awake == name
+            self.awake = None
+
+        return Contender(name, turn, wake, sleep, **fields)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_race_is_interleaved_in_random_order(clock: Clock) -> None:
+    racing = [clock.contender(name, ms) for name, ms in (("a", 2.0), ("b", 4.0), ("c", 90.0))]
+    latency.race(racing, 3.0)
+    assert [c.per_turn for c in racing] == [30, 15, 1]
+    rounds = {len(c.rounds) for c in racing}
+    assert len(rounds) == 1
+    assert latency.MIN_ROUNDS <= rounds.pop() < latency.MAX_ROUNDS
+    assert all(len(taken) == c.per_turn for c in racing for taken in c.rounds)
+    runs = [line[0] for line in clock.log][6:]
+    thirds = ["".join(runs[i : i + 3]) for i in range(0, len(runs), 3)]
+    assert all(sorted(third) == ["a", "b", "c"] for third in thirds)
+    assert len(set(thirds)) > 2
+    assert clock.awake is None
+
+
+def test_race_stops_in_time(clock: Clock) -> None:
+    fast, slow = clock.contender("fast", 0.001), clock.contender("slow", 5000.0)
+    latency.race([fast], 1e9)
+    assert (len(fast.rounds), fast.per_turn) == (latency.MAX_ROUNDS, 100)
+    latency.race([slow], 0.0)
+    assert (len(slow.rounds), slow.per_turn) == (3, 1)
+    pair = [clock.contender("d", 5000.0), clock.contender("e", 5000.0)]
+    latency.race(pair, 0.0)
+    assert [len(c.rounds) for c in pair] == [latency.MIN_ROUNDS] * 2
+
+
+def test_warm_up_is_not_kept(clock: Clock) -> None:
+    given = clock.contender("a", 10.0)
+    turn, first = given.turn, iter([700.0, 250.0])
+    given.turn = lambda steps: [next(first, value) for value in turn(steps)]
+    latency.race([given], 0.1)
+    assert given.per_turn == 1
+    assert set(given.samples()[1:]) == {10.0}
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.001, 0.02])
+@pytest.mark.parametrize("seed", range(4))
+def test_an_unchanged_model_is_never_faster_or_slower(clock: Clock, jitter: float, seed: int) -> None:
+    a, b = clock.contender(f"a{seed}", 10.0, jitter), clock.contender(f"b{seed}", 10.0, jitter)
+    latency.race([a, b], 2.0, seed)
+    found = latency.ratio(a, b)
+    assert found.verdict in ("NO DIFFERENCE", "INCONCLUSIVE")
+    assert found.low <= found.ratio <= found.high
+    if jitter < 0.01:
+        assert found.verdict == "NO DIFFERENCE"
+    assert latency.ratio(a, b) == found
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.05])
+def test_twice_as_fast_is_faster(clock: Clock, jitter: float) -> None:
+    a, b = clock.contender("a", 10.0, jitter), clock.contender("b", 20.0, jitter)
+    latency.race([a, b], 2.0)
+    assert latency.ratio(a, b).verdict == "FASTER"
+    assert latency.ratio(a, b).ratio == pytest.approx(2.0, rel=0.1)
+    assert latency.ratio(b, a).verdict == "SLOWER"
+
+
+def test_a_drift_that_hits_both_is_no_difference() -> None:
+    drift = [1 + 0.1 * i for i in range(10)]
+    a, b = (Contender(name, lambda _: [], rounds=[[10 * by, 10 * by] for by in drift]) for name in "ab")
+    assert latency.ratio(a, b).verdict == "NO DIFFERENCE"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.2, 1.5, "FASTER"), (1.0101, 1.02, "FASTER"), (0.5, 0.9, "SLOWER"), (0.98, 0.9899, "SLOWER"),
+        (0.995, 1.005, "NO DIFFERENCE"), (0.99, 1.01, "NO DIFFERENCE"), (1.0, 1.0, "NO DIFFERENCE"),
+        (0.9, 1.1, "INCONCLUSIVE"), (1.0, 1.2, "INCONCLUSIVE"), (1.005, 1.011, "INCONCLUSIVE"),
+        (0.8, 1.0, "INCONCLUSIVE"), (NAN, NAN, "INCONCLUSIVE"), (0.0, math.inf, "INCONCLUSIVE"),
+    ],
+)  # fmt: skip
+def test_verdicts(low: float, high: float, verdict: str) -> None:
+    assert Ratio(ratio=1.0, low=low, high=high).verdict == verdict
+
+
+def test_ratio_in_words() -> None:
+    assert str(Ratio(ratio=1.841, low=1.811, high=1.873)) == "FASTER 1.84x [1.81, 1.87]"
+
+
+def timed(samples: list[float], **fields: Any) -> Contender:
+    return Contender("x", lambda _: [], rounds=[samples[start : start + 100] for start in range(0, len(samples), 100)],
+                     **fields)  # fmt: skip
+
+
+def test_p99_only_from_many_samples() -> None:
+    many = [float(i) for i in range(latency.P99_SAMPLES)]
+    found = latency.measure(timed(many), (2, 8), 0, None, None)
+    assert found.p99_ms == pytest.approx(4949, abs=1)
+    assert (found.n, found.kind, found.batch, found.sequence) == (5000, "shape", 2, 8)
+    assert latency.measure(timed(many[:-1]), (2, 8), 0, None, None).p99_ms is None
+
+
+def test_figures_of_a_shape_and_of_the_mix() -> None:
+    mine, other = timed([10.0] * 500), timed([20.0] * 500)
+    found = latency.measure(mine, (4, 8), 0, other, None)
+    assert (found.p50_ms, found.p90_ms, found.texts_per_s) == (10.0, 10.0, 400.0)
+    assert found.vs_reference == Ratio(ratio=2, low=2, high=2)
+    assert (found.vs_parent, found.warning) == (None, None)
+    mix = latency.measure(mine, None, 12, None, other)
+    assert (mix.kind, mix.batch, mix.sequence, mix.n, mix.texts_per_s) == ("mix", None, None, 12, 1200.0)
+    assert (mix.vs_reference, mix.vs_parent) == (None, Ratio(ratio=2, low=2, high=2))
+
+
+def test_a_noisy_machine_is_mentioned() -> None:
+    noisy = timed([value for i in range(10) for value in [10.0 if i % 2 else 30.0] * 100])
+    found = latency.measure(noisy, (4, 8), 0, timed([20.0] * 1000), None)
+    assert found.warning is not None
+    assert "too noisy" in found.warning
+
+
+def test_compiling_under_the_clock_voids_the_figures(clock: Clock) -> None:
+    counted = iter([3, 3])
+    still = clock.contender("still", 10.0, graphs=lambda: next(counted))
+    graphs = iter([1, 4])
+    compiling = clock.contender("compiling", 10.0, graphs=lambda: next(graphs))
+    latency.race([still, compiling], 1.0)
+    found = latency.measure(compiling, (1, 8), 0, still, still)
+    assert found.warning == "void: 3 graphs were compiled while the clock ran"
+    assert (found.vs_reference, found.vs_parent) == (None, None)
+    assert latency.measure(still, (1, 8), 0, None, None).warning is None
+
+
+# Quality
+
+
+def test_accuracy() -> None:
+    logits = np.array([[3.0, 1, 0], [0, 1, 0], [0, 0, 1], [9, 0, 1]])
+    labels = ["bad", "good", "good", "bad"]
+    assert quality.accuracy(TEXT, logits, labels) == 0.75
+    found = quality.measure(TEXT, logits, 1.0, labels)
+    assert (found.metric, found.value, found.reference, found.change, found.n) == ("accuracy", 0.75, 1.0, -0.25, 4)
+    first = quality.measure(TEXT, logits, None, labels)
+    assert (first.reference, first.change) == (0.75, 0.0)
+
+
+def test_accuracy_wants_a_label_for_every_text() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        quality.accuracy(TEXT, np.zeros((2, 3)), ["bad"])
+
+
+# Results
+
+
+def test_report_survives_json_with_nan() -> None:
+    worst = Worst(metric="max_abs", value=NAN, limit=1.0, where="logits[0, 0]")
+    cases = [case(max_abs=NAN, cosine_min=-math.inf, rel_l2=math.inf)]
+    found = Report(
+        bertopt_version="0", recipe={}, environment={}, model={},
+        stages=[
+            Stage(index=0, name="a", pass_="use_sdpa", status="failed",
+                  parity=Parity(passed=False, worst=worst, cases=cases, limits=Limits()),
+                  latency=[Latency(kind="mix", batch=None, sequence=None, n=1, p50_ms=NAN, p90_ms=1, p99_ms=None,
+                                   texts_per_s=1, vs_reference=Ratio(ratio=2, low=1.9, high=2.1))]),
+        ],
+    )  # fmt: skip
+    text = found.model_dump_json(by_alias=True)
+    again = Report.model_validate_json(text)
+    assert again.model_dump_json(by_alias=True) == text
+    stage = again.stage("a")
+    assert stage.parity is not None
+    assert stage.latency is not None
+    assert math.isnan(stage.parity.worst.value)
+    assert math.isnan(stage.parity.cases[0].max_abs)
+    assert (stage.parity.cases[0].cosine_min, stage.parity.cases[0].rel_l2) == (-math.inf, math.inf)
+    assert stage.latency[0].vs_reference == Ratio(ratio=2, low=1.9, high=2.1)
+    assert '"verdict":"FASTER"' in text
+    assert '"pass":"use_sdpa"' in text
+    assert stage.mix() is stage.latency[0]
