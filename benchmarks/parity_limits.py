@@ -1,6 +1,6 @@
 """How far each precision is from fp32 on the two real checkpoints: what the default limits are set from.
 
-    python -m benchmarks.parity_limits [--classifier DIR]     writes benchmarks/results/parity_limits.json
+python -m benchmarks.parity_limits [--classifier DIR]     writes benchmarks/results/parity_limits.json
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _task(config: Any, task: str, pooling: str | None) -> Task:
     found = TasksManager.map_from_synonym(task)
     if found not in known:
         raise UsageError(f"task must be one of {', '.join(known)}; got '{task}'")
-    return found  # type: ignore[return-value]
+    return found  # type: ignore[no-any-return]
 
 
 def _sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:

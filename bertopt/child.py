@@ -16,7 +16,7 @@ import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bertopt import wire
 from bertopt.errors import BertoptError, ResourceError
@@ -63,7 +63,7 @@ def _preload() -> None:
     import bertopt.runtime.predictor  # noqa: F401
 
 
-def _become_worker(fd: int, request: dict[str, str]) -> NoReturn:
+def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
     parent = os.getppid()
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -72,10 +72,13 @@ def _become_worker(fd: int, request: dict[str, str]) -> NoReturn:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.path[:] = json.loads(request["sys_path"])
+    sys.path[:] = request["sys_path"]
     os.environ["BERTOPT_WORKER"] = "1"
     code = 0
     try:
+        from bertopt import passes
+
+        passes.accept(request["passes"])
         serve(Connection(fd))
     except BaseException:
         traceback.print_exc()

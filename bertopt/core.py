@@ -81,8 +81,7 @@ class Rewrite(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
-    """The pass's registered name; `module:qualname` finds the class where the name is not registered."""
-    target: str
+    """The pass's registered name."""
     options: dict[str, Any]
 
 
@@ -241,9 +240,7 @@ class Pass(BaseModel, Generic[In, Out]):
         raise TypeError(f"{cls.__name__} must name its forms: class {cls.__name__}(Pass[Eager, Onnx])")
 
     def record(self) -> Rewrite:
-        cls = type(self)
-        target = f"{cls.__module__}:{cls.__qualname__}"
-        return Rewrite(name=cls.name(), target=target, options=self.model_dump(mode="json"))
+        return Rewrite(name=self.name(), options=self.model_dump(mode="json"))
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Why this pass cannot follow `before` (its ancestors, first to last) although the form fits, or None.

@@ -33,10 +33,10 @@ class Examiner:
 
     def __init__(
         self, workers: Workers, reference: Path, spec: Spec, device: Device, shapes: Sequence[tuple[int, int]],
-        texts: Texts, records: Path, machine: dict[str, Any], main: str | None, tell: Callable[[str], None],
+        texts: Texts, records: Path, machine: dict[str, Any], tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
-        self.shapes, self.texts, self.records, self.main, self.tell = list(shapes), texts, records, main, tell
+        self.shapes, self.texts, self.records, self.tell = list(shapes), texts, records, tell
         tokenizer = Tokenizer(reference, spec, spec.max_length)
         sample = (
             list(dict.fromkeys([*texts.texts[:64], *probes.built_in_texts()])) if texts.source else list(texts.texts)
@@ -128,9 +128,7 @@ class Examiner:
         if directory not in self._open or not self._open[directory].alive:
             worker = self.workers.start()
             try:
-                opened = worker.call(
-                    "open", timeout=timeout, directory=str(directory), device=self.device, main=self.main
-                )
+                opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
             except BaseException:
                 worker.kill()
                 raise

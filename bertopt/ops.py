@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from bertopt import stage
+from bertopt import passes, stage
 from bertopt.core import Context, Device, Rewrite, Session
-from bertopt.errors import UsageError
 from bertopt.runtime.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -67,15 +65,15 @@ class Ops:
         return stage.write_manifest(out, {**fields, **entry, **built, "passes": []}), {}
 
     def op_build(
-        self, arrays: Any, parent: str, record: dict[str, Any], main: str | None, part: str,
+        self, arrays: Any, parent: str, record: dict[str, Any], part: str,
         context: dict[str, Any], fields: dict[str, Any],
     ) -> Reply:  # fmt: skip
         """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
         from bertopt.checkpoint import quiet
 
         rewrite = Rewrite.model_validate(record)
-        apply = _pass_class(rewrite, main).model_validate(rewrite.options)
-        manifest = _passes_known(stage.read_manifest(Path(parent)), main)
+        apply: Any = passes.need(rewrite.name).model_validate(rewrite.options)
+        manifest = stage.read_manifest(Path(parent))
         model = stage.open_stage(Path(parent), manifest)
         out = Path(part)
         shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
@@ -95,12 +93,12 @@ class Ops:
         }
         return stage.write_manifest(out, {**fields, **stage.describe(result.model, out), **built}), {}
 
-    def op_open(self, arrays: Any, directory: str, device: Device, main: str | None = None) -> Reply:
+    def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
         """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
         from bertopt.sessions import open_session
 
         path = Path(directory)
-        manifest = _passes_known(stage.verify(path), main)
+        manifest = stage.verify(path)
         model = stage.open_stage(path, manifest)
         self.session = open_session(model, device)
         self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
@@ -150,32 +148,3 @@ class Ops:
     def _session(self) -> Session:
         assert self.session is not None, "op_open comes first"
         return self.session
-
-
-def _passes_known(manifest: dict[str, Any], main: str | None) -> dict[str, Any]:
-    """The manifest, after every pass it names has been found, so that its rewrites can be replayed."""
-    for entry in manifest["passes"]:
-        _pass_class(Rewrite.model_validate(entry), main)
-    return manifest
-
-
-def _pass_class(rewrite: Rewrite, main: str | None) -> Any:
-    """The pass a record names. One defined in the user's script is found by importing that script under another name."""
-    from bertopt import passes
-
-    known = passes.find(rewrite.name)
-    if known is not None:
-        return known
-    module, _, qualname = rewrite.target.partition(":")
-    if module != "__main__":
-        return passes.by_target(rewrite.target)
-    if main is None:
-        raise UsageError(
-            f"pass '{rewrite.name}' is defined in an interactive session; put it in a file so that the worker can import it"
-        )
-    spec = importlib.util.spec_from_file_location("__bertopt_main__", main)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script
-    spec.loader.exec_module(script)
-    return passes.register(cast("Any", getattr(script, qualname)))

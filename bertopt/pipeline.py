@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,8 +70,6 @@ class _Job:
         self.stands_for: dict[str, str] = {REFERENCE: REFERENCE}
         self.stopped: str | None = None
         self.examiner: Examiner | None = None
-        main = sys.modules["__main__"]
-        self.main = str(Path(file).resolve()) if (file := getattr(main, "__file__", None)) else None
 
     def open_reference(self) -> None:
         """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
@@ -111,7 +108,6 @@ class _Job:
             self.texts,
             self.store.checks,
             machine,
-            self.main,
             self.tell,
         )
         self.examiner.examine(row, path, None, Limits(), None)
@@ -172,7 +168,7 @@ class _Job:
         self.tell(f"{step.name}: building")
         with self.workers.start() as worker:
             path, manifest, row.reused = self.store.build(
-                worker, step, self.paths[parent], self.main, self.device, self.recipe.inputs.shapes, self.texts
+                worker, step, self.paths[parent], self.device, self.recipe.inputs.shapes, self.texts
             )
         self.paths[step.name] = path
         self._describe(row, path, manifest)

@@ -189,7 +189,7 @@ def _replay(directory: Path, spec: Spec, form: str, precision: Any) -> Model:
     model = checkpoint.open_directory(directory, rewrites_spec=spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
     for record in records:
-        cls = passes.find(record.name) or passes.by_target(record.target)
+        cls = passes.need(record.name)
         cls.model_validate(record.options).rewrite(model.network)
     kind = Compiled if form == "compiled" else Eager
     return kind(spec, precision, directory, model.network, tuple(records))
@@ -210,7 +210,7 @@ def _source_hash(record: Rewrite) -> str:
 
     from bertopt import passes
 
-    cls = passes.find(record.name) or passes.by_target(record.target)
+    cls = passes.need(record.name)
     try:
         return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()
     except (OSError, TypeError):

@@ -72,7 +72,6 @@ class Store:
         worker: Worker,
         step: Step,
         parent: Path,
-        main: str | None,
         device: Device,
         shapes: Sequence[Any],
         texts: Texts,
@@ -84,7 +83,7 @@ class Store:
 
         def make(part: Path, fields: dict[str, Any]) -> None:
             worker.call(
-                "build", timeout=step.timeout, parent=str(parent), record=record.model_dump(), main=main, part=str(part),
+                "build", timeout=step.timeout, parent=str(parent), record=record.model_dump(), part=str(part),
                 context=context, fields=fields,
             )  # fmt: skip
 

@@ -92,7 +92,7 @@ def _compare(
             raise UsageError(
                 f"'{against}' is another kind of model ({theirs.family}, {theirs.outputs}); give the checkpoint it was exported from"
             )
-        examiner = Examiner(workers, reference, spec, device, shapes, texts, store.checks, {}, None, lambda _: None)
+        examiner = Examiner(workers, reference, spec, device, shapes, texts, store.checks, {}, lambda _: None)
         try:
             first = Stage(index=0, name="reference", status="ok", form="eager", precision="float32")
             examiner.examine(first, reference, None, Limits(), None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bertopt import wire
+from bertopt import passes, wire
 from bertopt.core import Session
 from bertopt.errors import BY_NAME, ResourceError, StepTimeout, UsageError, WorkerCrashed
 
@@ -59,7 +59,8 @@ class Workers:
         request = {
             "op": "fork",
             "log": str(log),
-            "sys_path": json.dumps([str(Path(path).resolve()) for path in sys.path]),
+            "sys_path": [str(Path(path).resolve()) for path in sys.path],
+            "passes": passes.offers(),
         }
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])

@@ -1,6 +1,6 @@
 """Answer texts with an artefact.
 
-    python examples/classify.py ARTEFACT [TEXT …]
+python examples/classify.py ARTEFACT [TEXT …]
 """
 
 import sys

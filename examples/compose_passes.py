@@ -1,6 +1,6 @@
 """Compose passes in Python, without a recipe: every pass is a value, called on a model.
 
-    python examples/compose_passes.py [MODEL]
+python examples/compose_passes.py [MODEL]
 """
 
 import sys

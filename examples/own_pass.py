@@ -1,6 +1,6 @@
 """Write a pass, register it, and let bertopt check it like its own.
 
-    python examples/own_pass.py [MODEL]
+python examples/own_pass.py [MODEL]
 """
 
 import sys

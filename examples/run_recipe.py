@@ -1,6 +1,6 @@
 """Carry out a recipe from Python and read its report.
 
-    python examples/run_recipe.py [MODEL]
+python examples/run_recipe.py [MODEL]
 """
 
 import sys

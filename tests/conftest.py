@@ -8,7 +8,36 @@ from pathlib import Path
 
 import pytest
 
-WORDS = "the a cat dog sat ran on mat not very good bad film it was is he she they 1 2 3 , . ! ? ' -".split()
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "ran",
+    "on",
+    "mat",
+    "not",
+    "very",
+    "good",
+    "bad",
+    "film",
+    "it",
+    "was",
+    "is",
+    "he",
+    "she",
+    "they",
+    "1",
+    "2",
+    "3",
+    ",",
+    ".",
+    "!",
+    "?",
+    "'",
+    "-",
+]
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")

@@ -45,7 +45,7 @@ ALLOWED: dict[str, str] = {
     # Workers: the child's side, then ours.
     "ops": "checkpoint core errors passes runtime sessions stage",
     "child": "checkpoint errors ops passes runtime wire",
-    "worker": "core errors wire",
+    "worker": "core errors passes wire",
     # {passes, sessions, checks} <- pipeline <- report <- cli
     "store": "artifact core errors recipe results source stage texts worker",
     "examine": "checks core errors results runtime texts worker",

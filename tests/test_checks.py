@@ -415,7 +415,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_race_is_interleaved_in_random_order(clock: Clock) -> None:
     racing = [clock.contender(name, ms) for name, ms in (("a", 2.0), ("b", 4.0), ("c", 90.0))]
     latency.race(racing, 3.0)
-    assert [c.per_turn for c in racing] == [30, 15, 1]
+    assert [c.per_turn for c in racing] == [10, 5, 1]
     rounds = {len(c.rounds) for c in racing}
     assert len(rounds) == 1
     assert latency.MIN_ROUNDS <= rounds.pop() < latency.MAX_ROUNDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -597,12 +598,27 @@ def test_installed_packages_offer_passes(registry: dict[str, type[AnyPass]], mon
     assert passes.find("drop_tail") is None
 
 
-def test_by_target(registry: dict[str, type[AnyPass]]) -> None:
-    assert passes.by_target(f"{__name__}:DropHead").name() == "drop_head"
-    assert "drop_head" in registry
-    for target in ("bertopt.nothing:X", "bertopt.core:Nothing"):
-        with pytest.raises(UsageError, match="cannot be imported"):
-            passes.by_target(target)
+def test_a_stage_cannot_have_a_module_imported(registry: dict[str, type[AnyPass]]) -> None:
+    with pytest.raises(UsageError, match="pass 'antigravity' is not registered here"):
+        passes.need("antigravity")
+    assert "antigravity" not in sys.modules
+
+
+def test_workers_import_what_was_registered_by_hand(registry: dict[str, type[AnyPass]], tmp_path: Path) -> None:
+    passes.register(DropHead)
+    offered = passes.offers()
+    assert offered["drop_head"][:2] == (__name__, "DropHead")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from bertopt import Eager, Pass\n"
+        "class FromScript(Pass[Eager, Eager]):\n"
+        "    def __call__(self, model, ctx): ...\n"
+        "assert __name__ != '__main__'\n"
+    )
+    passes.accept({"from_script": ("__main__", "FromScript", str(script)), "typed": ("__main__", "Typed", None)})
+    assert passes.need("from_script").name() == "from_script"
+    with pytest.raises(UsageError, match="put it in a file"):
+        passes.need("typed")
 
 
 def test_every_built_in_pass_states_its_forms_and_documents_its_options() -> None:

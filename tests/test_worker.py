@@ -96,7 +96,7 @@ def build(worker: Worker, parent: Path, part: Path, step: example_passes.Touch, 
     ctx = Context(part)
     context = {"device": ctx.device, "shapes": ctx.shapes, "texts": ctx.texts, "seed": ctx.seed}
     worker.call(
-        "build", timeout=timeout, parent=str(parent), record=step.record().model_dump(), main=None, part=str(part),
+        "build", timeout=timeout, parent=str(parent), record=step.record().model_dump(), part=str(part),
         context=context, fields={"key": "k", "name": "step", "device": "cpu"},
     )  # fmt: skip
 
@@ -206,7 +206,7 @@ stopped.pause()
 (out / "ids").write_text(f"{workers._server.pid} {idle.pid} {stopped.pid} {busy.pid}")
 (out / "part").mkdir()
 context = {"device": "cpu", "shapes": [], "texts": [], "seed": 0}
-busy.call("build", parent=str(reference), record=Hang(pids=str(out / "pids")).record().model_dump(), main=None,
+busy.call("build", parent=str(reference), record=Hang(pids=str(out / "pids")).record().model_dump(),
           part=str(out / "part"), context=context, fields={"key": "k", "name": "step", "device": "cpu"})
 """
 

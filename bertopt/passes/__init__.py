@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 from bertopt.core import RESERVED_KEYS, Pass
@@ -78,18 +81,52 @@ def find(name: str) -> type[AnyPass] | None:
     return _known.get(name) or known().get(name)
 
 
-def by_target(target: str) -> type[AnyPass]:
-    """The pass class at `module:qualname`, as a stage's rewrites record it.
+def need(name: str) -> type[AnyPass]:
+    """The pass of that name, which a stage was built with.
 
-    Raises UsageError where it cannot be imported.
+    Nothing a stage says is imported: raises UsageError unless the pass is registered here.
     """
-    module, _, qualname = target.partition(":")
-    try:
+    found = find(name) or _offered(name)
+    if found is None:
+        raise UsageError(f"pass '{name}' is not registered here; import the module that registers it, then try again")
+    return found
+
+
+#: Passes registered in the process that started this worker: name to (module, qualified name, script).
+_offers: dict[str, tuple[str, str, str | None]] = {}
+
+
+def offers() -> dict[str, tuple[str, str, str | None]]:
+    """What a worker needs to import the passes registered here by hand."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return {
+        name: (cls.__module__, cls.__qualname__, str(Path(script).resolve()) if script else None)
+        for name, cls in _known.items()
+        if cls not in _BUILT_IN
+    }
+
+
+def accept(offered: dict[str, tuple[str, str, str | None]]) -> None:
+    """In a worker: import these passes when a recipe or a stage needs them."""
+    _offers.update(offered)
+
+
+def _offered(name: str) -> type[AnyPass] | None:
+    if name not in _offers:
+        return None
+    module, qualname, script = _offers[name]
+    if module != "__main__":
         found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    elif script is None:
         raise UsageError(
-            f"pass '{target}' cannot be imported ({error}); it must live in an installed module"
-        ) from error
+            f"pass '{name}' is defined in an interactive session; put it in a file, so that workers can import it"
+        )
+    else:
+        # The user's script, under another name: what stands below its __main__ guard is not run.
+        spec = importlib.util.spec_from_file_location("__bertopt_main__", script)
+        assert spec is not None and spec.loader is not None
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in qualname.split("."):
+        found = getattr(found, part)
     return register(found)
