@@ -48,8 +48,15 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
         "latency": [case.model_dump(mode="json") for case in row.latency] if row.latency else None,
         "quality": row.quality.model_dump(mode="json") if row.quality else None,
     }
+    told = {**recipe, "model": _portable(recipe["model"])}
+    told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    stage.write_manifest(part, {**fields, "stage": row.name, "recipe": recipe, "recipe_sha256": digest, "gates": gates})
+    stage.write_manifest(part, {**fields, "stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates})
+
+
+def _portable(path: str | None) -> str | None:
+    """A path of this machine by its last part; hub ids, package and relative paths as they are."""
+    return Path(path).name if path is not None and Path(path).is_absolute() else path
 
 
 def content_hash(directory: Path) -> str:

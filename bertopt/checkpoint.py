@@ -266,6 +266,6 @@ def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, poolin
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
         max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
-        multi_label=config.problem_type == "multi_label_classification",
+        multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
     )  # fmt: skip

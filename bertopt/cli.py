@@ -69,6 +69,8 @@ def export(
             print(report.model_dump_json(by_alias=True))
         else:
             _table(report)
+        for warning in report.model.get("warnings", ()):
+            print(f"warning: {warning}", file=sys.stderr)
         where = out or Path("out") / recipe.stem
         if report.delivered:
             print(

@@ -60,6 +60,7 @@ class Spec(BaseModel):
     normalize: bool = False
     labels: tuple[str, ...] = ()
     multi_label: bool = False
+    regression: bool = False
     parameters: int
 
     @property

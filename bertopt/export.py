@@ -44,7 +44,8 @@ def run(
     target = Path(out) if out is not None else Path("out") / name
     with Live(enabled=progress) as live:
         report = pipeline.run(checked, target, build_only, fresh, live.update)
-    html.write(report, target / "report.html")
+    with pipeline.disk_errors():
+        html.write(report, target / "report.html")
     return report
 
 

@@ -36,7 +36,7 @@ def run(
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
     report = Report(bertopt_version=__version__, recipe=recipe.resolved(), environment=environment.describe(), model={})
     tell = _teller(report, listen)
-    with _disk(), Store(out, fresh, tell) as store, Workers() as workers:
+    with disk_errors(), Store(out, fresh, tell) as store, Workers() as workers:
         tell("starting")
         job = _Job(recipe, report, store, workers, texts, tell)
         job.open_reference()
@@ -242,7 +242,7 @@ def _teller(report: Report, listen: Listener | None) -> Callable[[str | None], N
 
 
 @contextlib.contextmanager
-def _disk() -> Iterator[None]:
+def disk_errors() -> Iterator[None]:
     """A full disk is a resource error, wherever it shows."""
     try:
         yield

@@ -167,7 +167,7 @@ def test_the_artefact(happy: tuple[Path, Report], tiny: Tiny) -> None:
         assert path.is_dir() or path.stat().st_nlink == 1
     assert [entry["name"] for entry in manifest["passes"]] == [step["pass"] for step in LADDER]
     assert manifest["gates"]["parity"]["worst"]["metric"] == report.stages[-1].parity.worst.metric
-    assert len(manifest["recipe_sha256"]) == 64 and manifest["recipe"] == report.recipe
+    assert len(manifest["recipe_sha256"]) == 64 and manifest["recipe"]["steps"] == report.recipe["steps"]
 
 
 def test_the_artefact_names_no_place_on_this_machine(happy: tuple[Path, Report], tiny: Tiny) -> None:
@@ -176,10 +176,6 @@ def test_the_artefact_names_no_place_on_this_machine(happy: tuple[Path, Report],
     for path in (out / "artifact").rglob("*"):
         if path.is_file():
             content = path.read_text("utf-8", "replace")
-            if path.name == "manifest.json":
-                # The recipe says where its model and texts were, in the user's own words.
-                manifest = json.loads(content)
-                content = json.dumps({key: value for key, value in manifest.items() if key != "recipe"})
             assert not [place for place in places if place in content], path
 
 

@@ -75,7 +75,7 @@ def test_text_classification(opened: Opened, family: str) -> None:
     np.testing.assert_allclose([e["score"] for e in got], [e["score"] for e in expected], atol=1e-5)
 
 
-@pytest.mark.parametrize(("labels", "problem"), [(1, None), (3, "multi_label_classification")])
+@pytest.mark.parametrize(("labels", "problem"), [(1, None), (3, "multi_label_classification"), (1, "regression")])
 def test_scores_that_are_no_distribution(tmp_path: Path, labels: int, problem: str | None) -> None:
     import transformers
 

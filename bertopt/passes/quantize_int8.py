@@ -14,7 +14,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     """Quantise MatMul and Gemm to INT8 with ONNX Runtime. Counts quantised products.
 
     `dynamic` measures activation scales while it runs, one for the whole padded batch: the same text may answer
-    slightly differently beside other neighbours. Standard `Attention` nodes stay in float.
+    slightly differently beside other neighbours. `Attention` nodes stay in float, and with them the Q, K and V
+    projections that `fuse_ort` puts inside them below opset 23: quantise an opset-23 graph.
     """
 
     scheme: Literal["dynamic"] = Field("dynamic", description="dynamic: activation scales at run time")
@@ -47,11 +48,10 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         path = ctx.workdir / "onnx" / "model.onnx"
         path.parent.mkdir()
         big = (model.path.parent / "model.onnx_data").exists()
-        fused = any(node.domain == "com.microsoft" and node.op_type == "Attention" for node in graph.graph.node)
         quantize_dynamic(
             graph, path, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
-            # The standard Attention would become an invalid QAttention; only the fused one is quantised.
-            op_types_to_quantize=["MatMul", "Gemm", *(["Attention"] if fused else [])],
+            # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
+            op_types_to_quantize=["MatMul", "Gemm"],
             use_external_data_format=big,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip

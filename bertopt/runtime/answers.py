@@ -28,8 +28,12 @@ def sigmoid(logits: Array) -> Array:
 
 
 def classify(spec: Spec, logits: Array) -> list[dict[str, Any]]:
-    """Logits [B, C] to the best label of each text. One label or several independent ones are scored by sigmoid."""
-    scores = sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
+    """Logits [B, C] to the best label of each text. One label or several independent ones are scored by sigmoid,
+    a regression by its raw value."""
+    if spec.regression:
+        scores = logits
+    else:
+        scores = sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
     best = scores.argmax(axis=-1)
     return [{"label": spec.labels[i], "score": float(row[i])} for i, row in zip(best, scores, strict=True)]
 
