@@ -27,7 +27,7 @@ def section(report: Report) -> str:
     where = f"{environment['cores']} cores of {environment['cpu']} ({', '.join(environment['isa'])}), " + ", ".join(
         f"{name} {packages[name]}" for name in names
     )
-    return f"{markdown(report)}\n\nMeasured on {where}; {report.wall_s:.0f} s in all.\n"
+    return f"{markdown(report)}\nMeasured on {where}; {report.wall_s:.0f} s in all.\n"
 
 
 def limits(found: dict[str, Any]) -> str:
