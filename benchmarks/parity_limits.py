@@ -34,6 +34,7 @@ def rows(report: Report) -> list[dict[str, Any]]:
                 "cosine_min": min(case.cosine_min for case in cases),
                 "cosine_mean": min(case.cosine_mean for case in cases),
                 "label_flips": sum(flips) / sum(case.compared for case in cases) if flips else None,
+                "invariance": stage.invariance.max_abs if stage.invariance else None,
             }
         )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""Write README's tables from result files: the quickstart's report, and the parity measurement.
+"""Write README's tables from result files: the quickstart's report, the parity measurement, and what works for what.
 
     python -m benchmarks.readme [out/quickstart/report.json]
 
@@ -8,7 +8,9 @@ With a report, it is first kept as benchmarks/results/quickstart.json.
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from bertopt.results import Report
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
+MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
+PROOF = ROOT / "benchmarks" / "results" / "proof.json"
+AA = ROOT / "benchmarks" / "results" / "aa.json"
 
 
 def section(report: Report) -> str:
@@ -37,18 +42,106 @@ def limits(found: dict[str, Any]) -> str:
         rows = [row for row in found["rows"] if row["precision"] == precision]
         worst = []
         for metric in allowed:
-            values = [row[metric.removesuffix("_max")] for row in rows if row[metric.removesuffix("_max")] is not None]
+            values = [row[key] for row in rows if row.get(key := metric.removesuffix("_max")) is not None]
+            if not values:
+                continue
             pick = min if metric.startswith("cosine") else max
             worst.append(f"{metric.removesuffix('_max')} {pick(values):.6g}")
         lines.append(f"| {precision} | {', '.join(worst)} | {', '.join(f'{k} {v:g}' for k, v in allowed.items())} |")
     return "\n".join(lines) + "\n"
 
 
+def matrix(found: dict[str, Any]) -> str:
+    """Families × passes: `ok` where every task is, else of how many, and the reasons below. Raises ValueError where a
+    cell failed or is blank: such a table is not to be published."""
+    cells = {(cell["family"], cell["pass_"], cell["task"]): cell["outcome"] for cell in found["cells"]}
+    families, names, tasks = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
+    bad = [key for key, outcome in cells.items() if outcome.startswith("FAILED")]
+    bad += [(f, n, t) for f in families for n in names for t in tasks if (f, n, t) not in cells]
+    if bad:
+        raise ValueError(
+            f"matrix.json: {len(bad)} cells failed or are missing, first {' · '.join(bad[0])}; run tests.matrix"
+        )
+    lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "| :-- |" + " :-- |" * len(names)]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for family in families:
+        row = []
+        for name in names:
+            outcomes = [cells[family, name, task] for task in tasks]
+            row.append(_cell(outcomes))
+            for outcome in outcomes:
+                if outcome.startswith("unsupported: "):
+                    # Class and family names vary within one reason.
+                    reason = outcome.removeprefix("unsupported: ").splitlines()[0]
+                    where = reasons.setdefault((name, re.sub(rf"\b({family}|{_CLASS})\b", "…", reason)), [])
+                    where += [family] if family not in where else []
+        lines.append(f"| {family} | {' | '.join(row)} |")
+    lines += ["", f"Tasks: {', '.join(tasks)}; {len(cells)} cells.", ""]
+    lines += [f"- `{name}`, {', '.join(where)}: {reason}" for (name, reason), where in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+#: A transformers class in a message.
+_CLASS = r"[A-Z]\w+(?:For\w+|Model)"
+
+
+def _cell(outcomes: Sequence[str]) -> str:
+    kinds = ["unsupported" if outcome.startswith("unsupported") else outcome for outcome in outcomes]
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    return ", ".join(f"{kind} {kinds.count(kind)}/{len(kinds)}" for kind in dict.fromkeys(kinds))
+
+
+def proof(found: dict[str, Any]) -> str:
+    """What mutants, clean runs and orders of passes came to."""
+    mutants, clean = found["mutants"], found["clean_runs"]
+    caught = [mutant for mutant in mutants if mutant["good"]]
+    lines = [
+        f"- Wrong models: {len(caught)} of {len(mutants)} caught by the gate that should.",
+        f"- Clean runs: {len(clean['alarms'])} false alarms in {clean['runs']} runs "
+        f"({', '.join(f'{n} stages {status}' for status, n in clean['statuses'].items())}).",
+    ]
+    for length, name in (("2", "pairs"), ("3", "triples")):
+        counts = found["orders"][length]
+        outcomes = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+        lines.append(f"- Ordered {name} of passes: {sum(counts.values())}, of which {outcomes}.")
+    lines += [f"- Not caught by its gate: `{mutant['name']}`" for mutant in mutants if not mutant["good"]]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(found: dict[str, Any]) -> str:
+    """How often a model was called faster or slower than itself, and a slower one slower, for each shape."""
+    rows, share = found["rows"], found["settings"]["slow_down"]
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
+    lines = []
+    for kind, what, wanted in (
+        ("aa", "A model against itself is called faster or slower", ("FASTER", "SLOWER")),
+        ("slow", f"A model slowed down by {share:.0%} is called slower", ("SLOWER",)),
+    ):
+        counts = []
+        for shape in shapes:
+            of = [row["verdict"] in wanted for row in rows if (row["kind"], row["shape"]) == (kind, shape)]
+            counts.append(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}")
+        lines.append(f"- {what} in {', '.join(counts)}.")
+    budget = found["settings"]["shape_budget_s"]
+    lines.append(f"  (Real MiniLM, {budget:g} s of timing a shape, {cores} cores of {cpu}; the rest were inconclusive or equal.)")
+    return "\n".join(lines) + "\n"
+
+
 def updated(readme: str) -> str:
-    """README with both tables written anew."""
-    report = Report.model_validate_json(RESULT.read_text("utf-8"))
-    for name, text in (("quickstart", section(report)), ("limits", limits(json.loads(LIMITS.read_text("utf-8"))))):
+    """README with every table written anew."""
+    tables: dict[str, Callable[[], str]] = {
+        "quickstart": lambda: section(Report.model_validate_json(RESULT.read_text("utf-8"))),
+        "limits": lambda: limits(json.loads(LIMITS.read_text("utf-8"))),
+        "matrix": lambda: matrix(json.loads(MATRIX.read_text("utf-8"))),
+        "proof": lambda: proof(json.loads(PROOF.read_text("utf-8"))) + verdicts(json.loads(AA.read_text("utf-8"))),
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin not in readme:
+            continue
+        text = table()
         head, rest = readme.split(begin)
         readme = f"{head}{begin}\n{text}{end}{rest.split(end)[1]}"
     return readme

@@ -20,7 +20,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path:
     """Write `out/artifact` from the stage at `source`, with the gates it passed and their figures in its manifest.
 
-    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot.
+    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot, and
+    IntegrityError where a file of the stage is no longer the one that was examined.
     """
     part, final = out / ".artifact.part", out / "artifact"
     shutil.rmtree(part, ignore_errors=True)
@@ -38,7 +39,8 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
         target = part / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    manifest = stage.read_manifest(part)
+    # The copies must be what was examined: a pass or a person may have written to the stage since.
+    manifest = stage.verify(part)
     fields = {
         k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")
     }
@@ -47,6 +49,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
         "parity": row.parity.model_dump(mode="json", exclude={"cases"}) if row.parity else None,
         "latency": [case.model_dump(mode="json") for case in row.latency] if row.latency else None,
         "quality": row.quality.model_dump(mode="json") if row.quality else None,
+        "waived": [failure.model_dump(mode="json") for failure in row.failures],
     }
     told = {**recipe, "model": _portable(recipe["model"])}
     told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}

@@ -268,4 +268,20 @@ def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, poolin
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
+        shift_free=_shift_free(config, task, encoder, pad_id, pooling),
     )  # fmt: skip
+
+
+def _shift_free(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
+    """See `Spec.shift_free`."""
+    first_column = pooling == "cls" or (
+        task == "text-classification" and getattr(config, "classifier_pooling", "cls") == "cls"
+    )
+    if first_column:
+        return False
+    if config.model_type in OFFSET_POSITIONS:
+        # Positions are counted over the ids that are not the embedding's padding index, which is MPNet's own.
+        return int(encoder.base_model.embeddings.padding_idx) == pad_id
+    if config.model_type == "deberta-v2":
+        return bool(config.relative_attention and not config.position_biased_input)
+    return bool(config.model_type == "modernbert")

@@ -1,47 +1,51 @@
 """The process that builds stages and runs sessions.
 
 `python -m bertopt.child FD` imports torch once, then forks a worker for each request on the socket FD: a worker
-starts in about 0.1 s. Every worker is a session of its own, dies with this process, and this process ends when
-the socket's other end does, so nothing is left behind however bertopt ends.
+starts in about 0.1 s. Nothing is left behind however bertopt or a worker ends: this process ends when the socket's
+other end or its parent does, a worker dies with this process, and orphans of a worker are adopted, first by the
+worker and then by this process, so that whatever a worker started is found and killed, sessions and double forks
+notwithstanding.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import faulthandler
 import json
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
-from bertopt import wire
+from bertopt import processes, wire
 from bertopt.errors import BertoptError, ResourceError
 
-_PR_SET_PDEATHSIG = 1
+#: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
+_OOM_SCORE = "500"
 
 
 def main(fd: int) -> NoReturn:
     control = socket.socket(fileno=fd)
+    parent = os.getppid()
+    processes.adopt_orphans()
+    # A process that the user's script forked may hold the socket open: notice the parent's end by itself too.
+    signal.signal(signal.SIGTERM, lambda *_: _exit() if os.getppid() != parent else None)
+    processes.die_with_parent(signal.SIGTERM)
     _preload()
     workers: set[int] = set()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)
         if not message:
-            # Whatever a worker started is in its group, and would outlive it.
-            for pid in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-            # Tearing torch down politely takes a second; there is nothing to save.
-            os._exit(0)
+            _exit()
         request = json.loads(message)
-        if request["op"] == "reap":
-            _, status = os.waitpid(request["pid"], 0)
+        if request["op"] == "end":
             workers.discard(request["pid"])
-            control.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            control.send(json.dumps(_end(request["pid"], workers)).encode())
             continue
         pid = os.fork()
         if pid == 0:
@@ -50,6 +54,24 @@ def main(fd: int) -> NoReturn:
         workers.add(pid)
         os.close(fds[0])
         control.send(json.dumps(pid).encode())
+
+
+def _end(pid: int, others: set[int]) -> dict[str, object]:
+    """Kill a worker and all that it started. Its exit code (None where it would not die), and who would not die."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + processes.END_S
+    while (waited := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    # The live workers adopt their own orphans: what else has come to this process was the dead one's.
+    left = processes.end_descendants(spared=others)
+    return {"code": os.waitstatus_to_exitcode(waited[1]) if waited[0] else None, "left": left}
+
+
+def _exit() -> NoReturn:
+    processes.end_descendants()
+    # Tearing torch down politely takes a second; there is nothing to save.
+    os._exit(0)
 
 
 def _preload() -> None:
@@ -66,12 +88,18 @@ def _preload() -> None:
 def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
     parent = os.getppid()
     os.setsid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    processes.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    processes.adopt_orphans()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(processes.WHERE_SIGNAL, file=2, all_threads=False)
     sys.path[:] = request["sys_path"]
     os.environ["BERTOPT_WORKER"] = "1"
     code = 0

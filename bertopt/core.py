@@ -10,15 +10,15 @@ from __future__ import annotations
 import abc
 import copy
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import Unsupported
+from bertopt.profile import Profile as Profile  # noqa: PLC0414  (re-exported: passes know core only)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +62,9 @@ class Spec(BaseModel):
     multi_label: bool = False
     regression: bool = False
     parameters: int
+    shift_free: bool = False
+    """Whether left padding leaves a text's answer as it is: positions are relative or counted from the ids, and no
+    head or pooling reads the first column."""
 
     @property
     def granularity(self) -> Granularity:
@@ -74,6 +77,11 @@ class Spec(BaseModel):
     @property
     def labelled(self) -> bool:
         return self.task != "feature-extraction"
+
+    def differences(self, other: Spec) -> str:
+        """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
+        fixed = (name for name in type(self).model_fields if name not in ("layout", "parameters"))
+        return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
 
 
 class Rewrite(BaseModel):
@@ -147,28 +155,6 @@ class OpenVino(Model):
     path: Path
 
     form: ClassVar[str] = "openvino"
-
-
-class Profile(BaseModel):
-    """One optimisation profile of an engine: the [B, S] shapes it accepts, and the one it is tuned for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    min: tuple[int, int] = (1, 1)
-    opt: tuple[int, int] = (8, 128)
-    max: tuple[int, int] = (32, 512)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Profile:
-        for axis, name in enumerate(("batch", "sequence")):
-            if not 1 <= self.min[axis] <= self.opt[axis] <= self.max[axis]:
-                raise ValueError(
-                    f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}"
-                )
-        return self
-
-    def accepts(self, batch: int, sequence: int) -> bool:
-        return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
 
 
 @dataclass(frozen=True)
@@ -254,9 +240,27 @@ class Pass(BaseModel, Generic[In, Out]):
         """Why what this pass builds could not run every [B, S] of the recipe's grid, or None."""
         return None
 
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        """Why nothing could run this pass's result after `before` on the recipe's `device`, whatever machine has it.
+
+        Called when a recipe is checked, with 'auto', 'cpu' or 'cuda'. What only some machines lack is no conflict:
+        the pass raises Unsupported where it meets one.
+        """
+        return None
+
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         """Change `network` in place and count what changed. Only for passes over eager networks."""
         raise Unsupported(f"pass '{self.name()}' does not rewrite eager networks")
+
+    def effects(self, model: Any, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """What the committed model must show for this pass to have taken effect: counts expected and found, by name.
+
+        Asked in a fresh worker of the model opened from its stage, after its answers were compared, never of what the
+        pass remembers. `facts` is what the session running it says of itself, and under `passes` the names of the passes
+        that the stage records. A count that must be 0 shows that nothing is left undone; one above 0, that
+        something was done: where all of these are found 0, the stage is a no-op.
+        """
+        return {}
 
     @abc.abstractmethod
     def __call__(self, model: In, ctx: Context) -> Result[Out]:
@@ -282,15 +286,6 @@ class Session(abc.ABC):
         self.load(inputs)
         self.step()
         return self.fetch()
-
-    def time(self, steps: int) -> list[float]:
-        """Run `steps` steps on the loaded inputs; milliseconds of each."""
-        taken = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            self.step()
-            taken.append(1e3 * (time.perf_counter() - start))
-        return taken
 
     def facts(self) -> dict[str, Any]:
         """What really runs, asked of the runtime: provider, threads, compiled graphs, …"""

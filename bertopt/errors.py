@@ -9,6 +9,8 @@ class BertoptError(Exception):
     """Base of all errors raised on purpose. `exit_code` is the process's when the error ends a run."""
 
     exit_code: ClassVar[int] = 1
+    #: Last lines that a worker wrote, where the error is about one.
+    log: str = ""
 
 
 class UsageError(BertoptError):
@@ -39,6 +41,12 @@ class IntegrityError(BertoptError):
     exit_code: ClassVar[int] = 6
 
 
+class WrongAnswer(BertoptError):
+    """Answers that have not the names or shapes that the model's spec says: no comparison can pass."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class StepTimeout(BertoptError):
     """A step took longer than its `timeout`."""
 
@@ -53,7 +61,8 @@ class WorkerCrashed(BertoptError):
         self.log = log
 
 
-BY_NAME: dict[str, type[BertoptError]] = {
-    error.__name__: error
-    for error in (UsageError, Unsupported, ResourceError, IntegrityError, StepTimeout, WorkerCrashed, BertoptError)
-}
+_WORKERS_RAISE: tuple[type[BertoptError], ...] = (
+    UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, StepTimeout, WorkerCrashed, BertoptError,
+)  # fmt: skip
+
+BY_NAME = {error.__name__: error for error in _WORKERS_RAISE}

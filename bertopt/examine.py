@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertopt.checks import latency, parity, probes, quality
-from bertopt.checks.latency import Contender
+import numpy as np
+
+from bertopt.checks import evidence, invariance, parity, probes, quality, ranking
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
 from bertopt.errors import Unsupported
-from bertopt.results import Case, Comparison, Latency, Limits, Quality, Stage
+from bertopt.race import race
+from bertopt.records import Found, Records
+from bertopt.results import Case, Invariance, Limits, Parity, Ranking, Stage
+from bertopt.runtime.predictor import MAX_BATCH
 from bertopt.runtime.tokens import Text, Tokenizer
 from bertopt.texts import Texts
 from bertopt.worker import RemoteSession, Worker, Workers
 
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
 #: Texts in one turn of the mix, taken evenly from the recipe's.
 MIX_TEXTS = 12
-#: Seconds of timing for each shape, and for the mix.
-SHAPE_BUDGET_S, MIX_BUDGET_S = 1.5, 4.0
 
+#: Most of the recipe's own texts that are probed, besides the built-in ones.
+OWN_TEXTS = 96
 
 #: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
 ANSWER_BYTES = 64 * 2**20
@@ -36,68 +41,71 @@ class Examiner:
         texts: Texts, records: Path, machine: dict[str, Any], tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
-        self.shapes, self.texts, self.records, self.tell = list(shapes), texts, records, tell
-        tokenizer = Tokenizer(reference, spec, spec.max_length)
-        sample = (
-            list(dict.fromkeys([*texts.texts[:64], *probes.built_in_texts()])) if texts.source else list(texts.texts)
-        )
+        self.shapes, self.texts, self.tell = list(shapes), texts, tell
+        self.tokenizer = Tokenizer(reference, spec, spec.max_length)
+        sample = _sample(texts)
+        pairs = probes.pairs(spec, sample)
         self.probes = [
             *probes.grid(spec, shapes, None),
-            *probes.texts(spec, lambda batch: [tokenizer.batch(tokenizer.encode(list(batch)))], sample),
+            *probes.serving(spec, MAX_BATCH),
+            *probes.texts(spec, self._encode, sample),
+            *(probes.texts(spec, self._encode, pairs, "pair") if pairs else []),
         ]
+        every: list[Text] = [*sample, *pairs]
+        self.alone = [inputs for text in every for inputs in self._encode([text])]
         step = max(1, len(texts.texts) // MIX_TEXTS)
-        pairs = spec.task == "question-answering"
-        self.mix: list[Text] = [("what?", text) if pairs else text for text in texts.texts[::step]][:MIX_TEXTS]
-        self._key = [probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
+        paired = spec.task == "question-answering"
+        self.mix: list[Text] = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
+        inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
+        self.records = Records(records, inputs)
         self._open: dict[Path, Worker] = {}
+        self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
-        self._reference_value: float | None = None
+        self._reference_correct: list[bool] | None = None
 
     def examine(self, row: Stage, directory: Path, parent: Path | None, limits: Limits, timeout: float | None) -> None:
-        """Fill in parity, latency, quality and memory of `row`, measured now or recorded for the same inputs.
+        """Fill in everything that is measured of `row`, now or recorded for the same inputs; parent None: the reference.
 
         Raises Unsupported where this machine cannot open the stage, and what its worker raises.
         """
-        is_reference = parent is None
-        record = self.records / f"{self._record_key(directory, parent)}.json"
-        if record.is_file():
-            found = json.loads(record.read_text("utf-8"))
-        else:
+        names = [directory.name, parent.name if parent else None]
+        found = self.records.read(names)
+        if found is None:
             found = self._measure(row.name, directory, parent, timeout)
-            record.parent.mkdir(exist_ok=True)
-            part = record.with_suffix(".part")
-            part.write_text(json.dumps(found), "utf-8")
-            part.replace(record)
-        cases = [Case.model_validate(case) for case in found["cases"]]
-        vs_parent = Comparison.model_validate(found["vs_parent"]) if found["vs_parent"] else None
-        row.parity = None if is_reference else parity.judge(cases, limits, vs_parent)
-        row.latency = [Latency.model_validate(case) for case in found["latency"]]
-        row.quality = Quality.model_validate(found["quality"]) if found["quality"] else None
-        if is_reference and row.quality:
-            self._reference_value = row.quality.value
-        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = (
-            found["facts"],
-            found["peak_rss_bytes"],
-            found["peak_gpu_bytes"],
-        )
+            self.records.write(names, found)
+        row.parity = None if parent is None else self._judged(found, limits)
+        row.latency, row.quality, row.effects = found.latency, found.quality, found.effects
+        row.changed = found.changed
+        row.invariance, row.ranking = found.invariance, found.ranking
+        if parent is None:
+            self._reference_correct = found.correct
+        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = found.facts, found.peak_rss_bytes, found.peak_gpu_bytes
+
+    def _judged(self, found: Found, limits: Limits) -> Parity:
+        judged = parity.judge(found.cases, limits, found.vs_parent)
+        case = parity.worst_case(found.cases, judged.worst.metric)
+        judged.worst = evidence.show(judged.worst, case, self.probes, self._word)
+        return judged
+
+    def _word(self, token: int) -> str:
+        return str(self.tokenizer.fast.id_to_token(token) or token)
+
+    def _encode(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
+        return [self.tokenizer.batch(self.tokenizer.encode(texts))]
 
     def close(self) -> None:
         for worker in self._open.values():
             worker.close()
         self._open.clear()
 
-    def _record_key(self, directory: Path, parent: Path | None) -> str:
-        names = [directory.name, parent.name if parent else None, self.reference.name]
-        return hashlib.sha256(json.dumps([names, self._key]).encode()).hexdigest()
-
-    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> dict[str, Any]:
+    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> Found:
         self.tell(f"{name}: opening")
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
             self._open.pop(path).close()
         while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
             del self._answers[next(path for path in self._answers if path not in keep)]
-        worker, max_shape = self._worker(directory, timeout)
+        worker = self._worker(directory, timeout)
         self.tell(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
@@ -105,26 +113,36 @@ class Examiner:
             mine = self._answers_of(directory, timeout)
             reference = self._answers_of(self.reference, timeout)
             theirs = self._answers_of(parent, timeout)
+            usual = parity.scales(reference.values())
             for probe in self.probes:
-                if probe.name in mine:
-                    cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name]))
+                if probe.name in mine and probe.name in reference:
+                    cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name], usual))
                 if probe.name in mine and probe.name in theirs:
-                    between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name]))
+                    between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
-                raise Unsupported(f"no probe fits the engine's largest shape {max_shape}; widen its profiles")
-        figures = self._quality(name, worker, timeout)
+                raise Unsupported(f"no probe fits the engine's largest shape {worker.max_shape}; widen its profiles")
+        steady = self._invariance(worker, timeout)
+        ranked = self._ranking(directory) if parent is not None else None
+        correct = self._correct(name, worker, timeout)
         self.tell(f"{name}: latency")
-        timed = self._race(worker, parent, max_shape, timeout)
+        racing = {"stage": worker}
+        if parent is not None:
+            racing["reference"] = self._worker(self.reference, timeout)
+            if parent != self.reference:
+                racing["parent"] = self._worker(parent, timeout)
+        timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, timeout)
+        cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
-        return {
-            "cases": [case.model_dump() for case in cases],
-            "vs_parent": parity.summarise(between).model_dump() if between else None,
-            "latency": [case.model_dump(mode="json") for case in timed],
-            "quality": figures.model_dump() if figures else None,
-            **stats,
-        }
+        # After memory was read: graph files are read again for these.
+        effects = worker.call("effects", timeout=timeout)
+        changed = parent and effects["took"] and self._print(directory, timeout) != self._print(parent, timeout)
+        return Found(
+            cases=cases, vs_parent=parity.summarise(between) if between else None, latency=timed, invariance=steady,
+            ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
+            correct=correct, effects=effects["counts"], changed=changed, **stats,
+        )  # fmt: skip
 
-    def _worker(self, directory: Path, timeout: float | None) -> tuple[Worker, tuple[int, int] | None]:
+    def _worker(self, directory: Path, timeout: float | None) -> Worker:
         if directory not in self._open or not self._open[directory].alive:
             worker = self.workers.start()
             try:
@@ -134,88 +152,58 @@ class Examiner:
                 raise
             worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
             self._open[directory] = worker
-        worker = self._open[directory]
-        return worker, worker.max_shape
+        return self._open[directory]
+
+    def _print(self, directory: Path, timeout: float | None) -> str:
+        if directory not in self._prints:
+            self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
+        return self._prints[directory]
 
     def _answers_of(self, directory: Path, timeout: float | None) -> dict[str, Answers]:
         """Answers by probe name, for every probe that the stage's largest shape admits."""
         if directory not in self._answers:
-            worker, max_shape = self._worker(directory, timeout)
+            worker = self._worker(directory, timeout)
             session = RemoteSession(worker, timeout)
             self._answers[directory] = {
                 probe.name: parity.answer(session, probe, self.spec)
                 for probe in self.probes
-                if _fits(probe.shape, max_shape)
+                if worker.fits(probe.shape)
             }
         return self._answers[directory]
 
-    def _quality(self, name: str, worker: Worker, timeout: float | None) -> Quality | None:
+    def _invariance(self, worker: Worker, timeout: float | None) -> Invariance | None:
+        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.max_shape)
+
+    def _ranking(self, directory: Path) -> Ranking | None:
+        """From the answers to the texts, which were compared already; None where the model gives no embeddings."""
+        if self.spec.pooling is None:
+            return None
+        mine, theirs = self._answers[directory], self._answers[self.reference]
+        names = [probe.name for probe in self.probes if probe.padding == "text" and probe.name in mine]
+        if not names:
+            return None
+        output = self.spec.outputs[0]
+        return ranking.measure(
+            np.concatenate([mine[name][0][output] for name in names]),
+            np.concatenate([theirs[name][0][output] for name in names]),
+        )
+
+    def _correct(self, name: str, worker: Worker, timeout: float | None) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":
             return None
         self.tell(f"{name}: {len(self.texts.texts)} labelled texts")
         logits = worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
-        return quality.measure(self.spec, logits, self._reference_value, self.texts.labels)
-
-    def _race(
-        self, worker: Worker, parent: Path | None, max_shape: tuple[int, int] | None, timeout: float | None
-    ) -> list[Latency]:
-        """Time the stage, the reference and the parent against each other on every shape, and on the mix."""
-        racing = {"stage": worker}
-        if parent is not None:
-            racing["reference"] = self._worker(self.reference, timeout)[0]
-            if parent != self.reference:
-                racing["parent"] = self._worker(parent, timeout)[0]
-        for other in racing.values():
-            other.pause()
-        try:
-            found = []
-            for shape in self.shapes:
-                if _fits(shape, max_shape):
-                    found.append(self._race_one(racing, shape, parent, timeout))
-            found.append(self._race_one(racing, None, parent, timeout))
-            return found
-        finally:
-            for other in racing.values():
-                other.resume()
-
-    def _race_one(
-        self, racing: dict[str, Worker], shape: tuple[int, int] | None, parent: Path | None, timeout: float | None
-    ) -> Latency:
-        contenders = {}
-        for role, worker in racing.items():
-            worker.resume()
-            if shape is None:
-                worker.call("mix", timeout=timeout, texts=self.mix)
-                turn = _mix_turn(worker, timeout)
-            else:
-                probe = next(
-                    p for p in probes.grid(self.spec, [shape], None) if p.padding == "none" and p.shape == shape
-                )
-                worker.call("load", probe.inputs, timeout)
-                turn = RemoteSession(worker, timeout).time
-            worker.pause()
-            contenders[role] = Contender(role, turn, worker.resume, worker.pause, _graphs(worker, timeout))
-        latency.race(list(contenders.values()), SHAPE_BUDGET_S if shape else MIX_BUDGET_S)
-        reference = contenders.get("reference")
-        against = contenders.get("parent", reference) if parent is not None else None
-        return latency.measure(contenders["stage"], shape, len(self.mix), reference, against)
+        return quality.correct(self.spec, logits, self.texts.labels)
 
 
-def _mix_turn(worker: Worker, timeout: float | None) -> Callable[[int], list[float]]:
-    def turn(steps: int) -> list[float]:
-        taken: list[float] = worker.call("time_mix", timeout=timeout, steps=steps)
-        return taken
-
-    return turn
-
-
-def _graphs(worker: Worker, timeout: float | None) -> Callable[[], int]:
-    return lambda: int(worker.call("stats", timeout=timeout)["facts"].get("graphs", 0))
+def _sample(texts: Texts) -> list[str]:
+    """The texts to probe with: the built-in ones, and a seeded choice of the recipe's own before them."""
+    if not texts.source:
+        return list(texts.texts)
+    count = len(texts.texts)
+    chosen = np.random.default_rng(0).permutation(count)[:OWN_TEXTS]
+    return list(dict.fromkeys([*(texts.texts[i] for i in sorted(chosen)), *probes.built_in_texts()]))
 
 
 def _bytes(answers: dict[str, Answers]) -> int:
     return sum(array.nbytes for kept, _ in answers.values() for array in kept.values())
-
-
-def _fits(shape: tuple[int, int], max_shape: tuple[int, int] | None) -> bool:
-    return max_shape is None or (shape[0] <= max_shape[0] and shape[1] <= max_shape[1])

@@ -51,6 +51,8 @@ class Network(nn.Module):
         self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
         self.autocast_dtype: torch.dtype | None = None
         self.sdpa_backend: Any = None
+        # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
+        self.states_positions = spec.family == "modernbert"
 
     @property
     def base(self) -> Any:
@@ -79,6 +81,9 @@ class Network(nn.Module):
         return self._answers(answer, named["attention_mask"])
 
     def _encode(self, named: dict[str, torch.Tensor]) -> Any:
+        if self.states_positions:
+            ids = named["input_ids"]
+            named = {**named, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
         if self.sdpa_backend is None:
             return self.encoder(**named)
         with nn.attention.sdpa_kernel(self.sdpa_backend):

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertopt import passes, stage
-from bertopt.core import Context, Device, Rewrite, Session
+import numpy as np
+
+from bertopt import clock, passes, stage
+from bertopt.core import Context, Device, Model, Rewrite, Session
 from bertopt.runtime.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -25,8 +27,14 @@ class Ops:
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.model: Model | None = None
+        self.passes: list[Rewrite] = []
         self.predictor: Predictor | None = None
         self.texts: list[Any] = []
+        self.dice = np.random.default_rng(0)
+        self.samples = clock.Keeper(self.dice)
+        self.turns = 0
+        self.bench: Any = None
 
     def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
         op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
@@ -84,6 +92,8 @@ class Ops:
         given = apply.forms()[1]
         if not isinstance(result.model, given):
             raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        if changed := model.spec.differences(result.model.spec):
+            raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
         stage.inherit(Path(parent), out)
         stage.write_form(result.model, out)
         built = {
@@ -100,7 +110,8 @@ class Ops:
         path = Path(directory)
         manifest = stage.verify(path)
         model = stage.open_stage(path, manifest)
-        self.session = open_session(model, device)
+        self.session, self.model = open_session(model, device), model
+        self.passes = [Rewrite.model_validate(record) for record in manifest["passes"]]
         self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
         return {"max_shape": model.max_shape}, {}
 
@@ -114,8 +125,17 @@ class Ops:
     def op_fetch(self, arrays: Any) -> Reply:
         return None, self._session.fetch()
 
-    def op_time(self, arrays: Any, steps: int) -> Reply:
-        return self._session.time(steps), {}
+    def op_step(self, arrays: Any) -> Reply:
+        self._session.step()
+        return None, {}
+
+    def op_time(self, arrays: Any, shape: list[int], steps: int) -> Reply:
+        """Milliseconds of `steps` steps, each on inputs [B, S] of its own, and how late the answers of one came."""
+        assert self.predictor is not None
+        batches = [clock.fresh(self.predictor.spec, (shape[0], shape[1]), self.dice) for _ in range(steps)]
+        taken, late, sample = clock.time_steps(self._session, batches, int(self.dice.integers(steps)))
+        self.samples.give(sample)
+        return {"taken": taken, "late": late}, {}
 
     def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
         """Keep the texts that `time_mix` sends through the predictor. A pair arrives as a list."""
@@ -123,17 +143,64 @@ class Ops:
         return None, {}
 
     def op_time_mix(self, arrays: Any, steps: int) -> Reply:
+        """Milliseconds of `steps` times all texts through the predictor, with their words turned each time."""
         assert self.predictor is not None
         taken = []
-        for _ in range(steps):
+        keep = int(self.dice.integers(steps))
+        for step in range(steps):
+            self.turns += 1
+            texts = [
+                (text[0], clock.turned(text[1], self.turns)) if isinstance(text, tuple) else clock.turned(text, self.turns)
+                for text in self.texts
+            ]
+            recorder = clock.Recorder(self._session)
+            self.predictor.session = recorder if step == keep else self._session
             start = time.perf_counter_ns()
-            self.predictor(self.texts)
+            self.predictor(texts)
             taken.append((time.perf_counter_ns() - start) / 1e6)
-        return taken, {}
+            for sample in recorder.runs:
+                self.samples.give(sample)
+        self.predictor.session = self._session
+        return {"taken": taken, "late": 0.0}, {}
+
+    def op_sampled(self, arrays: Any) -> Reply:
+        """What was kept since it was last asked for: inputs and answers of runs under the clock."""
+        kept = self.samples.take()
+        named = {
+            f"{number}/{kind}/{name}": array
+            for number, sample in enumerate(kept)
+            for kind, part in zip(("inputs", "answers"), sample, strict=True)
+            for name, array in part.items()
+        }
+        return len(kept), named
+
+    def op_effects(self, arrays: Any) -> Reply:
+        """What the open stage shows of its last pass: counts expected and found, and whether anything is seen of it."""
+        from bertopt import effects
+
+        assert self.model is not None
+        found = effects.ask(self.model, self.passes, self._session.facts())
+        return {"counts": found.own | found.placed, "took": found.took}, {}
+
+    def op_fingerprint(self, arrays: Any) -> Reply:
+        """The open model's hash: the same for a stage that changes nothing of its parent."""
+        from bertopt.fingerprint import fingerprint
+
+        assert self.model is not None
+        return fingerprint(self.model), {}
 
     def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(texts)}
+
+    def op_debug(self, arrays: Any, do: str, ask: dict[str, Any]) -> Reply:
+        """`open` a stage beside the reference, then ask what `bertopt.debug.bench` can answer."""
+        from bertopt.debug.bench import Bench
+
+        if do == "open":
+            self.bench = Bench(**ask)
+            return None, {}
+        return getattr(self.bench, do)(**ask), {}
 
     def op_stats(self, arrays: Any) -> Reply:
         gpu = None

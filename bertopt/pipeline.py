@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bertopt import __version__, artifact, environment, stage
+from bertopt import __version__, artifact, environment, judge, stage
 from bertopt.checks import probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Device, Spec
-from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError, WorkerCrashed
+from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError
 from bertopt.examine import Examiner
 from bertopt.recipe import Recipe, Step
 from bertopt.results import Delivered, Limits, Report, Stage
@@ -68,6 +69,8 @@ class _Job:
         self.paths: dict[str, Path] = {}
         #: A reverted stage's name stands for its parent from then on.
         self.stands_for: dict[str, str] = {REFERENCE: REFERENCE}
+        #: The stage that each step's was built from.
+        self.parents: dict[str, str] = {}
         self.stopped: str | None = None
         self.examiner: Examiner | None = None
 
@@ -88,6 +91,7 @@ class _Job:
             )
         self.spec = Spec.model_validate(manifest["spec"])
         self.texts.check_labels(self.spec)
+        self._check_limits()
         too_long = [shape for shape in recipe.inputs.shapes if shape[1] > self.spec.max_length]
         if too_long:
             raise UsageError(
@@ -113,6 +117,19 @@ class _Job:
         self.examiner.examine(row, path, None, Limits(), None)
         self._add(row, path)
 
+    def _check_limits(self) -> None:
+        """A limit that nothing measures would hold by itself. Raises UsageError naming every one."""
+        measured = self.texts.labels is not None and self.spec.task == "text-classification"
+        stated = [(f"limits.{precision}", limits) for precision, limits in self.recipe.limits.items()]
+        stated += [(f"step '{step.name}': limits", step.limits) for step in self.recipe.steps]
+        wrong = [
+            f"{where}: {problem}"
+            for where, limits in stated
+            for problem in judge.unmeasurable(limits, measured, self.spec.pooling is not None)
+        ]
+        if wrong:
+            raise UsageError(*wrong)
+
     def take(self, step: Step) -> None:
         """Build, examine and judge one step; whatever happens becomes its row."""
         row = Stage(
@@ -133,6 +150,7 @@ class _Job:
         self._add(row, self.paths.get(step.name, Path()))
 
     def _try(self, step: Step, row: Stage, parent: str) -> None:
+        self.parents[row.name] = parent
         try:
             self._build(step, row, parent)
         except Unsupported as error:
@@ -148,6 +166,8 @@ class _Job:
             assert self.examiner is not None
             limits = self._limits(step, row)
             self.examiner.examine(row, self.paths[step.name], self.paths[parent], limits, step.timeout)
+            if row.parity:
+                row.parity.blame = judge.blame(self._line(row))
         except Unsupported as error:
             row.status, row.reason = "unverified", f"built, but not run: {error}"
             return
@@ -155,14 +175,15 @@ class _Job:
             self._broke(step, row, error)
             return
         row.status = "ok"
-        failures = list(row.parity.failures) if row.parity else []
-        if limits.metric_drop_max is not None and row.quality and not (-row.quality.change <= limits.metric_drop_max):
-            failures.append(
-                f"{row.quality.metric} may drop by at most {limits.metric_drop_max:g}; got {row.quality.change:+.4f}"
-            )
-        if failures:
-            where = f" at {row.parity.worst.where}" if row.parity and row.parity.failures else ""
-            self._fail(step, row, "; ".join(failures) + where, 3)
+        if reason := judge.settle(row, limits, self.recipe.waivers, datetime.date.today()):
+            self._fail(step, row, reason, 3)
+        elif not step.allow_noop and (reason := judge.noop(row)):
+            self._fail(step, row, reason, 3, "noop")
+
+    def _line(self, row: Stage) -> list[Stage]:
+        """The rows from the checkpoint's child to this one."""
+        parent = self.parents[row.name]
+        return [*(self._line(self.rows[parent]) if parent != REFERENCE else ()), row]
 
     def _build(self, step: Step, row: Stage, parent: str) -> None:
         self.tell(f"{step.name}: building")
@@ -181,8 +202,8 @@ class _Job:
         return step.limits.over(recipe.over(base))
 
     def _broke(self, step: Step, row: Stage, error: BertoptError) -> None:
-        if isinstance(error, WorkerCrashed) and error.log:
-            row.facts = {"log": error.log}
+        if error.log:
+            row.facts = {**row.facts, "log": error.log}
         self._fail(step, row, str(error), error.exit_code)
 
     def _fail(self, step: Step, row: Stage, reason: str, code: int, status: str = "failed") -> None:
@@ -211,6 +232,8 @@ class _Job:
         """Ship the stage the recipe asks for, or say why not."""
         if self.examiner is not None:
             self.examiner.close()
+        idle = judge.idle(self.recipe.waivers, self.report.stages)
+        self.report.model["warnings"] = [*self.report.model["warnings"], *idle]
         if self.stopped:
             return
         name = self._chosen()

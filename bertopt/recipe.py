@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
-from bertopt import passes
+from bertopt import passes, waivers
 from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
 from bertopt.errors import UsageError
-from bertopt.results import Limits
+from bertopt.results import Limits, Waiver
 from bertopt.tree import REFERENCE, STEP_NAME, TAKEN, Draft, check_names, check_order
 from bertopt.wording import build, shown
 from bertopt.yaml_reader import Document, KeyPath, closest, nearest
@@ -65,6 +65,7 @@ class Head(_Frozen):
     inputs: Inputs = Inputs()
     limits: dict[Precision, Limits] = Field({}, description="parity limits by precision, over the defaults")
     deliver: str = Field("last", description="last, fastest or a step's name")
+    waivers: tuple[Waiver, ...] = Field((), description="limits that stages are known to miss, until a day")
 
 
 class Recipe(Head):
@@ -79,7 +80,7 @@ class Recipe(Head):
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default filled in, JSON-ready; `from_dict` reads it back."""
-        data = self.model_dump(mode="json", exclude={"steps", "limits", "deliver"})
+        data = self.model_dump(mode="json", exclude={"steps", "limits", "deliver", "waivers"})
         data["limits"] = {kind: limits.model_dump(exclude_none=True) for kind, limits in self.limits.items()}
         data["steps"] = [
             {"pass": step.pass_.name(), "name": step.name, "after": step.after or REFERENCE}
@@ -88,6 +89,7 @@ class Recipe(Head):
             for step in self.steps
         ]
         data["deliver"] = self.deliver
+        data["waivers"] = [waiver.model_dump(mode="json") for waiver in self.waivers]
         return data
 
 
@@ -128,9 +130,9 @@ def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
     doc.override(overrides)
     # A key whose entries are all commented out reads as null.
     top = {key: value for key, value in doc.data.items() if key not in ("inputs", "limits") or value is not None}
-    steps = top.pop("steps", None)
+    steps, waived = top.pop("steps", None), top.pop("waivers", None)
     spare = {"schema_version": 1, "model": "none"}
-    head = build(Head, top, doc, (), spare=spare, also=["steps"])
+    head = build(Head, top, doc, (), spare=spare, also=["steps", "waivers"])
     assert head is not None, "every field has a default or is spare"
     if not isinstance(steps, list) or not steps:
         if "steps" in doc.data or not any(closest(key, ["steps"]) for key in top):
@@ -144,9 +146,15 @@ def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
             reason = draft.pass_ and not doc.mistaken(draft.path) and draft.pass_.shape_conflict(head.inputs.shapes)
             if reason:
                 doc.report(draft.path, f"{draft.label}: {reason}")
+    for draft in drafts:
+        if draft.pass_ and draft.parent and not doc.mistaken(draft.path):
+            reason = draft.pass_.device_conflict(head.device, draft.parent.line())
+            if reason:
+                doc.report(draft.path, f"{draft.label}: {reason}")
     head = _located(doc, head, Path(doc.source).parent)
+    waiving = waivers.read(doc, waived, [draft.name for draft in drafts if draft.name])
     doc.raise_problems()
-    return Recipe(**dict(head), steps=tuple(_step(draft) for draft in drafts))
+    return Recipe(**dict(head) | {"waivers": waiving}, steps=tuple(_step(draft) for draft in drafts))
 
 
 def _draft(doc: Document, index: int, data: Any) -> Draft:

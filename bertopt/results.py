@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -29,6 +30,15 @@ class Limits(_Result):
     cosine_mean: float | None = Field(None, ge=-1, le=1, description="smallest mean cosine of any case")
     label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change")
     metric_drop_max: float | None = Field(None, ge=0, le=1, description="largest drop of the task metric")
+    invariance_max: float | None = Field(
+        None, ge=0, description="largest absolute difference of one text's answer alone, among others, padded otherwise"
+    )
+    spearman_min: float | None = Field(
+        None, ge=-1, le=1, description="smallest rank correlation of the embeddings' pairwise similarities"
+    )
+    top_k_overlap_min: float | None = Field(
+        None, ge=0, le=1, description="smallest mean share of each text's nearest neighbours that stay"
+    )
 
     def over(self, other: Limits) -> Limits:
         """These limits where stated, else `other`'s."""
@@ -49,6 +59,10 @@ class Case(_Result):
     compared: int
     where: str
     finite: bool = True
+    probe: str = ""
+    """Name of the batch that `where` is in; its row there, and the token where the answer is one a token."""
+    row: int | None = None
+    token: int | None = None
 
 
 class Worst(_Result):
@@ -56,6 +70,40 @@ class Worst(_Result):
     value: float
     limit: float
     where: str
+    text: str | None = None
+    """The text of the worst row, where the probe is real text."""
+    tokens: list[str] | None = None
+    """Its tokens (ids as text where the probe is random), the worst one marked by `token`."""
+    token: int | None = None
+
+
+class Invariance(_Result):
+    """One text alone, among others and padded otherwise, through the same stage: the largest difference."""
+
+    max_abs: float
+    cosine_min: float
+    texts: int
+    where: str
+
+
+class Ranking(_Result):
+    """Do the embeddings still rank texts alike? Against the reference's embeddings of the same texts."""
+
+    spearman: float
+    """Spearman's rank correlation of all pairwise cosine similarities."""
+    top_k_overlap: float
+    """Mean share of each text's `k` nearest neighbours that are the reference's too."""
+    k: int
+    n: int
+
+
+class Blame(_Result):
+    """The stage of the line from the checkpoint that added most of the difference (rel_l2 against its own parent)."""
+
+    stage: str
+    rel_l2: float
+    total: float
+    """This stage's rel_l2 against the reference."""
 
 
 class Comparison(_Result):
@@ -76,11 +124,14 @@ class Parity(_Result):
     cases: list[Case]
     limits: Limits
     vs_parent: Comparison | None = None
+    blame: Blame | None = None
     failures: list[str] = []
+    failed: list[str | None] = []
+    """The limit that each of `failures` misses; None where no waiver can cover it: NaN, or answers that are not finite."""
 
 
 class Ratio(_Result):
-    """How many times faster than the other: other's time / this one's, with a paired bootstrap 95 % interval."""
+    """How many times faster than the other: other's time / this one's, with a 95 % interval over paired rounds."""
 
     model_config = ConfigDict(extra="ignore")  # `verdict` comes back when a report is read
 
@@ -126,6 +177,38 @@ class Quality(_Result):
     reference: float
     change: float
     n: int
+    low: float | None = None
+    """The 95 % interval of `value`."""
+    high: float | None = None
+    change_low: float | None = None
+    """The paired 95 % interval of `change`: the same texts answered by both."""
+    change_high: float | None = None
+
+
+class Waiver(_Result):
+    """A limit that a stage is known to miss, accepted for a reason until a day."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: str
+    metric: str
+    reason: str = Field(min_length=1)
+    expires: datetime.date
+    """Last day on which it holds."""
+
+
+Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency"]
+
+
+class Failure(_Result):
+    """One way in which a stage misses what it must show."""
+
+    gate: Gate
+    metric: str | None
+    """The field of Limits that is missed. None: no waiver can cover it."""
+    text: str
+    waiver: Waiver | None = None
+    """What covers it."""
 
 
 class Stage(_Result):
@@ -147,6 +230,16 @@ class Stage(_Result):
     path: str | None = None
     reused: bool = False
     facts: dict[str, Any] = {}
+    effects: dict[str, tuple[int, int]] = {}
+    """What the committed model shows of the pass: counts expected and found."""
+    changed: bool | None = None
+    """Whether the committed model is another than its parent's and shows anything of its pass. None: not asked."""
+    waived: list[str] = []
+    """Failures that a waiver covers, with its reason and last day."""
+    failures: list[Failure] = []
+    """Every limit that is missed, waived or not."""
+    invariance: Invariance | None = None
+    ranking: Ranking | None = None
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None
@@ -176,3 +269,14 @@ class Report(_Result):
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
+
+    # Jupyter asks the object itself how it looks. The imports wait until then: numbers do not depend on their display.
+    def _repr_html_(self) -> str:
+        from bertopt.report import html
+
+        return html.fragment(self)
+
+    def _repr_markdown_(self) -> str:
+        from bertopt.report import table
+
+        return table.markdown(self)

@@ -76,7 +76,10 @@ class Store:
         shapes: Sequence[Any],
         texts: Texts,
     ) -> tuple[Path, dict[str, Any], bool]:
-        """The stage of one step after the stage at `parent`: (directory, manifest, whether it was there already)."""
+        """The stage of one step after the stage at `parent`: (directory, manifest, whether it was there already).
+
+        Raises IntegrityError where the pass changed its parent's files.
+        """
         record = step.pass_.record()
         key = stage.key(stage.read_manifest(parent)["key"], record, device, shapes, texts.digest)
         context = {"device": device, "shapes": list(shapes), "texts": list(texts.texts), "seed": 0}
@@ -86,6 +89,11 @@ class Store:
                 "build", timeout=step.timeout, parent=str(parent), record=record.model_dump(), part=str(part),
                 context=context, fields=fields,
             )  # fmt: skip
+            # Stages share files with their parents: a pass that wrote into one changed what it is compared with too.
+            try:
+                stage.verify(parent)
+            except BertoptError as error:
+                raise IntegrityError(f"the pass wrote into the stage it started from: {error}") from error
 
         return self._stage(step.name, key, device, make)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from bertopt import __version__, environment, stage
+from bertopt import __version__, environment, judge, pair, stage
 from bertopt.checks import probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Spec
-from bertopt.errors import Unsupported, UsageError
-from bertopt.examine import Examiner
-from bertopt.results import Limits, Report, Stage
+from bertopt.errors import Unsupported
+from bertopt.results import Failure, Limits, Report, Waiver
 from bertopt.store import Store
 from bertopt.texts import Texts, read
 from bertopt.worker import Workers
@@ -22,7 +22,8 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     """Re-check an artefact on this machine.
 
     Hashes always; a short run of the model always; parity and latency where a checkpoint is given. The limits are
-    those the artefact passed when it was exported. Raises IntegrityError where a file changed.
+    those the artefact passed when it was exported, its waivers hold until their last day. Raises IntegrityError where
+    a file changed.
     """
     manifest = stage.verify(directory)
     report = Report(
@@ -40,6 +41,7 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
                 _compare(report, workers, directory, manifest, spec, against, found)
         except Unsupported as error:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
+    _expired(report, manifest)
     return report
 
 
@@ -70,41 +72,45 @@ def _smoke(workers: Workers, directory: Path, manifest: dict[str, Any]) -> None:
 def _compare(
     report: Report, workers: Workers, directory: Path, manifest: dict[str, Any], spec: Spec, against: str, texts: Texts
 ) -> None:
-    texts.check_labels(spec)
     gates = manifest.get("gates") or {}
     limits = (
         Limits.model_validate(gates["parity"]["limits"])
         if gates.get("parity")
         else DEFAULT_LIMITS[manifest["precision"]]
     )
-    shapes = [
-        tuple(shape) for shape in (manifest.get("recipe") or {}).get("inputs", {}).get("shapes", [[1, 16], [8, 128]])
-    ]
-    device = manifest["device"]
     with (
         tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
     ):
         with workers.start() as worker:
-            reference, base, _ = store.reference(worker, against, spec.task, None, device)
-        theirs = Spec.model_validate(base["spec"])
-        if (theirs.inputs, theirs.outputs, theirs.hidden) != (spec.inputs, spec.outputs, spec.hidden):
-            raise UsageError(
-                f"'{against}' is another kind of model ({theirs.family}, {theirs.outputs}); give the checkpoint it was exported from"
-            )
-        examiner = Examiner(workers, reference, spec, device, shapes, texts, store.checks, {}, lambda _: None)
-        try:
-            first = Stage(index=0, name="reference", status="ok", form="eager", precision="float32")
-            examiner.examine(first, reference, None, Limits(), None)
-            row = Stage(index=1, name=manifest.get("stage") or manifest["name"], after="reference", status="ok", form=manifest["form"],
-                        precision=manifest["precision"], size_bytes=stage.size_bytes(manifest))  # fmt: skip
-            report.stages = [first, row]
-            examiner.examine(row, directory.resolve(), reference, limits, None)
-        finally:
-            examiner.close()
+            reference, _, _ = store.reference(worker, against, spec.task, None, manifest["device"])
+        report.stages = [
+            *pair.examine(workers, reference, directory, texts, pair.shapes(manifest), limits, store.checks)
+        ]
+    row = report.stages[1]
+    row.after = "reference"
     assert row.parity is not None
-    if row.parity.passed:
-        report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
+    if reason := judge.settle(row, limits, _waivers(manifest), datetime.date.today()):
+        row.status, row.reason = "failed", reason
+        report.exit_code, report.reason = 3, f"'{row.name}' failed: {reason}"
     else:
-        row.status, row.reason = "failed", "; ".join(row.parity.failures)
-        report.exit_code, report.reason = 3, f"'{row.name}' failed: {row.reason} at {row.parity.worst.where}"
+        report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
+
+
+def _waivers(manifest: dict[str, Any]) -> list[Waiver]:
+    """The waivers that the artefact was delivered under."""
+    failures = map(Failure.model_validate, (manifest.get("gates") or {}).get("waived", []))
+    return [failure.waiver for failure in failures if failure.waiver]
+
+
+def _expired(report: Report, manifest: dict[str, Any]) -> None:
+    """An artefact that was delivered under a waiver is good until that expires, whatever is measured here."""
+    over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
+    if over and not report.exit_code:
+        report.exit_code = 3
+        report.reason = (
+            f"'{over[0].stage}' failed: it was delivered under a waiver of {over[0].metric} ({over[0].reason}), "
+            f"which expired on {over[0].expires}; export again"
+        )
+        for row in report.stages[1:]:
+            row.status, row.reason = "failed", report.reason

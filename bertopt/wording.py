@@ -27,6 +27,8 @@ _EXPECTED = {
     "tuple": "must be a list",
     "list": "must be a list",
     "dict": "must be a mapping (key: value)",
+    "date": "must be a date such as 2026-12-31",
+    "date_from_datetime": "must be a date such as 2026-12-31",
     "model": "must be a mapping (key: value)",
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bertopt import passes, wire
+from bertopt import passes, processes, wire
 from bertopt.core import Session
 from bertopt.errors import BY_NAME, ResourceError, StepTimeout, UsageError, WorkerCrashed
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 LOG_TAIL = 30
+#: A message that makes no progress for so long will never end: the worker hangs in the middle of it.
+STALL_S = 60
+#: How often a waiting call looks whether its worker lives: something that the worker forked may keep the socket open.
+LOOK_S = 0.25
+#: How long a worker that hangs has to say where it is.
+WHERE_S = 1.0
 
 
 class Workers:
@@ -55,6 +62,8 @@ class Workers:
 
     def start(self) -> Worker:
         mine, theirs = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            mine.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_S, 0))
         log = Path(self._logs.name) / f"{len(self._workers)}.log"
         request = {
             "op": "fork",
@@ -64,7 +73,7 @@ class Workers:
         }
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
-            pid = self._answer()
+            pid = int(self._answer())
         except (OSError, ValueError) as error:
             raise WorkerCrashed(f"the worker server ended: {_tail(self._log)}", _tail(self._log)) from error
         finally:
@@ -73,27 +82,38 @@ class Workers:
         self._workers.append(worker)
         return worker
 
-    def reap(self, pid: int) -> int:
-        """Exit code of a worker that is gone, negative for a signal."""
-        self._control.send(json.dumps({"op": "reap", "pid": pid}).encode())
-        return self._answer()
+    def end(self, pid: int) -> tuple[int | None, list[int]]:
+        """Kill a worker and all that it started, wherever it hid.
+
+        Returns the worker's exit code, negative for a signal and None where it is unknown, and the process ids of
+        those that would not die.
+        """
+        try:
+            self._control.send(json.dumps({"op": "end", "pid": pid}).encode())
+            answer = self._answer()
+        except (OSError, ValueError):
+            # The server is gone; its workers died with it.
+            return None, []
+        return answer["code"], answer["left"]
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
         self._control.close()
         try:
-            self._server.wait(timeout=5)
+            self._server.wait(timeout=processes.END_S + 2)
         except subprocess.TimeoutExpired:
-            self._server.kill()
+            for pid in [self._server.pid, *processes.descendants(self._server.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._server.wait()
         self._logs.cleanup()
 
-    def _answer(self) -> int:
-        reply = self._control.recv(1024)
+    def _answer(self) -> Any:
+        reply = self._control.recv(65536)
         if not reply:
             raise OSError("the worker server closed its socket")
-        return int(json.loads(reply))
+        return json.loads(reply)
 
 
 class Worker:
@@ -113,6 +133,10 @@ class Worker:
     ) -> None:
         self.close()
 
+    def fits(self, shape: tuple[int, int]) -> bool:
+        """Whether the open model can run a batch of this [B, S]."""
+        return self.max_shape is None or (shape[0] <= self.max_shape[0] and shape[1] <= self.max_shape[1])
+
     def call(
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
     ) -> Any:
@@ -125,20 +149,16 @@ class Worker:
             raise WorkerCrashed(f"'{op}' was asked of a worker that has ended")
         try:
             wire.send(self._connection, {"op": op, "args": args}, arrays)
-            if not self._connection.poll(timeout):
-                self.kill()
-                raise StepTimeout(
-                    f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does"
-                )
+            if not self._answers(timeout):
+                raise self._hangs(op, timeout)
             message, out = wire.receive(self._connection)
-        except (EOFError, OSError) as error:  # OSError: it died in the middle of a message
+        except (EOFError, OSError) as error:  # OSError: it died, or stalled, in the middle of a message
             raise self._died(op) from error
         if "error" in message:
             described = message["error"]
-            kind = BY_NAME.get(described["type"], WorkerCrashed)
-            if kind is WorkerCrashed:
-                raise WorkerCrashed(described["message"], described["traceback"])
-            raise kind(described["message"])
+            raised = BY_NAME.get(described["type"], WorkerCrashed)(described["message"])
+            raised.log = described["traceback"]
+            raise raised
         return message["result"], out
 
     def pause(self) -> None:
@@ -156,39 +176,62 @@ class Worker:
             return
         self.resume()
         self._connection.close()
-        _ends(self.pid, 0.5)
+        processes.ends(self.pid, 0.5)
         self.kill()
 
-    def kill(self) -> None:
-        """Kill the worker's whole process group; compilers it started die with it."""
+    def kill(self) -> tuple[int | None, list[int]]:
+        """Kill the worker and all that it started. Its exit code, None where unknown, and who would not die."""
         if not self.alive:
-            return
+            return None, []
         self.alive = False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError, ValueError):
-            self._workers.reap(self.pid)
+        return self._workers.end(self.pid)
+
+    def _answers(self, timeout: float | None) -> bool:
+        """Wait for the first byte of an answer; whether it came within `timeout` seconds. Raises EOFError where the
+        worker has died."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            rest = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            if self._connection.poll(rest):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if not processes.runs(self.pid) and not self._connection.poll(0):
+                raise EOFError
+
+    def _hangs(self, op: str, timeout: float | None) -> StepTimeout:
+        """End a worker that does not answer, after asking it where it is."""
+        before = self._log.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, processes.WHERE_SIGNAL)
+        deadline = time.monotonic() + WHERE_S
+        while self._log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # It wrote its first line: let it write the rest.
+        time.sleep(0.05)
+        _, left = self.kill()
+        error = StepTimeout(
+            f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"
+        )
+        error.log = _tail(self._log)
+        return error
 
     def _died(self, op: str) -> WorkerCrashed | ResourceError:
-        self.alive = False
-        ended = _ends(self.pid, 1.0)
-        if not ended:
-            os.killpg(self.pid, signal.SIGKILL)
+        ended = processes.ends(self.pid, 1.0)
+        code, left = self.kill()
         log = _tail(self._log)
-        try:
-            code = self._workers.reap(self.pid)
-        except (OSError, ValueError):
-            code = 0
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if not ended:
-            return WorkerCrashed(f"the worker closed its connection during '{op}'", log)
+        if not ended or code is None:
+            return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
         if code == -signal.SIGKILL:
-            return ResourceError(
-                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out"
+            error = ResourceError(
+                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
+                f"use a smaller batch, free memory, or run elsewhere{_undead(left)}"
             )
+            error.log = log
+            return error
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return WorkerCrashed(f"the worker ended with {how} during '{op}'", log)
+        return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
 
 
 class RemoteSession(Session):
@@ -201,7 +244,7 @@ class RemoteSession(Session):
         self.worker.call("load", inputs, self.timeout)
 
     def step(self) -> None:
-        self.worker.call("time", timeout=self.timeout, steps=1)
+        self.worker.call("step", timeout=self.timeout)
 
     def fetch(self) -> dict[str, Array]:
         return self.worker.exchange("fetch", timeout=self.timeout)[1]
@@ -209,25 +252,18 @@ class RemoteSession(Session):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return self.worker.exchange("run", inputs, self.timeout)[1]
 
-    def time(self, steps: int) -> list[float]:
-        taken: list[float] = self.worker.call("time", timeout=self.timeout, steps=steps)
-        return taken
+    def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+        """Inputs and answers of runs that were timed since this was last asked."""
+        number, arrays = self.worker.exchange("sampled", timeout=self.timeout)
+        found: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(number)]
+        for key, array in arrays.items():
+            which, kind, name = key.split("/", 2)
+            found[int(which)][kind == "answers"][name] = array
+        return found
 
 
-def _ends(pid: int, seconds: float) -> bool:
-    """Wait for a process to end; whether it did."""
-    deadline = time.monotonic() + seconds
-    while (runs := _runs(pid)) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return not runs
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process is alive and no zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def _undead(left: list[int]) -> str:
+    return f"; its processes {', '.join(map(str, left))} could not be killed" if left else ""
 
 
 def _tail(log: Path) -> str:

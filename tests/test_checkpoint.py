@@ -16,7 +16,7 @@ from bertopt import checkpoint, source
 from bertopt.core import Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.tokenizer import open_tokenizer
-from tests.conftest import FAMILIES, TASKS, Tiny
+from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 Tensors = dict[str, torch.Tensor]
 
@@ -261,7 +261,7 @@ def test_models_that_are_not_for_us(bert: Path, fields: dict[str, Any], words: s
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
 def test_answers_are_those_of_transformers(tiny: Tiny, family: str, task: str) -> None:
     import transformers
 
@@ -310,7 +310,7 @@ def test_labels(tiny: Tiny) -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet"])
 def test_all_usable_positions_are_used(tiny: Tiny, family: str) -> None:
     model = checkpoint.load(tiny(family))
-    assert model.spec.max_length == (63 if family == "mpnet" else 64)  # MPNet's positions start at 2, whatever the pad
+    assert model.spec.max_length == 64
     assert all(bool(answer.isfinite().all()) for answer in answers(model, 1, model.spec.max_length))
     with pytest.raises((IndexError, RuntimeError)):
         answers(model, 1, model.spec.max_length + 1)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import latency, parity, probes, quality
-from bertopt.checks.latency import Contender
+from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.checks.probes import Probe
 from bertopt.core import Session, Spec
+from bertopt.errors import WrongAnswer
 from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
 
 Array = np.ndarray
@@ -302,6 +302,19 @@ def test_metrics() -> None:
     assert case.rel_l2 == pytest.approx(math.sqrt(8 / 5))
 
 
+def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:
+    at = Probe("1 × 1, none", "none", {}, np.ones((1, 1), bool), np.ones(1, bool))
+    at.inputs["input_ids"] = np.ones((1, 1), np.int64)
+    big, small = np.array([[3.0, -4.0, 0.0]]), np.array([[1e-3]])
+    usual = parity.scales([({"logits": big}, True), ({"logits": small}, True)])
+    assert usual == {"logits": pytest.approx(2.5, rel=1e-6)}
+    rounded = ({"logits": small + 2e-7}, True)
+    assert parity.compare(at, TEXT, rounded, ({"logits": small}, True)).rel_l2 == pytest.approx(2e-4)
+    assert judged(parity.compare(at, TEXT, rounded, ({"logits": small}, True), usual)).passed
+    for wrong in (small + 1e-3, small * np.nan):
+        assert not judged(parity.compare(at, TEXT, ({"logits": wrong}, True), ({"logits": small}, True), usual)).passed
+
+
 def test_zero_vectors() -> None:
     at = probe(PLAIN, "none", (1, 1))
     zero, one = ({"last_hidden_state": np.zeros((1, 3))}, True), ({"last_hidden_state": np.ones((1, 3))}, True)
@@ -317,10 +330,37 @@ def test_nothing_to_compare() -> None:
     assert judged(case).passed
 
 
+def test_a_service_s_batches_and_repeated_inputs_are_probed() -> None:
+    found = list(probes.serving(TEXT, 32))
+    assert [p.shape for p in found[:2]] == [(32, 8)] * 2 and [p.padding for p in found[:2]] == ["none", "right"]
+    repeated = found[2:]
+    assert len(repeated) == probes.REPEATS == len({p.name for p in repeated}) > 2
+    assert all((p.inputs["input_ids"] == repeated[0].inputs["input_ids"]).all() for p in repeated)
+    assert not {p.name for p in found} & {p.name for p in probes.grid(TEXT, [(32, 8), (1, 8)], None)}
+
+
 def test_other_shapes_are_an_error() -> None:
     at = probe(TEXT, "none")
-    with pytest.raises(ValueError, match=r"logits has shape \[4, 2\], the reference \[4, 3\] \(4 × 6, none\)"):
+    with pytest.raises(WrongAnswer, match=r"logits has shape \[4, 2\], the reference \[4, 3\] \(4 × 6, none\)"):
         parity.compare(at, TEXT, ({"logits": np.zeros((4, 2))}, True), ({"logits": np.zeros((4, 3))}, True))
+
+
+@pytest.mark.parametrize(("of", "shape", "expected"), [
+    (TEXT, (3,), r"must have shape \[4, …\]; got \[3\]"), (SPAN, (4, 5), r"\[4, 6\]; got \[4, 5\]"),
+    (TOKEN, (4, 7, 3), r"\[4, 6, …\]; got \[4, 7, 3\]"),
+])  # fmt: skip
+def test_answers_of_another_form_are_an_error(of: Spec, shape: tuple[int, ...], expected: str) -> None:
+    session = Fake(of)
+    session.fetch = lambda: dict.fromkeys(of.outputs, np.zeros(shape, np.float32))  # type: ignore[method-assign]
+    with pytest.raises(WrongAnswer, match=expected):
+        parity.answer(session, probe(of, "none"), of)
+
+
+def test_a_missing_answer_is_an_error() -> None:
+    session = Fake(SPAN)
+    session.fetch = lambda: {"start_logits": np.zeros((4, 6), np.float32)}  # type: ignore[method-assign]
+    with pytest.raises(WrongAnswer, match="expected answers start_logits, end_logits; got start_logits"):
+        parity.answer(session, probe(SPAN, "none"), SPAN)
 
 
 def case(**fields: Any) -> Case:
@@ -372,185 +412,6 @@ def test_limits_over() -> None:
         assert limits.rel_l2 is not None
         assert limits.cosine_min is not None
         assert limits.label_flips_max is not None
-
-
-# Latency
-
-
-class Clock:
-    """A clock that only turns move, and only while their contender alone is awake."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.log: list[str] = []
-        self.awake: str | None = None
-        monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
-
-    def contender(self, name: str, ms: float, jitter: float = 0.0, **fields: Any) -> Contender:
-        rng = np.random.default_rng(sum(map(ord, name)))
-
-        def turn(steps: int) -> list[float]:
-            assert self.awake == name
-            self.log.append(f"{name} runs {steps}")
-            taken = ms * (1 + jitter * rng.standard_normal() * np.ones(steps))
-            self.now += float(taken.sum()) / 1e3
-            return [float(each) for each in taken]
-
-        def wake() -> None:
-            assert self.awake is None
-            self.awake = name
-
-        def sleep() -> None:
-            assert self.awake == name
-            self.awake = None
-
-        return Contender(name, turn, wake, sleep, **fields)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-def test_race_is_interleaved_in_random_order(clock: Clock) -> None:
-    racing = [clock.contender(name, ms) for name, ms in (("a", 2.0), ("b", 4.0), ("c", 90.0))]
-    latency.race(racing, 3.0)
-    assert [c.per_turn for c in racing] == [10, 5, 1]
-    rounds = {len(c.rounds) for c in racing}
-    assert len(rounds) == 1
-    assert latency.MIN_ROUNDS <= rounds.pop() < latency.MAX_ROUNDS
-    assert all(len(taken) == c.per_turn for c in racing for taken in c.rounds)
-    runs = [line[0] for line in clock.log][6:]
-    thirds = ["".join(runs[i : i + 3]) for i in range(0, len(runs), 3)]
-    assert all(sorted(third) == ["a", "b", "c"] for third in thirds)
-    assert len(set(thirds)) > 2
-    assert clock.awake is None
-
-
-def test_race_stops_in_time(clock: Clock) -> None:
-    fast, slow = clock.contender("fast", 0.001), clock.contender("slow", 5000.0)
-    latency.race([fast], 1e9)
-    assert (len(fast.rounds), fast.per_turn) == (latency.MAX_ROUNDS, 100)
-    latency.race([slow], 0.0)
-    assert (len(slow.rounds), slow.per_turn) == (3, 1)
-    pair = [clock.contender("d", 5000.0), clock.contender("e", 5000.0)]
-    latency.race(pair, 0.0)
-    assert [len(c.rounds) for c in pair] == [latency.MIN_ROUNDS] * 2
-
-
-def test_warm_up_is_not_kept(clock: Clock) -> None:
-    given = clock.contender("a", 10.0)
-    turn, first = given.turn, iter([700.0, 250.0])
-    given.turn = lambda steps: [next(first, value) for value in turn(steps)]
-    latency.race([given], 0.1)
-    assert given.per_turn == 1
-    assert set(given.samples()[1:]) == {10.0}
-
-
-@pytest.mark.parametrize("jitter", [0.0, 0.001, 0.02])
-@pytest.mark.parametrize("seed", range(4))
-def test_an_unchanged_model_is_never_faster_or_slower(clock: Clock, jitter: float, seed: int) -> None:
-    a, b = clock.contender(f"a{seed}", 10.0, jitter), clock.contender(f"b{seed}", 10.0, jitter)
-    latency.race([a, b], 2.0, seed)
-    found = latency.ratio(a, b)
-    assert found.verdict in ("NO DIFFERENCE", "INCONCLUSIVE")
-    assert found.low <= found.ratio <= found.high
-    if jitter < 0.01:
-        assert found.verdict == "NO DIFFERENCE"
-    assert latency.ratio(a, b) == found
-
-
-@pytest.mark.parametrize("jitter", [0.0, 0.05])
-def test_twice_as_fast_is_faster(clock: Clock, jitter: float) -> None:
-    a, b = clock.contender("a", 10.0, jitter), clock.contender("b", 20.0, jitter)
-    latency.race([a, b], 2.0)
-    assert latency.ratio(a, b).verdict == "FASTER"
-    assert latency.ratio(a, b).ratio == pytest.approx(2.0, rel=0.1)
-    assert latency.ratio(b, a).verdict == "SLOWER"
-
-
-def test_a_drift_that_hits_both_is_no_difference() -> None:
-    drift = [1 + 0.1 * i for i in range(10)]
-    a, b = (Contender(name, lambda _: [], rounds=[[10 * by, 10 * by] for by in drift]) for name in "ab")
-    assert latency.ratio(a, b).verdict == "NO DIFFERENCE"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (1.2, 1.5, "FASTER"), (1.0101, 1.02, "FASTER"), (0.5, 0.9, "SLOWER"), (0.98, 0.9899, "SLOWER"),
-        (0.995, 1.005, "NO DIFFERENCE"), (0.99, 1.01, "NO DIFFERENCE"), (1.0, 1.0, "NO DIFFERENCE"),
-        (0.9, 1.1, "INCONCLUSIVE"), (1.0, 1.2, "INCONCLUSIVE"), (1.005, 1.011, "INCONCLUSIVE"),
-        (0.8, 1.0, "INCONCLUSIVE"), (NAN, NAN, "INCONCLUSIVE"), (0.0, math.inf, "INCONCLUSIVE"),
-    ],
-)  # fmt: skip
-def test_verdicts(low: float, high: float, verdict: str) -> None:
-    assert Ratio(ratio=1.0, low=low, high=high).verdict == verdict
-
-
-def test_ratio_in_words() -> None:
-    assert str(Ratio(ratio=1.841, low=1.811, high=1.873)) == "FASTER 1.84x [1.81, 1.87]"
-
-
-def timed(samples: list[float], **fields: Any) -> Contender:
-    return Contender("x", lambda _: [], rounds=[samples[start : start + 100] for start in range(0, len(samples), 100)],
-                     **fields)  # fmt: skip
-
-
-def test_p99_only_from_many_samples() -> None:
-    many = [float(i) for i in range(latency.P99_SAMPLES)]
-    found = latency.measure(timed(many), (2, 8), 0, None, None)
-    assert found.p99_ms == pytest.approx(4949, abs=1)
-    assert (found.n, found.kind, found.batch, found.sequence) == (5000, "shape", 2, 8)
-    assert latency.measure(timed(many[:-1]), (2, 8), 0, None, None).p99_ms is None
-
-
-def test_figures_of_a_shape_and_of_the_mix() -> None:
-    mine, other = timed([10.0] * 500), timed([20.0] * 500)
-    found = latency.measure(mine, (4, 8), 0, other, None)
-    assert (found.p50_ms, found.p90_ms, found.texts_per_s) == (10.0, 10.0, 400.0)
-    assert found.vs_reference == Ratio(ratio=2, low=2, high=2)
-    assert (found.vs_parent, found.warning) == (None, None)
-    mix = latency.measure(mine, None, 12, None, other)
-    assert (mix.kind, mix.batch, mix.sequence, mix.n, mix.texts_per_s) == ("mix", None, None, 12, 1200.0)
-    assert (mix.vs_reference, mix.vs_parent) == (None, Ratio(ratio=2, low=2, high=2))
-
-
-def test_a_noisy_machine_is_mentioned() -> None:
-    noisy = timed([value for i in range(10) for value in [10.0 if i % 2 else 30.0] * 100])
-    found = latency.measure(noisy, (4, 8), 0, timed([20.0] * 1000), None)
-    assert found.warning is not None
-    assert "too noisy" in found.warning
-
-
-def test_compiling_under_the_clock_voids_the_figures(clock: Clock) -> None:
-    counted = iter([3, 3])
-    still = clock.contender("still", 10.0, graphs=lambda: next(counted))
-    graphs = iter([1, 4])
-    compiling = clock.contender("compiling", 10.0, graphs=lambda: next(graphs))
-    latency.race([still, compiling], 1.0)
-    found = latency.measure(compiling, (1, 8), 0, still, still)
-    assert found.warning == "void: 3 graphs were compiled while the clock ran"
-    assert (found.vs_reference, found.vs_parent) == (None, None)
-    assert latency.measure(still, (1, 8), 0, None, None).warning is None
-
-
-# Quality
-
-
-def test_accuracy() -> None:
-    logits = np.array([[3.0, 1, 0], [0, 1, 0], [0, 0, 1], [9, 0, 1]])
-    labels = ["bad", "good", "good", "bad"]
-    assert quality.accuracy(TEXT, logits, labels) == 0.75
-    found = quality.measure(TEXT, logits, 1.0, labels)
-    assert (found.metric, found.value, found.reference, found.change, found.n) == ("accuracy", 0.75, 1.0, -0.25, 4)
-    first = quality.measure(TEXT, logits, None, labels)
-    assert (first.reference, first.change) == (0.75, 0.0)
-
-
-def test_accuracy_wants_a_label_for_every_text() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        quality.accuracy(TEXT, np.zeros((2, 3)), ["bad"])
 
 
 # Results

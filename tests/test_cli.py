@@ -12,16 +12,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import bertopt
 from bertopt import cli, stage
-from bertopt.worker import Workers
-from tests import example_passes, kill_resume
+from tests import kill_resume
 from tests.conftest import Tiny
-from tests.test_pipeline import SharedWorkers
+from tests.shared import SharedWorkers, cheap_workers
 
 ROOT = Path(__file__).parents[1]
 HEAD = """schema_version: 1
@@ -35,13 +35,8 @@ steps:
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[SharedWorkers]:
-    with pytest.MonkeyPatch.context() as patch:
-        example_passes.make_cheap(patch)
-        shared = SharedWorkers()
-        patch.setattr("bertopt.pipeline.Workers", lambda: shared)
-        patch.setattr("bertopt.verify.Workers", lambda: shared)
+    with cheap_workers("pipeline", "verify", "compare") as shared:
         yield shared
-        Workers.close(shared)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +186,27 @@ def test_signals_end_everything_and_keep_finished_stages(recipe: Path, tmp_path:
     assert report.exit_code == 0 and [row.reused for row in report.stages] == [True, True]
 
 
+def test_files_for_continuous_integration(recipe: Path, tmp_path: Path) -> None:
+    xml, text = tmp_path / "ci" / "j.xml", tmp_path / "ci" / "s.md"
+    files = ("--junit", str(xml), "--summary", str(text))
+    path = failing(recipe, tmp_path, "  - pass: swap_labels\n")
+    found = call("export", str(path), "--out", str(tmp_path / "out"), *files)
+    assert found.exit_code == 3
+    suites = ElementTree.parse(xml).getroot()
+    assert suites.attrib["failures"] != "0" and text.read_text().startswith("## bertopt: failed (exit code 3)")
+    assert "swap_labels" in {case.attrib["classname"] for case in suites.iter("testcase") if case.find("failure") is not None}  # fmt: skip
+
+
+def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "thesis.txt").write_text("years of work")
+    xml, text = tmp_path / "j.xml", tmp_path / "s.md"
+    found = call("export", str(recipe), "--out", str(tmp_path), "--junit", str(xml), "--summary", str(text))
+    assert found.exit_code == 2
+    suites = ElementTree.parse(xml).getroot()
+    assert suites.attrib["errors"] == "1" and "is no bertopt artefact" in text.read_text()
+
+
 # Artefacts.
 
 
@@ -222,6 +238,49 @@ def test_verify_against_another_model(exported: tuple[Path, Result], tiny: Tiny)
     assert found.exit_code == 6 and "tensor 'classifier.weight' is missing" in found.stderr
     found = call("verify", directory, "--against", str(exported[0] / "nothing"))
     assert found.exit_code == 2
+
+
+def test_verify_against_an_earlier_report(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = exported
+    files = ("--junit", str(tmp_path / "j.xml"), "--summary", str(tmp_path / "s.md"))
+    slack = ("--slower", "1e9", "--memory", "9")
+    command = ("verify", str(out / "artifact"), "--texts", str(tmp_path / "t.txt"), *slack, *files)
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\n")
+    found = call(*command, "--baseline", str(out))
+    assert found.exit_code == 0, found.stderr
+    assert "bertopt compare: no regression" in (tmp_path / "s.md").read_text()
+    assert [suite.attrib["failures"] for suite in ElementTree.parse(tmp_path / "j.xml").getroot()] == ["0", "0"]
+    before = json.loads((out / "report.json").read_text())
+    before["stages"][1]["size_bytes"] //= 2
+    (tmp_path / "smaller.json").write_text(json.dumps(before))
+    found = call(*command, "--baseline", str(tmp_path / "smaller.json"), "--json")
+    assert found.exit_code == 3 and last_line(found).startswith("'use_sdpa' regressed: size grew from ")
+    assert json.loads(found.stdout)["model"]["comparison"]["exit_code"] == 3
+    (tmp_path / "failed.json").write_text(json.dumps({**before, "delivered": None}))
+    found = call(*command, "--baseline", str(tmp_path / "failed.json"))
+    assert found.exit_code == 2 and "delivered nothing" in last_line(found)
+
+
+def test_compare(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = exported
+    copy, text = tmp_path / "copy", tmp_path / "s.md"
+    shutil.copytree(out / "artifact", copy)
+    slack = ("--slower", "1e9", "--memory", "9")
+    found = call("compare", str(out / "artifact"), str(copy), *slack, "--summary", str(text))
+    assert found.exit_code == 0, found.stderr
+    assert "rel_l2" in found.stdout and "no regression" in last_line(found) and "## bertopt compare" in text.read_text()
+    found = call("compare", str(out), str(out / "report.json"), "--json")
+    assert found.exit_code == 0 and json.loads(found.stdout)["changes"]
+    before = json.loads((out / "report.json").read_text())
+    del before["stages"][1]
+    (tmp_path / "less.json").write_text(json.dumps(before))
+    found = call("compare", str(out), str(tmp_path / "less.json"), "--junit", str(tmp_path / "j.xml"))
+    assert found.exit_code == 3
+    assert last_line(found) == "'use_sdpa' regressed: the stage is missing; the baseline has it"
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().attrib["failures"] == "1"
+    assert call("compare", str(out), str(tmp_path / "none")).exit_code == 2
+    assert call("compare", str(out), str(out), "--limits", "rel_l3=1").exit_code == 2
+    assert call("compare", str(out), str(out), "--slower", "-1").exit_code == 2
 
 
 def test_verify_pairs(recipe: Path, tiny: Tiny, tmp_path: Path) -> None:

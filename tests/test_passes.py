@@ -427,6 +427,18 @@ def test_no_session_falls_back_to_the_cpu(lab: Lab, route: str) -> None:
         (QuantizeInt8(), [CastHalf(), E23], "quantise the float32 graph"),
         (BuildTensorrt(), [E23, FuseOrt()], "branch from export_onnx"),
         (BuildTensorrt(), [E23, QuantizeInt8()], "branch from the float graph"),
+        (SDPA, [UseSdpa(backend="math")], "scaled_dot_product_attention already"),
+        (SDPA, [UseBetterTransformer()], "none is left to switch"),
+        (UseBetterTransformer(), [UseBetterTransformer()], "converted already"),
+        (UseBetterTransformer(), [CastHalf(mode="autocast")], "autocast does not reach into the fast path"),
+        (CastHalf(mode="autocast"), [UseBetterTransformer()], "autocast does not reach into nn.TransformerEncoder"),
+        (
+            BuildTensorrt(),
+            [SDPA, E23],
+            "no float32 Attention kernel: put cast_onnx_half before, or export with opset: 22",
+        ),
+        (BuildTensorrt(), [SDPA, E20], None),
+        (BuildTensorrt(), [SDPA, CastHalf(dtype="float16"), E23], None),
         (CastHalf(), [SDPA, UseBetterTransformer()], None),
         (E23, [SDPA, CastHalf()], None),
         (FuseOrt(), [SDPA, E20], None),
@@ -443,6 +455,20 @@ def test_conflicts(step: AnyPass, before: list[AnyPass], words: str | None) -> N
     else:
         assert found is not None
         assert words in found
+
+
+@pytest.mark.parametrize(("step", "before"), [(CastOnnxHalf(dtype="bfloat16"), [SDPA, E23]), (E23, [SDPA, CastHalf()])])
+def test_graphs_that_no_cpu_runs(step: AnyPass, before: list[AnyPass]) -> None:
+    assert "no bfloat16 kernels for a CPU" in str(step.device_conflict("cpu", before))
+    assert step.device_conflict("auto", before) is step.device_conflict("cuda", before) is None
+    assert CastOnnxHalf().device_conflict("cpu", before) is E23.device_conflict("cpu", [SDPA]) is None
+
+
+def test_the_fast_path_needs_an_even_number_of_heads(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = lab.reference("bert")
+    monkeypatch.setattr(model.network.base.config, "num_attention_heads", 1)
+    with pytest.raises(Unsupported, match="needs an even number of heads; the model has 1"):
+        UseBetterTransformer()(model, lab.context())
 
 
 def test_better_transformer_is_not_exported_even_without_a_recipe(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import os
 import re
@@ -17,10 +18,11 @@ import pytest
 import bertopt
 from bertopt import artifact, stage
 from bertopt.errors import ResourceError, Unsupported, UsageError
+from bertopt.processes import runs as _runs
 from bertopt.results import Report
-from bertopt.worker import Workers, _runs
-from tests import example_passes
+from bertopt.verify import verify
 from tests.conftest import Tiny
+from tests.shared import SharedWorkers, cheap_workers
 
 Run = Callable[..., Report]
 INT8 = {"int8": {"cosine_min": -1.0, "cosine_mean": -1.0, "rel_l2": 9.0, "label_flips_max": 1.0}}
@@ -29,23 +31,10 @@ CHAIN: list[dict[str, Any]] = [{"pass": "touch", "name": name} for name in ("fir
 TEXTS = ["the cat sat on the mat", "a very good film , not bad !"]
 
 
-class SharedWorkers(Workers):
-    """Workers whose server serves many runs: starting it takes longer than most of them."""
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._workers.clear()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[SharedWorkers]:
-    with pytest.MonkeyPatch.context() as patch:
-        example_passes.make_cheap(patch)
-        shared = SharedWorkers()
-        patch.setattr("bertopt.pipeline.Workers", lambda: shared)
+    with cheap_workers("pipeline", "verify") as shared:
         yield shared
-        Workers.close(shared)
 
 
 @pytest.fixture(scope="module")
@@ -296,9 +285,61 @@ def test_revert_goes_on_from_the_parent(run: Run, begun: Path) -> None:
 
 
 def test_limits_of_a_step_count(run: Run, begun: Path) -> None:
-    wide = {"rel_l2": 9, "max_abs": 99, "cosine_min": -1, "label_flips_max": 1}
-    report = run(begun, [{"pass": "swap_labels", "limits": wide}])
+    report = run(begun, [{"pass": "swap_labels", "limits": WIDE}])
     assert statuses(report) == {"swap_labels": "ok"} and report.exit_code == 0
+
+
+WIDE = {"rel_l2": 9.0, "max_abs": 99.0, "cosine_min": -1.0, "label_flips_max": 1.0}
+
+
+def waivers(expires: str, metrics: list[str]) -> list[dict[str, str]]:
+    return [{"stage": "swap_labels", "metric": m, "reason": "labels are meant", "expires": expires} for m in metrics]
+
+
+def test_waivers(run: Run, begun: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run(begun, ["swap_labels"]).stage("swap_labels")
+    missed = [str(failure.metric) for failure in found.failures]
+    assert found.status == "failed" and found.waived == [] and "cosine_min" in missed
+    report = run(begun, ["swap_labels"], waivers=waivers("2999-12-31", [*missed, "spearman_min"]))
+    row = report.stage("swap_labels")
+    assert (row.status, report.exit_code, len(row.waived)) == ("ok", 0, len(missed))
+    assert row.waived[0].endswith(", waived until 2999-12-31: labels are meant")
+    assert [w for w in report.model["warnings"] if "waiver" in w] == [
+        "the waiver of spearman_min for 'swap_labels' covers nothing: the limit is kept; remove it"
+    ]
+    # The artefact carries them, and is good until they expire.
+    gates = stage.verify(begun / "artifact")["gates"]
+    assert gates["parity"]["passed"] is False and [f["metric"] for f in gates["waived"]] == missed
+    assert verify(begun / "artifact", str(tiny())).exit_code == 0
+    assert verify(begun / "artifact").exit_code == 0
+
+    class Later(datetime.date):
+        @classmethod
+        def today(cls) -> Later:
+            return cls(3000, 1, 1)
+
+    monkeypatch.setattr("datetime.date", Later)
+    for against in (None, str(tiny())):
+        late = verify(begun / "artifact", against)
+        assert late.exit_code == 3 and "expired on 2999-12-31" in (late.reason or "")
+
+
+def test_an_expired_waiver_covers_nothing(run: Run, begun: Path) -> None:
+    report = run(begun, ["swap_labels"], waivers=waivers("2020-02-29", ["rel_l2"]))
+    row = report.stage("swap_labels")
+    assert (row.status, report.exit_code, row.waived) == ("failed", 3, [])
+    assert "its waiver expired on 2020-02-29: labels are meant" in (report.reason or "")
+    assert report.delivered is None
+
+
+def test_the_pass_that_introduced_the_error_is_named(run: Run, begun: Path) -> None:
+    report = run(begun, [{"pass": "swap_labels", "limits": WIDE}, "use_sdpa", "touch"])
+    row = report.stage("use_sdpa")
+    assert statuses(report) == {"swap_labels": "ok", "use_sdpa": "failed", "touch": "skipped"}
+    assert row.parity is not None and row.parity.blame is not None and row.parity.blame.stage == "swap_labels"
+    assert row.parity.blame.total > 1e-3 and (row.reason or "").endswith(", introduced by 'swap_labels'")
+    own = report.stage("swap_labels").parity
+    assert own is not None and own.blame is not None and own.blame.stage == "swap_labels"
 
 
 def test_an_unsupported_branch_ends_alone(run: Run, begun: Path) -> None:
@@ -316,11 +357,13 @@ def test_what_cannot_run_here_is_unverified(run: Run, tmp_path: Path, happy: tup
     # The same first stages as the happy run's: no need to export again.
     shutil.copytree(happy[0] / "stages", tmp_path / "stages")
     steps = ["use_sdpa", "export_onnx", {"pass": "cast_onnx_half", "dtype": "bfloat16"}]
-    report = run(tmp_path, steps)
+    with pytest.raises(UsageError, match="no bfloat16 kernels for a CPU; use dtype: float16, or say device: auto"):
+        run(tmp_path, steps)
+    report = run(tmp_path, steps, device="auto")
     assert statuses(report) == {"use_sdpa": "ok", "export_onnx": "ok", "cast_onnx_half": "unverified"}
     assert report.exit_code == 4 and report.delivered is None and "--build-only" in (report.reason or "")
     assert report.stage("cast_onnx_half").parity is None
-    report = run(tmp_path, steps, {"build_only": True})
+    report = run(tmp_path, steps, {"build_only": True}, device="auto")
     assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "cast_onnx_half"
     with pytest.raises(Unsupported):
         bertopt.load(tmp_path / "artifact")
@@ -359,6 +402,15 @@ def test_failures(
     assert "touch" in reused(report) and nothing_left(begun, workers)
 
 
+@pytest.mark.parametrize(("how", "code"), [("SIGSEGV", 1), ("SIGKILL", 5), ("hang", 7)])
+def test_a_worker_s_last_words_are_kept(run: Run, workers: SharedWorkers, begun: Path, how: str, code: int) -> None:
+    report = run(begun, [{"pass": "last_words", "how": how, "timeout": 5 if how == "hang" else 600}])
+    assert report.exit_code == code and "my last words" in report.stage("last_words").facts["log"]
+    assert nothing_left(begun, workers)
+    after = run(begun, ["touch"])
+    assert after.exit_code == 0 and after.stage("touch").reused is False and after.delivered is not None
+
+
 def test_a_worker_s_traceback_is_kept(run: Run, begun: Path) -> None:
     row = run(begun, ["raise_error"]).stage("raise_error")
     assert row.reason == "ValueError: a bug in the pass"
@@ -367,9 +419,9 @@ def test_a_worker_s_traceback_is_kept(run: Run, begun: Path) -> None:
 
 def test_a_pass_that_never_ends(run: Run, workers: SharedWorkers, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    report = run(tmp_path / "out", [{"pass": "hang", "timeout": 1, "pids": str(pids)}])
+    report = run(tmp_path / "out", [{"pass": "hang", "timeout": 5, "pids": str(pids)}])
     assert statuses(report) == {"hang": "failed"} and report.exit_code == 7
-    assert "longer than 1 s" in (report.reason or "")
+    assert "longer than 5 s" in (report.reason or "")
     worker, child = map(int, pids.read_text().split())
     assert not _runs(worker) and not _runs(child) and nothing_left(tmp_path / "out", workers)
 
@@ -465,3 +517,16 @@ def test_other_tasks_run_too(run: Run, tiny: Tiny, tmp_path: Path, task: str) ->
     report = run(tmp_path, ["use_sdpa"], model=str(tiny(task=task)))
     assert report.exit_code == 0, report.reason
     assert report.model["task"] == task and stage.verify(tmp_path / "artifact")
+
+
+def test_a_limit_that_nothing_measures_is_refused(run: Run, tmp_path: Path) -> None:
+    step = {"pass": "touch", "limits": {"metric_drop_max": 0.01, "top_k_overlap_min": 0.9}}
+    with pytest.raises(UsageError) as error:
+        run(tmp_path, [step], limits={"int8": {"spearman_min": 0.9}})
+    found = "\n".join(error.value.problems)
+    for words in (
+        "limits.int8: spearman_min needs",
+        "'touch': limits: metric_drop_max needs",
+        "'touch': limits: top_k_overlap_min needs",
+    ):
+        assert words in found

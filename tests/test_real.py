@@ -22,7 +22,7 @@ TEXTS = ["a text", "another", "Ein längerer Satz, der mit dem ersten nichts zu 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
-    from bertopt import examine
+    from bertopt import race
     from bertopt.checks import latency
 
     out = tmp_path_factory.mktemp("real")
@@ -35,8 +35,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "MIN_ROUNDS", 3)
-        patch.setattr(examine, "SHAPE_BUDGET_S", 0.0)
-        patch.setattr(examine, "MIX_BUDGET_S", 0.0)
+        patch.setattr(race, "SHAPE_BUDGET_S", 0.0)
+        patch.setattr(race, "MIX_BUDGET_S", 0.0)
         return bertopt.run(recipe, out), out
 
 

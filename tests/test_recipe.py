@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import subprocess
@@ -17,7 +18,7 @@ from bertopt.core import Eager, Onnx, Pass
 from bertopt.errors import UsageError
 from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx
 from bertopt.recipe import RESERVED, Recipe, from_dict, load, parse
-from bertopt.results import Limits
+from bertopt.results import Limits, Waiver
 from bertopt.tree import REFERENCE
 
 ROOT = Path(__file__).parents[1]
@@ -127,6 +128,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
         "limits",
         "steps",
         "deliver",
+        "waivers",
     ]
     assert resolved["steps"][0] == {
         "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "stop",
@@ -284,7 +286,7 @@ def test_duplicate_keys_name_both_lines() -> None:
     [
         ("dtpye: float16", "5:5", "unknown option 'dtpye'; did you mean 'dtype'?"),
         ("timeuot: 3", "5:5", "unknown option 'timeuot'; did you mean 'timeout'?"),
-        ("zzz: 3", "5:5", f"unknown option 'zzz'; known: dtype, mode, {', '.join(RESERVED)}"),
+        ("zzz: 3", "5:5", f"unknown option 'zzz'; known: dtype, mode, keep_fp32, {', '.join(RESERVED)}"),
         ("dtype: fp16", "5:12", "dtype must be one of 'bfloat16', 'float16'; got 'fp16'"),
         ("dtype: 16", "5:12", "dtype must be one of 'bfloat16', 'float16'; got 16"),
         ("timeout: 0", "5:14", "timeout must be more than 0; got 0"),
@@ -419,7 +421,6 @@ COMPILE, FUSE, INT8 = "  - pass: compile_torch\n", "  - pass: fuse_ort\n", "  - 
         (HALF + EXPORT + INT8, "6:5: step 'quantize_int8': ONNX Runtime cannot load a graph quantised after half precision"),
         ("  - pass: cast_half\n    after: use_sdpa\n" + SDPA,
          "5:12: step 'cast_half': after must name an earlier step; got 'use_sdpa', which comes later; move it up"),
-        (SDPA + SDPA, "5:5: step name 'use_sdpa' is taken by an earlier step; add name: to tell them apart"),
         (SDPA + "  - pass: cast_half\n    name: use_sdpa\n", "6:11: step name 'use_sdpa' is taken by an earlier step; add name:"),
     ],
 )  # fmt: skip
@@ -433,6 +434,53 @@ def test_shapes_an_engine_could_not_run() -> None:
     profile = "    profiles: [{max: [8, 128]}, {min: [8, 1], opt: [8, 8], max: [64, 8]}]\n"
     (problem,) = problems(f"{head}  - pass: build_tensorrt\n{profile}")
     assert problem.startswith("r.yaml:6:5: step 'build_tensorrt': shape [64, 16] is outside every profile")
+
+
+# Waivers
+
+
+WAIVED = f"{HEAD}steps:\n  - pass: use_sdpa\nwaivers:\n"
+
+
+def test_waivers_are_read_and_written() -> None:
+    entry = "  - stage: use_sdpa\n    metric: rel_l2\n    reason: known since May\n    expires: 2026-12-31\n"
+    read = parse(WAIVED + entry, "r.yaml")
+    day = datetime.date(2026, 12, 31)
+    assert read.waivers == (Waiver(stage="use_sdpa", metric="rel_l2", reason="known since May", expires=day),)
+    assert from_dict(json.loads(json.dumps(read.resolved()))) == read
+    assert parse(f"{HEAD}waivers:\n  # none yet\nsteps:\n  - pass: use_sdpa\n", "r.yaml").waivers == ()
+
+
+def test_every_mistake_in_waivers_is_named() -> None:
+    entries = """\
+  - stage: use_sdp
+    metric: rel_l3
+    reason: ''
+    expires: 2026-02-30
+  - {stage: use_sdpa, metric: max_abs, expires: 2026}
+  - use_sdpa
+  - {stage: reference, metric: rel_l2, reason: ' ', expires: 2026-12-31, untl: soon}
+  - {stage: use_sdpa, metric: rel_l2, reason: because, expires: 2026-12-31}
+  - {stage: use_sdpa, metric: rel_l2, reason: because, expires: 2026-12-30}
+"""
+    found = problems(WAIVED + entries)
+    assert [line.partition(" ")[2] for line in found] == [
+        "waiver 1: stage must be a step's name; got 'use_sdp'; did you mean 'use_sdpa'?",
+        "waiver 1: metric must be a limit; got 'rel_l3'; did you mean 'rel_l2'?",
+        "waiver 1: reason must have at least 1 character(s); got ''",
+        "waiver 1: expires must be a date such as 2026-12-31; got '2026-02-30'",
+        "waiver 2: missing key 'reason'; add it",
+        "waiver 2: expires must be a date such as 2026-12-31; got 2026",
+        "waiver 3: expected a mapping with stage, metric, reason and expires; got 'use_sdpa'",
+        "waiver 4: stage must be a step's name; got 'reference'; known: use_sdpa",
+        "waiver 4: reason must say why; got only spaces",
+        "waiver 4: unknown key 'untl'; known: stage, metric, reason, expires",
+        "waiver 6: rel_l2 of 'use_sdpa' is waived above; keep one",
+    ]
+    assert found[0].startswith("r.yaml:6:12: ") and found[-1].startswith("r.yaml:14:5: ")
+    assert problems(WAIVED.replace("waivers:", "waivers: 3")) == (
+        "r.yaml:5:10: waivers must be a list of '- stage: NAME'; got 3",
+    )
 
 
 def test_one_mistake_does_not_cascade() -> None:
@@ -457,7 +505,7 @@ def test_one_mistake_does_not_hide_others() -> None:
         "device must be one of 'auto', 'cpu', 'cuda'; got 'gpu'",
         "step 'cast_half': dtype must be one of 'bfloat16', 'float16'; got 'fp16'",
         "step 'twice' (cast_half): the network is in half precision already",
-        f"step 'twice' (cast_half): unknown option 'nope'; known: dtype, mode, {', '.join(RESERVED)}",
+        f"step 'twice' (cast_half): unknown option 'nope'; known: dtype, mode, keep_fp32, {', '.join(RESERVED)}",
     ]
 
 
@@ -660,7 +708,7 @@ def test_the_schema_knows_every_key() -> None:
     step = known["properties"]["steps"]["items"]
     assert set(step["properties"]) == set(RESERVED)
     half, engine = (branch["then"] for branch in step["allOf"])
-    assert set(half["properties"]) == {*RESERVED, "dtype", "mode"}
+    assert set(half["properties"]) == {*RESERVED, "dtype", "mode", "keep_fp32"}
     assert half["additionalProperties"] is False
     assert half["properties"]["dtype"]["enum"] == ["bfloat16", "float16"]
     assert half["properties"]["dtype"]["description"]

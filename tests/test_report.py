@@ -197,9 +197,7 @@ def test_without_a_mix_the_largest_shape_speaks() -> None:
     assert grid.heads["verdict"] == "vs reference 8×128"
     assert "rate" not in grid.heads
     assert {each.stage.name: each.cells for each in grid.rows}["quantize_int8"]["verdict"].startswith("FASTER 2.41x")
-    chart = html.chart(found.model_copy(update={"stages": shapes}))
-    assert chart is not None
-    assert chart.title == "Milliseconds a batch of 8 × 128"
+    assert "batch 8 × 128" in html.page(found.model_copy(update={"stages": shapes}))
 
 
 def test_markdown() -> None:
@@ -246,7 +244,8 @@ def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("found", [unmeasured(), report().model_copy(update={"stages": [], "delivered": None})])
 def test_little_known(found: Report) -> None:
     assert "nothing" in html.page(found)
-    assert html.chart(found) is None
+    assert "Latency, step by step" not in html.page(found)
+    assert "Parity against" not in html.page(found)
     drawn(found, 100)
     table.markdown(found)
 

@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bertopt import wire
-from bertopt.core import Context
+from bertopt import processes, stage, wire
+from bertopt.core import Context, Spec
 from bertopt.errors import (
+    BertoptError,
     IntegrityError,
     ResourceError,
     StepTimeout,
@@ -24,7 +26,8 @@ from bertopt.errors import (
     UsageError,
     WorkerCrashed,
 )
-from bertopt.worker import Worker, Workers, _runs
+from bertopt.race import race
+from bertopt.worker import RemoteSession, Worker, Workers
 from tests import example_passes
 from tests.conftest import Tiny
 
@@ -101,6 +104,11 @@ def build(worker: Worker, parent: Path, part: Path, step: example_passes.Touch, 
     )  # fmt: skip
 
 
+def warm_up(worker: Worker, reference: Path, folder: Path) -> None:
+    """Import what a build needs, so that a short timeout sees nothing but the pass."""
+    build(worker, reference, folder / "warm-up", example_passes.Touch())
+
+
 def test_a_session_in_a_worker_answers_as_one_here(worker: Worker, reference: Path) -> None:
     from bertopt.sessions import open_session
     from bertopt.stage import open_stage
@@ -113,9 +121,54 @@ def test_a_session_in_a_worker_answers_as_one_here(worker: Worker, reference: Pa
     _, there = worker.exchange("run", inputs)
     here = open_session(open_stage(reference)).run(inputs)
     np.testing.assert_allclose(there["logits"], here["logits"], atol=1e-6)
-    worker.call("load", inputs)
-    assert len(worker.call("time", steps=3)) == 3
-    np.testing.assert_array_equal(worker.exchange("fetch")[1]["logits"], there["logits"])
+    session = RemoteSession(worker)
+    session.load(inputs)
+    session.step()
+    np.testing.assert_array_equal(session.fetch()["logits"], there["logits"])
+
+
+def test_what_is_kept_of_timed_runs(worker: Worker, reference: Path) -> None:
+    worker.call("open", directory=str(reference), device="cpu")
+    session = RemoteSession(worker)
+    assert session.sampled() == []
+    for _ in range(2):
+        timed = worker.call("time", shape=[2, 6], steps=3)
+        assert len(timed["taken"]) == 3 and min(timed["taken"]) > 0
+    worker.call("mix", texts=["the cat sat on the mat", "a dog"])
+    assert len(worker.call("time_mix", steps=3)["taken"]) == 3
+    samples = session.sampled()
+    assert len(samples) == 3 and session.sampled() == []
+    assert [inputs["input_ids"].shape for inputs, _ in samples] == [(2, 6), (2, 6), (2, 8)]
+    assert (samples[0][0]["input_ids"] != samples[1][0]["input_ids"]).any()
+    for inputs, answers in samples:
+        np.testing.assert_allclose(session.run(inputs)["logits"], answers["logits"], atol=1e-6)
+
+
+@pytest.mark.parametrize("step", [example_passes.Touch(), example_passes.StaleWhenTimed(), example_passes.AnswerLate()])
+def test_what_is_answered_under_the_clock_is_checked(
+    workers: Workers, reference: Path, tmp_path: Path, step: example_passes.Touch
+) -> None:
+    spec = Spec.model_validate(stage.read_manifest(reference)["spec"])
+    with workers.start() as timed, workers.start() as against:
+        build(timed, reference, tmp_path / "stage", step)
+        for worker, directory in ((timed, tmp_path / "stage"), (against, reference)):
+            worker.call("open", directory=str(directory), device="cpu")
+        figures, cases = race(
+            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], None
+        )
+    assert [case.kind for case in figures] == ["shape", "shape", "mix"]
+    assert {case.where.split("], ")[1] for case in cases} == {
+        f"{what}, under the clock" for what in ("1 × 8", "2 × 8", "mix")
+    }
+    assert {case.padding for case in cases} == {"timed"} and all(case.compared for case in cases)
+    shapes = [case for case in cases if "mix" not in case.where]
+    if isinstance(step, example_passes.StaleWhenTimed):
+        assert max(case.max_abs for case in shapes) > 0.01
+    else:
+        assert max(case.max_abs for case in cases) < 1e-5
+    void = ["not ready when the clock stopped" in (case.warning or "") for case in figures]
+    # The mix fetches its answers under the clock.
+    assert void == [isinstance(step, example_passes.AnswerLate)] * 2 + [False]
 
 
 def test_errors_keep_their_class(worker: Worker, reference: Path, tmp_path: Path) -> None:
@@ -142,7 +195,7 @@ def test_a_crash_is_an_error_and_hurts_nobody_else(
     other = workers.start()
     with pytest.raises(WorkerCrashed, match="signal SIGSEGV during 'build'"):
         build(worker, reference, tmp_path / "a", example_passes.KillItself())
-    assert not worker.alive and not _runs(worker.pid)
+    assert not worker.alive and not processes.runs(worker.pid)
     # Asked again, woken or closed, a dead worker does no harm: its process id may be another's by now.
     with pytest.raises(WorkerCrashed, match="has ended"):
         worker.call("stats")
@@ -155,6 +208,56 @@ def test_a_crash_is_an_error_and_hurts_nobody_else(
         assert third.call("device") is not None
 
 
+@pytest.mark.parametrize(
+    ("child", "end", "error", "words"),
+    [
+        ("none", "stop", StepTimeout, "longer than 3 s"),
+        ("none", "deaf", StepTimeout, "longer than 3 s"),
+        ("plain", "hang", StepTimeout, "longer than 3 s"),
+        ("setsid", "hang", StepTimeout, "longer than 3 s"),
+        ("daemon", "hang", StepTimeout, "longer than 3 s"),
+        ("deaf", "hang", StepTimeout, "longer than 3 s"),
+        ("stopped", "hang", StepTimeout, "longer than 3 s"),
+        # What it forked holds its socket open, so that nothing is closed when it dies.
+        ("setsid", "SIGSEGV", WorkerCrashed, "signal SIGSEGV"),
+        ("daemon", "SIGSEGV", WorkerCrashed, "signal SIGSEGV"),
+        ("daemon", "SIGKILL", ResourceError, "memory runs out"),
+        ("stopped", "exit", WorkerCrashed, "exit code 3"),
+    ],
+)
+def test_nothing_that_a_worker_started_outlives_it(
+    workers: Workers, reference: Path, tmp_path: Path, child: Any, end: Any, error: type[BertoptError], words: str
+) -> None:
+    (tmp_path / "pids").mkdir()
+    step = example_passes.Family(pids=str(tmp_path / "pids"), child=child, end=end)
+    bystander, worker = workers.start(), workers.start()
+    warm_up(worker, reference, tmp_path)
+    with pytest.raises(error, match=words) as raised:
+        build(worker, reference, tmp_path / "part", step, timeout=3 if error is StepTimeout else None)
+    ids = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    assert len(ids) == (1 if child == "none" else 3) and worker.pid in ids
+    assert not [number for number in ids if processes.runs(number)]
+    if words != "exit code 3" and end not in ("SIGKILL", "deaf"):
+        assert "example_passes.py" in raised.value.log
+    assert bystander.call("device") is not None
+    bystander.close()
+
+
+def test_what_a_good_worker_leaves_behind_ends_with_it(workers: Workers, reference: Path, tmp_path: Path) -> None:
+    (tmp_path / "pids").mkdir()
+    with workers.start() as bystander, workers.start() as worker:
+        for number, each in enumerate((bystander, worker)):
+            (tmp_path / "pids" / str(number)).mkdir()
+            step = example_passes.Family(pids=str(tmp_path / "pids" / str(number)), child="daemon", end="return")
+            build(each, reference, tmp_path / f"part-{number}", step)
+        theirs, ids = ([int(path.name) for path in (tmp_path / "pids" / str(n)).iterdir()] for n in range(2))
+        worker.close()
+        assert not [number for number in ids if processes.runs(number)]
+        # The other's are none of ours: it lives.
+        assert all(map(processes.runs, theirs)) and len(theirs) == len(ids) == 3
+    assert not [number for number in theirs if processes.runs(number)]
+
+
 def test_killed_from_outside_is_taken_for_lack_of_memory(worker: Worker) -> None:
     os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(ResourceError, match="memory runs out"):
@@ -163,10 +266,11 @@ def test_killed_from_outside_is_taken_for_lack_of_memory(worker: Worker) -> None
 
 def test_a_timeout_kills_the_whole_group(worker: Worker, reference: Path, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    with pytest.raises(StepTimeout, match="'build' took longer than 1 s"):
-        build(worker, reference, tmp_path / "a", example_passes.Hang(pids=str(pids)), timeout=1)
+    warm_up(worker, reference, tmp_path)
+    with pytest.raises(StepTimeout, match="'build' took longer than 3 s"):
+        build(worker, reference, tmp_path / "a", example_passes.Hang(pids=str(pids)), timeout=3)
     _, child = map(int, pids.read_text().split())
-    assert becomes(lambda: not _runs(worker.pid) and not _runs(child))
+    assert becomes(lambda: not processes.runs(worker.pid) and not processes.runs(child))
 
 
 def test_close_ends_a_worker_in_any_state(workers: Workers, reference: Path, tmp_path: Path) -> None:
@@ -176,7 +280,7 @@ def test_close_ends_a_worker_in_any_state(workers: Workers, reference: Path, tmp
     for worker in (idle, stopped, killed):
         worker.close()
         worker.close()
-        assert not _runs(worker.pid)
+        assert not processes.runs(worker.pid)
 
 
 def test_pause_and_resume(worker: Worker) -> None:
@@ -194,20 +298,31 @@ def test_no_workers_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SCRIPT = """
+import os
 import sys
+import time
 from pathlib import Path
 from bertopt.worker import Workers
-from tests.example_passes import Hang
+from tests.example_passes import Family, Hang
 
 reference, out = map(Path, sys.argv[1:])
 workers = Workers()
 idle, stopped, busy = workers.start(), workers.start(), workers.start()
 stopped.pause()
+(out / "family").mkdir()
 (out / "ids").write_text(f"{workers._server.pid} {idle.pid} {stopped.pid} {busy.pid}")
 (out / "part").mkdir()
 context = {"device": "cpu", "shapes": [], "texts": [], "seed": 0}
+family = Family(pids=str(out / "family"), child="daemon", end="return").record().model_dump()
+(out / "other").mkdir()
+fields = {"key": "k", "name": "step", "device": "cpu"}
+idle.call("build", parent=str(reference), record=family, part=str(out / "other"), context=context, fields=fields)
+# A process forked here holds the server's socket open after this one is gone.
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
 busy.call("build", parent=str(reference), record=Hang(pids=str(out / "pids")).record().model_dump(),
-          part=str(out / "part"), context=context, fields={"key": "k", "name": "step", "device": "cpu"})
+          part=str(out / "part"), context=context, fields=fields)
 """
 
 
@@ -221,5 +336,10 @@ def test_nothing_outlives_a_killed_parent(reference: Path, tmp_path: Path) -> No
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
     ids = [int(number) for name in ("ids", "pids") for number in (tmp_path / name).read_text().split()]
-    assert len(ids) == 6
-    assert becomes(lambda: not any(map(_runs, ids))), [number for number in ids if _runs(number)]
+    family = [int(path.name) for path in (tmp_path / "family").iterdir()]
+    assert len(ids) == 6 and len(family) == 3
+    ids += family
+    try:
+        assert becomes(lambda: not any(map(processes.runs, ids))), [number for number in ids if processes.runs(number)]
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,21 +20,34 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: One text, or a pair such as (query, passage).
+Text = str | tuple[str, str]
+
 PADDINGS = ("none", "right", "left", "holes", "one_token", "masked_row")
 TEXT_BATCH = 8
+#: Tokens in each row of the predictor's largest batch, and how often in a row one input is run.
+SERVED_LENGTH, REPEATS = 8, 4
 #: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
 WIDE_TOKENS = 4
+#: One layer's attention scores of the longest probe take at most this much; ModernBERT's 8192 tokens would take 3 GiB.
+SCORE_BYTES = 2**30
+#: Pairs of texts probed, for models that take pairs.
+PAIRS = 32
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any."""
+    """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any.
+
+    `texts` [B] are the rows' texts, where the probe is real text.
+    """
 
     name: str
     padding: str
     inputs: dict[str, Array]
     compared: Array
     rows: Array
+    texts: tuple[Text, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,7 +65,8 @@ def grid(
     spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0
 ) -> Iterator[Probe]:
     """Every shape of the recipe, and shapes it was not traced with, in every padding pattern."""
-    extra = [(1, 1), (1, spec.max_length)]
+    longest = min(spec.max_length, math.isqrt(SCORE_BYTES // (4 * spec.heads)))
+    extra = [(1, 1), (1, longest)]
     for batch, sequence in dict.fromkeys([*shapes, *extra]):
         if sequence > spec.max_length or (max_shape and (batch > max_shape[0] or sequence > max_shape[1])):
             continue
@@ -62,17 +77,50 @@ def grid(
                 yield _probe(spec, padding, _inputs(spec, mask, padding, rng))
 
 
-def texts(spec: Spec, encode: Callable[[Sequence[str]], list[dict[str, Array]]], of: Sequence[str]) -> Iterator[Probe]:
+def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
+    """What a service does besides: batches [batch, S] as large as the predictor makes them, and one input again and again."""
+    shape = (batch, min(SERVED_LENGTH, spec.max_length))
+    for padding in ("none", "right"):
+        rng = np.random.default_rng([seed, *shape])
+        mask = _mask(padding, *shape, rng)
+        if mask is not None:
+            name = f"{shape[0]} × {shape[1]}, {padding}, the predictor's largest batch"
+            yield _probe(spec, padding, _inputs(spec, mask, padding, rng), name)
+    rng = np.random.default_rng([seed, REPEATS])
+    inputs = _inputs(spec, np.ones((1, shape[1]), np.int64), "none", rng)
+    for number in range(1, REPEATS + 1):
+        yield _probe(spec, "none", inputs, f"1 × {shape[1]}, none, run {number} of {REPEATS} in a row")
+
+
+def texts(
+    spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text"
+) -> Iterator[Probe]:
     """Real texts in right-padded batches: one that mixes all lengths, the rest sorted, so that little padding is run.
 
-    A probe's name gives the 0-based numbers of its texts.
+    A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`).
     """
-    order = sorted(range(len(of)), key=lambda i: len(of[i]))
+    order = sorted(range(len(of)), key=lambda i: len("".join(of[i])))
     mixed = order[:: -(-len(of) // TEXT_BATCH)]
     rest = [i for i in order if i not in mixed]
     for numbers in [mixed, *(rest[start : start + TEXT_BATCH] for start in range(0, len(rest), TEXT_BATCH))]:
-        (inputs,) = encode([of[i] for i in numbers])
-        yield _probe(spec, "text", inputs, f"texts {', '.join(map(str, numbers))}")
+        batch = tuple(of[i] for i in numbers)
+        (inputs,) = encode(batch)
+        yield _probe(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch)
+
+
+def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
+    """(query, passage) pairs of the texts, the shorter half as queries, for models that tell segments apart or answer
+    questions; none for others."""
+    if spec.token_types < 2 and spec.task != "question-answering":
+        return []
+    order = sorted(dict.fromkeys(of), key=len)
+    step = max(1, len(order) // 2 // PAIRS)
+    return [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
+
+
+def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:
+    """Inputs that a stage was given while it was timed."""
+    return _probe(spec, "timed", dict(inputs), name)
 
 
 def digest(probes: Sequence[Probe]) -> str:
@@ -85,7 +133,9 @@ def digest(probes: Sequence[Probe]) -> str:
     return sha.hexdigest()
 
 
-def _probe(spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None) -> Probe:
+def _probe(
+    spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, of: tuple[Text, ...] = ()
+) -> Probe:
     mask = inputs["attention_mask"].astype(bool)
     batch, sequence = mask.shape
     compared = mask.copy()
@@ -97,7 +147,11 @@ def _probe(spec: Spec, padding: str, inputs: dict[str, Array], name: str | None 
                 valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []
             ] = True
     rows = np.asarray(mask.any(axis=1))
-    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows)
+    if spec.family == "modernbert" and spec.granularity == "text" and not spec.shift_free:
+        # Its windows are local: where the column that the head reads is padding, it may see no valid token at all,
+        # which is as undefined as a fully masked row.
+        rows &= mask[:, 0]
+    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows, of)
 
 
 def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:

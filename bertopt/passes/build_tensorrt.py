@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -13,6 +14,8 @@ from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result
 from bertopt.errors import Unsupported
 
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
+
+_NO_FLOAT32_ATTENTION = "TensorRT has no float32 Attention kernel: put cast_onnx_half before, or export with opset: 22"
 
 
 class BuildTensorrt(Pass[Onnx, Engine]):
@@ -42,12 +45,15 @@ class BuildTensorrt(Pass[Onnx, Engine]):
                 )
         return None
 
-    def conflict(self, before: Any) -> str | None:
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         names = {step.name() for step in before}
         if "fuse_ort" in names:
             return "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx"
         if "quantize_int8" in names:
             return "TensorRT has no dynamic INT8 products; branch from the float graph"
+        native = any(step.name() == "export_onnx" and getattr(step, "opset", 0) >= 23 for step in before)
+        if native and "use_sdpa" in names and not names & {"cast_half", "cast_onnx_half"}:
+            return _NO_FLOAT32_ATTENTION
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Engine]:
@@ -76,6 +82,13 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         profiles = tuple(self._clamped(model))
         engine = Engine(model.spec, model.precision, path, library, str(trt.__version__), targets, profiles)
         return Result(engine, layers)
+
+    def effects(self, model: Engine, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """What the engine computes in, as far as its inspector tells; the answers alone are float32 in every engine."""
+        formats: Mapping[str, int] = facts.get("output_formats", {})
+        words = {"float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
+        there = sum(count for kind, count in formats.items() if re.search(words, kind, re.IGNORECASE))
+        return {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
 
     def _library(self, ctx: Context) -> str:
         wanted = (
@@ -215,5 +228,5 @@ def _check_precision(layers: dict[str, int], precision: str) -> None:
 
 def _advice(message: str) -> str:
     if re.search("Attention operation was not supported", message):
-        return "; TensorRT has no float32 Attention kernel: put cast_onnx_half before, or export with opset: 22"
+        return f"; {_NO_FLOAT32_ATTENTION}"
     return ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +16,9 @@ from bertopt.errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
+#: A module with this many linear layers of its own is an attention: query, key, value.
+_ATTENTION_PROJECTIONS = 3
+
 
 class CastHalf(Pass[Eager, Eager]):
     """Cast the encoder to half precision; pooling, normalisation and answers stay float32.
@@ -23,10 +29,18 @@ class CastHalf(Pass[Eager, Eager]):
 
     dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="the half-precision type")
     mode: Literal["cast", "autocast"] = Field("cast", description="cast the weights, or the inputs of each product")
+    keep_fp32: tuple[str, ...] = Field(
+        (), description="modules to leave in float32: names, ends of names or patterns, such as layer.3.output"
+    )
 
-    def conflict(self, before: Any) -> str | None:
-        if any(isinstance(step, CastHalf) for step in before):
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if self.keep_fp32 and self.mode == "autocast":
+            return "keep_fp32 goes with mode: cast; autocast keeps weights, LayerNorm and softmax in float32 itself"
+        names = {step.name() for step in before}
+        if "cast_half" in names:
             return "the network is in half precision already"
+        if self.mode == "autocast" and "use_better_transformer" in names:
+            return "autocast does not reach into nn.TransformerEncoder's fast path, which would stay float32; use mode: cast"
         return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
@@ -44,9 +58,120 @@ class CastHalf(Pass[Eager, Eager]):
         if self.mode == "autocast":
             network.autocast_dtype = dtype
             return {"linear_layers": sum(isinstance(module, torch.nn.Linear) for module in encoder.modules())}
-        tensors = [t for t in (*encoder.parameters(), *encoder.buffers()) if t.is_floating_point() and t.dtype != dtype]
-        encoder.to(dtype)
+        kept = kept_modules(encoder, self.keep_fp32)
+        spared = {id(tensor) for module in kept for tensor in _floats(module)}
+        tensors = [t for t in _floats(encoder) if t.dtype != dtype and id(t) not in spared]
+        for tensor in tensors:
+            tensor.data = tensor.data.to(dtype)
+        if kept:
+            _bridge(encoder, kept, dtype)
         return {"tensors": len(tensors)}
+
+    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        import torch
+
+        network: Any = model.network
+        dtype = getattr(torch, self.dtype)
+        if self.mode == "autocast":
+            answers = _linear_dtypes(network)
+            return {f"linear layers computed in {self.dtype}": (max(1, len(answers)), answers.count(dtype))}
+        spared = {id(t) for module in kept_modules(network.encoder, self.keep_fp32) for t in _floats(module)}
+        tensors = _floats(network.encoder)
+        cast = [t for t in tensors if id(t) not in spared]
+        shown = {f"encoder tensors in {self.dtype}": (max(1, len(cast)), sum(t.dtype == dtype for t in cast))}
+        if spared:
+            kept = [t for t in tensors if id(t) in spared]
+            shown["encoder tensors kept in float32"] = (len(kept), sum(t.dtype == torch.float32 for t in kept))
+        return shown
+
+
+def kept_modules(encoder: Any, patterns: Sequence[str]) -> list[Any]:
+    """The outermost modules that the patterns name, and those that share a weight with one of them.
+
+    Raises Unsupported for a pattern that names none.
+    """
+    modules = {name: module for name, module in encoder.named_modules() if name}
+    named: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in modules if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
+        if not found:
+            raise Unsupported(f"keep_fp32 must name modules of the encoder, such as {_some(modules)}; got '{pattern}'")
+        named |= found
+    weights = {id(tensor) for name in named for tensor in _floats(modules[name])}
+    named |= {name for name, module in modules.items() if weights & {id(t) for t in module.parameters(recurse=False)}}
+    parts = {name: name.split(".") for name in named}
+    inner = {name for name in named for length in range(1, len(parts[name])) if ".".join(parts[name][:length]) in named}
+    return [modules[name] for name in modules if name in named - inner]
+
+
+def _some(modules: Mapping[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in [*modules][-3:])
+
+
+def _bridge(encoder: Any, kept: Sequence[Any], dtype: torch.dtype) -> None:
+    """Let every module cast what it is given to its own precision. What a kept one gives stays float32 until then.
+
+    Query, key and value meet without a module between them, and with the mask: they are given in half precision
+    unless all of the attention is kept.
+    """
+    import torch
+
+    inside = {id(module) for outer in kept for module in outer.modules()}
+    half = functools.partial(_cast_inputs, of=(torch.float32,), to=dtype)
+    masks = functools.partial(_cast_inputs, of=(torch.float32,), to=dtype, dims=4)
+    for outer in kept:
+        outer.register_forward_pre_hook(
+            functools.partial(_cast_inputs, of=(torch.bfloat16, torch.float16), to=torch.float32), with_kwargs=True
+        )
+    for module in encoder.modules():
+        if id(module) in inside:
+            continue
+        weighs = any(t.is_floating_point() for t in module.parameters(recurse=False))
+        module.register_forward_pre_hook(half if weighs else masks, with_kwargs=True)
+        linear = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
+        for child in linear if len(linear) >= _ATTENTION_PROJECTIONS else ():
+            if id(child) in inside:
+                child.register_forward_hook(functools.partial(_cast_answer, to=dtype))
+
+
+def _cast_inputs(_: Any, args: Any, named: Any, of: tuple[Any, ...], to: Any, dims: int | None = None) -> Any:
+    return _each(args, of, to, dims), _each(named, of, to, dims)
+
+
+def _cast_answer(_: Any, __: Any, answer: Any, to: Any) -> Any:
+    return answer.to(to)
+
+
+def _each(value: Any, of: tuple[Any, ...], to: Any, dims: int | None) -> Any:
+    """`value` with every tensor in it cast whose type is one of `of`, and that has `dims` dimensions where given."""
+    if isinstance(value, dict):
+        return {key: _each(inner, of, to, dims) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_each(inner, of, to, dims) for inner in value)
+    return value.to(to) if getattr(value, "dtype", None) in of and dims in (None, value.dim()) else value
+
+
+def _floats(encoder: Any) -> list[torch.Tensor]:
+    return [t for t in (*encoder.parameters(), *encoder.buffers()) if t.is_floating_point()]
+
+
+def _linear_dtypes(network: Any) -> list[torch.dtype]:
+    """What type every linear layer of the encoder gives, call by call of one forward."""
+    import torch
+
+    given: list[torch.dtype] = []
+    hooks = [
+        module.register_forward_hook(lambda _, __, answer: given.append(answer.dtype))
+        for module in network.encoder.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    try:
+        with torch.inference_mode():
+            network(*network.example(2, 4))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given
 
 
 def native_fp16() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -23,12 +24,17 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
     dtype: Literal["float16", "bfloat16"] = Field("float16", description="the half-precision type")
     keep_fp32: tuple[str, ...] = Field((), description="operator types or node names to leave in float32")
 
-    def conflict(self, before: Any) -> str | None:
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         for step in before:
             if step.name() in ("cast_half", "cast_onnx_half"):
                 return "the graph is in half precision already"
             if step.name() == "quantize_int8":
                 return "quantised products would be cast back and forth around float scales"
+        return None
+
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if device == "cpu" and self.dtype == "bfloat16":
+            return "ONNX Runtime has no bfloat16 kernels for a CPU; use dtype: float16, or say device: auto"
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
@@ -53,6 +59,33 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         changes = {"initialisers": caster.cast_tensors, "nodes": caster.cast_nodes, "clipped": caster.clipped}
         return Result(Onnx(model.spec, self.dtype, path), changes)
 
+    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """No float32 weights or products but where a node is kept in float32."""
+        import onnx_ir as ir
+
+        graph, half, keep = ir.load(model.path).graph, ir.DataType[self.dtype.upper()], frozenset(self.keep_fp32)
+        weights = [
+            value.dtype
+            for value in graph.initializers.values()
+            if value.dtype in (half, ir.DataType.FLOAT) and not all(_kept(use.node, keep) for use in value.uses())
+        ]
+        products = [
+            node.outputs[0].dtype for node in graph if node.op_type in _PRODUCTS and not _kept(node, keep)
+        ]  # fmt: skip
+        return {
+            f"weights in {self.dtype}": (max(1, len(weights)), weights.count(half)),
+            f"products in {self.dtype}": (max(1, len(products)), products.count(half)),
+        }
+
+
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Attention", "MultiHeadAttention")
+
+
+def _kept(node: Any, keep: frozenset[str]) -> bool:
+    """Whether a node stays in float32. The exporter recorded which module each node came from."""
+    pooling = "Pooling" in node.metadata_props.get("namespace", "")
+    return pooling or node.op_type in _FLOAT_ONLY or node.op_type in keep or node.name in keep
+
 
 class _Caster:
     """One walk over a graph in topological order, keeping track of which float values are now in half precision."""
@@ -70,7 +103,7 @@ class _Caster:
                 for attr in node.attributes.values()
             ):
                 raise Unsupported(f"node '{node.name}' ({node.op_type}) has a subgraph; encoders have none")
-            wanted = self.ir.DataType.FLOAT if self._kept(node) else self.half
+            wanted = self.ir.DataType.FLOAT if _kept(node, self.keep) else self.half
             for index, value in enumerate(node.inputs):
                 if value is not None and self._is_float(value):
                     node.replace_input_with(index, self._as(value, wanted, node))
@@ -81,11 +114,6 @@ class _Caster:
                 self._keep_output(index, value)
         for name in [name for name, value in self.graph.initializers.items() if not value.uses()]:
             del self.graph.initializers[name]
-
-    def _kept(self, node: Any) -> bool:
-        # The exporter recorded which module each node came from.
-        pooling = "Pooling" in node.metadata_props.get("namespace", "")
-        return pooling or node.op_type in _FLOAT_ONLY or node.op_type in self.keep or node.name in self.keep
 
     def _is_float(self, value: Any) -> bool:
         return bool(value.dtype == self.ir.DataType.FLOAT or value in self.halves)

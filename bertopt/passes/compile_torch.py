@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -13,6 +14,10 @@ from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
     import torch
+
+
+#: [B, S] run to see that one graph serves all. The first is for whoever compiled for batches of one only.
+_UNSEEN = ((2, 6), (3, 13), (7, 5))
 
 
 class CompileTorch(Pass[Eager, Compiled]):
@@ -58,3 +63,30 @@ class CompileTorch(Pass[Eager, Compiled]):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         network.compile(mode=None if self.mode == "default" else self.mode, dynamic=self.dynamic)
         return {"modules": 1}
+
+    def effects(self, model: Compiled, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """A compiled forward, nothing left to eager code and, where `dynamic`, no graph more for a shape not seen.
+
+        How many graphs there are is the parity probes' doing: torch makes one of its own for a batch of one, a
+        sequence of one, and both.
+        """
+        import torch
+        from torch._dynamo.utils import counters
+
+        network: Any = model.network
+        compiled = int(network._compiled_call_impl is not None)
+        found = {
+            "compiled forward": (1, compiled),
+            "graph, or more": (1, min(1, int(facts.get("graphs", 0)))),
+            "graph breaks": (0, sum(counters["graph_break"].values())),
+            "frames left to eager code": (0, counters["frames"]["total"] - counters["frames"]["ok"]),
+        }
+        if compiled and self.dynamic:
+            seen: list[int] = []
+            for batch, sequence in _UNSEEN:
+                inputs = network.example(batch, min(sequence, model.spec.max_length))
+                with torch.inference_mode():
+                    network(*inputs)
+                seen.append(int(counters["stats"]["unique_graphs"]))
+            found["graphs for shapes not seen before"] = (0, seen[-1] - seen[0])
+        return found

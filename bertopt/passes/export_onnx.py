@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -22,12 +23,17 @@ class ExportOnnx(Pass[Eager, Onnx]):
 
     opset: int = Field(23, ge=18, le=23, description="ONNX opset version")
 
-    def conflict(self, before: Any) -> str | None:
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         names = {step.name() for step in before}
         if "use_better_transformer" in names:
             return "nn.TransformerEncoder's fast path is torch's own and cannot be exported"
         if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
             return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
+        return None
+
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if device == "cpu" and any(getattr(step, "dtype", "") == "bfloat16" for step in before):
+            return "ONNX Runtime has no bfloat16 kernels for a CPU; branch with after: from the float32 network, or say device: auto"
         return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Onnx]:
@@ -73,6 +79,18 @@ class ExportOnnx(Pass[Eager, Onnx]):
             "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph),
         }
         return Result(Onnx(model.spec, model.precision, path), changes)
+
+    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        import onnx_ir
+
+        graph = onnx_ir.load(model.path)
+        kinds = [node.op_type for node in graph.graph]
+        native = kinds.count("Attention")
+        found = {"as the opset": (self.opset, graph.opset_imports.get("") or 0)}
+        if self.opset >= 23 and "use_sdpa" in facts.get("passes", ()):
+            return {"Attention nodes": (model.spec.layers, native)} | found
+        # Spelled out, every attention has one softmax.
+        return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found
 
 
 def open_null() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -18,7 +19,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
 
     attention: bool = Field(True, description="insist that every layer's attention is one node, native or fused")
 
-    def conflict(self, before: Any) -> str | None:
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         names = {step.name() for step in before}
         if "fuse_ort" in names:
             return "the graph is fused already"
@@ -39,11 +40,15 @@ class FuseOrt(Pass[Onnx, Onnx]):
         before = _fused(graph)
         graph, _ = optimize_for_ort(graph)
         fused = _fused(graph)
-        attention = sum(node.op_type in ("Attention", "MultiHeadAttention") for node in graph.graph)
+        attention = _attention(graph)
         if self.attention and attention != model.spec.layers:
             raise Unsupported(
                 f"expected {model.spec.layers} attention nodes, one a layer; got {attention}; "
                 "export after use_sdpa, or set attention: false to fuse only the rest"
+            )
+        if not fused:
+            raise Unsupported(
+                f"none of ONNX Runtime's fused operators fits this {model.spec.family} graph; leave fuse_ort out"
             )
         path = ctx.workdir / "onnx" / "model.onnx"
         path.parent.mkdir()
@@ -51,6 +56,18 @@ class FuseOrt(Pass[Onnx, Onnx]):
         onnx_ir.save(graph, path, external_data="model.onnx_data" if big else None)
         changes = {kind: fused.get(kind, 0) - before.get(kind, 0) for kind in sorted(fused)}
         return Result(Onnx(model.spec, model.precision, path), changes)
+
+    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        import onnx_ir
+
+        graph = onnx_ir.load(model.path)
+        found = {"fused node, or more": (1, min(1, sum(_fused(graph).values())))}
+        return found | ({"attention nodes": (model.spec.layers, _attention(graph))} if self.attention else {})
+
+
+def _attention(graph: Any) -> int:
+    """Nodes that are a whole layer's attention: the standard's, or ONNX Runtime's."""
+    return sum(node.op_type in ("Attention", "MultiHeadAttention") for node in graph.graph)
 
 
 def _fused(graph: Any) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -22,7 +23,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     per_channel: bool = Field(True, description="one weight scale an output channel instead of one a tensor")
     reduce_range: bool = Field(False, description="7-bit weights, for CPUs with AVX2 or AVX512 but no VNNI")
 
-    def conflict(self, before: Any) -> str | None:
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         for step in before:
             if step.name() == "quantize_int8":
                 return "the graph is quantised already"
@@ -61,6 +62,24 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         return Result(
             Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
         )
+
+    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        """Every product with constant weights has INT8 weights; those inside a fused attention node are no products."""
+        import onnx_ir
+
+        graph = onnx_ir.load(model.path).graph
+        products = [node for node in graph if node.op_type in _PRODUCTS and _weights(node) is not None]
+        int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
+        return {"products with INT8 weights": (max(1, len(products)), int8)}
+
+
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger")
+
+
+def _weights(node: Any) -> Any:
+    """The type of a product's constant second factor, or None where it has none."""
+    value = node.inputs[1]
+    return value.dtype if value is not None and value.is_initializer() else None
 
 
 def _products(graph: Any) -> dict[str, int]:

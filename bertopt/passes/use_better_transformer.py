@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -37,6 +38,14 @@ class UseBetterTransformer(Pass[Eager, Eager]):
 
     nested_tensors: bool = Field(True, description="skip right padding through nested tensors")
 
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        for step in before:
+            if step.name() == "use_better_transformer":
+                return "the layers are converted already"
+            if step.name() == "cast_half" and getattr(step, "mode", "") == "autocast":
+                return "autocast does not reach into the fast path, which would stay float32; use mode: cast"
+        return None
+
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
 
@@ -50,6 +59,10 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         activation = getattr(config, "hidden_act", None) or config.activation
         if activation not in ("gelu", "relu"):
             raise Unsupported(f"the fast path computes exact gelu or relu; the model's activation is '{activation}'")
+        if config.num_attention_heads % 2:
+            raise Unsupported(
+                f"the fast path needs an even number of heads; the model has {config.num_attention_heads}"
+            )
         where, layers, parts = _PARTS[config.model_type]
         old = getattr(base, where)
         if not hasattr(old, layers):
@@ -57,6 +70,33 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         converted = [_convert(layer, parts, config, activation) for layer in getattr(old, layers)]
         setattr(base, where, _module(converted, self.nested_tensors))
         return {"layers": len(converted)}
+
+    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        from torch.nn import TransformerEncoderLayer
+
+        layers = sum(isinstance(module, TransformerEncoderLayer) for module in model.network.modules())
+        return {
+            "nn.TransformerEncoderLayer modules": (model.spec.layers, layers),
+            "layers on the fast path": (model.spec.layers, _fast_layers(model.network)),
+        }
+
+
+def _fast_layers(network: Any) -> int:
+    """How many layers of one forward run as torch's one fused operator."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        calls = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += func is torch.ops.aten._transformer_encoder_layer_fwd.default
+            return func(*args, **(kwargs or {}))
+
+    count = Count()  # type: ignore[no-untyped-call]
+    with count, torch.inference_mode():
+        network(*network.example(2, 4))
+    return int(count.calls)
 
 
 def _convert(layer: Any, parts: tuple[str, ...], config: Any, activation: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -21,24 +22,25 @@ class UseSdpa(Pass[Eager, Eager]):
         "auto", description="kernel to insist on; auto lets torch choose for each shape"
     )
 
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        names = {step.name() for step in before}
+        if "use_sdpa" in names:
+            return "attention runs through scaled_dot_product_attention already; set backend: where it is first used"
+        if "use_better_transformer" in names:
+            return "nn.TransformerEncoder brings its own attention, none is left to switch; leave one of the two out"
+        return None
+
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from torch.nn.attention import SDPBackend
-
         model: Any = network
         encoder = model.encoder
         if not getattr(encoder, "_supports_sdpa", False):
             raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation")
         before = attention_calls(network)
         encoder.set_attn_implementation("sdpa")
-        backends = {
-            "flash": SDPBackend.FLASH_ATTENTION,
-            "efficient": SDPBackend.EFFICIENT_ATTENTION,
-            "math": SDPBackend.MATH,
-        }
-        model.sdpa_backend = backends.get(self.backend)
+        model.sdpa_backend = self._kernel()
         try:
             return {"attention_calls": attention_calls(network) - before}
         except RuntimeError as error:
@@ -47,6 +49,24 @@ class UseSdpa(Pass[Eager, Eager]):
             raise Unsupported(
                 f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto"
             ) from error
+
+    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        network: Any = model.network
+        found = {"attention calls": (model.spec.layers, attention_calls(network))}
+        if self.backend != "auto":
+            found[f"forward held to the '{self.backend}' kernel"] = (1, int(network.sdpa_backend == self._kernel()))
+        return found
+
+    def _kernel(self) -> Any:
+        """torch's name for `backend`; None leaves the choice to it."""
+        from torch.nn.attention import SDPBackend
+
+        kernels = {
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "math": SDPBackend.MATH,
+        }
+        return kernels.get(self.backend)
 
 
 def attention_calls(network: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
     ratio = compared.vs_reference if compared else None
     cells = {
         "stage": stage.name,
-        "status": f"{stage.status}, reused" if stage.reused else stage.status,
+        "status": ", ".join(status(stage)),
         "changed": changes(stage.changes),
         "parity": parity(stage.parity) if stage.parity else NONE,
         "ms": f"{timed.p50_ms:.2f}" if timed else NONE,
@@ -69,11 +69,41 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
         "quality": quality(stage.quality, stage.pass_ is None) if stage.quality else NONE,
     }
     brief = {"changed": changes(stage.changes, 1)}
+    if stage.quality:
+        brief["quality"] = quality(stage.quality, stage.pass_ is None, interval=False)
     if ratio:
         brief["verdict"] = verdict(ratio, interval=False)
     if stage.parity:
         brief["parity"] = f"{stage.parity.worst.metric} {measured(stage.parity.worst)}"
     return Row(stage, tree, cells, brief)
+
+
+def status(stage: Stage) -> list[str]:
+    """`ok`, and what else one should know at once."""
+    return [stage.status, *(["waived"] if stage.waived else []), *(["reused"] if stage.reused else [])]
+
+
+def notes(stage: Stage) -> Iterator[tuple[str, str]]:
+    """A kind and a sentence each: why a stage is not ok, which stage brought the difference, what is waived."""
+    if stage.reason:
+        yield "reason", stage.reason
+    wrong = stage.parity is not None and (not stage.parity.passed or stage.waived)
+    if wrong and (words := blame(stage)):
+        yield "blame", words
+    for waived in stage.waived:
+        yield "waived", waived
+
+
+def blame(stage: Stage) -> str | None:
+    """`most of the difference came with 'bf16': rel_l2 0.02 against its parent, of 0.021 here`."""
+    found = stage.parity.blame if stage.parity else None
+    if found is None:
+        return None
+    who = "this pass itself" if found.stage == stage.name else f"'{found.stage}'"
+    return (
+        f"most of the difference came with {who}: rel_l2 {figure(found.rel_l2, 3)} against its own parent, "
+        f"{figure(found.total, 3)} here against the reference"
+    )
 
 
 def tree_order(stages: list[Stage]) -> Iterator[tuple[str, Stage]]:
@@ -144,16 +174,35 @@ def figure(value: float, digits: int = 4) -> str:
     return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
 
 
+def most(values: Iterable[float]) -> float:
+    """The largest; NaN if any is."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)
+
+
+def times(value: float) -> str:
+    """How many times one figure is another: `3.7×`, `42×`, `>10,000×`."""
+    return ">10,000×" if value > 10_000 else f"{value:.1f}×" if value < 9.95 else f"{value:,.0f}×"
+
+
 def verdict(ratio: Ratio, interval: bool = True) -> str:
     return str(ratio) if interval else f"{ratio.verdict} {ratio.ratio:.2f}x"
 
 
-def quality(found: Quality, reference: bool = False) -> str:
-    """`0.868 (−0.002)`; the reference has no change to show."""
+def quality(found: Quality, reference: bool = False, interval: bool = True) -> str:
+    """`0.868 (−0.002)`, with the change's interval where it is known; the reference has no change to show."""
     value = "NaN" if math.isnan(found.value) else f"{found.value:.3f}"
-    change = f"{abs(found.change):.3f}".replace("nan", "NaN")
-    sign = "±" if change in ("0.000", "NaN") else ("−" if found.change < 0 else "+")
-    return value if reference else f"{value} ({sign}{change})"
+    if reference:
+        return value
+    change = signed(found.change)
+    if interval and found.change_low is not None and found.change_high is not None:
+        change += f" [{signed(found.change_low)}, {signed(found.change_high)}]"
+    return f"{value} ({change})"
+
+
+def signed(change: float) -> str:
+    text = f"{abs(change):.3f}".replace("nan", "NaN")
+    return ("±" if text in ("0.000", "NaN") else "−" if change < 0 else "+") + text
 
 
 def count(value: float) -> str:

@@ -15,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from bertopt.report.cells import NONE, Grid, Row, grid, line, one_line
+from bertopt.report.cells import notes as cell_notes
 from bertopt.results import Report
 
 #: What a narrow console makes the table give up, in this order: first words, then columns.
 _GIVE_UP = (
     ("changed", "brief"),
+    ("quality", "brief"),
     ("changed", "drop"),
     ("verdict", "brief"),
     ("parity", "brief"),
@@ -120,8 +122,9 @@ def _notes(report: Report) -> Text:
     """Why stages are not ok, and what was delivered."""
     notes = Text()
     for stage in report.stages:
-        if stage.reason:
-            notes.append(f"{stage.name}: ", _STATUS[stage.status]).append(f"{one_line(stage.reason)}\n")
+        for kind, words in cell_notes(stage):
+            lead = stage.name if kind == "reason" else f"{stage.name}, {kind}"
+            notes.append(f"{lead}: ", _STATUS[stage.status]).append(f"{one_line(words)}\n")
     if report.delivered:
         notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
     notes.rstrip()

@@ -17,6 +17,9 @@ from bertopt.runtime.tokens import Text, Tokenizer, Tokens
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: Texts in one batch at most.
+MAX_BATCH = 32
+
 
 class Predictor:
     """Calls to it answer texts by task.
@@ -29,8 +32,8 @@ class Predictor:
     def __init__(self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None) -> None:
         self.session = session
         self.spec = spec
-        batch, length = max_shape or (32, spec.max_length)
-        self.max_batch = min(batch, 32)
+        batch, length = max_shape or (MAX_BATCH, spec.max_length)
+        self.max_batch = min(batch, MAX_BATCH)
         #: Tokens in one padded batch; longer texts go in smaller batches.
         self.max_batch_tokens = 8192
         self.tokenizer = Tokenizer(directory, spec, min(length, spec.text_length))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,11 @@ from bertopt.errors import Unsupported
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: Operators whose place decides where a model runs. Providers leave arithmetic on shapes to the CPU on purpose.
+_COMPUTING = frozenset({
+    "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "Attention", "MultiHeadAttention", "Softmax", "Gelu", "BiasGelu",
+    "FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization",
+})  # fmt: skip
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -35,6 +41,7 @@ class OnnxRuntimeSession(Session):
             options.intra_op_num_threads = threads
         # Threads that spin between runs would disturb whatever else the machine does.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         try:
             self.session = ort.InferenceSession(model.path, options, providers=[provider])
         except Exception as error:
@@ -77,5 +84,12 @@ class OnnxRuntimeSession(Session):
         return {
             "runtime": f"onnxruntime {self._ort.__version__}",
             "provider": self.session.get_providers()[0],
+            "nodes": dict(Counter(provider for provider, _ in self._placed())),
+            "computing_nodes": dict(Counter(provider for provider, kind in self._placed() if kind in _COMPUTING)),
             "threads": options.intra_op_num_threads or "all cores",
         }
+
+    def _placed(self) -> list[tuple[str, str]]:
+        """Provider and operator of every node, as the session assigned them."""
+        assigned = self.session.get_provider_graph_assignment_info()
+        return [(part.ep_name, node.op_type) for part in assigned for node in part.get_nodes()]

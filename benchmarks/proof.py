@@ -1,0 +1,48 @@
+"""Keep what the proofs found, with the machine they ran on, as benchmarks/results/proof.json.
+
+python -m tests.mutants --json mutants.json; python -m tests.clean_runs --json clean.jsonl; python -m tests.orders --json orders.json
+python -m benchmarks.proof mutants.json clean.jsonl orders.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bertopt import environment
+
+RESULT = Path(__file__).parent / "results" / "proof.json"
+
+
+def gathered(mutants: Path, clean: Path, orders: Path) -> dict[str, Any]:
+    """The three findings in one document; of clean runs only what was an alarm, of orders only what was built or broken."""
+    runs = [json.loads(line) for line in clean.read_text("utf-8").splitlines()]
+    cases = json.loads(orders.read_text("utf-8"))
+    return {
+        "environment": environment.describe(),
+        # Without the folder they ran in.
+        "mutants": json.loads(re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", mutants.read_text("utf-8"))),
+        "clean_runs": {
+            "runs": len(runs),
+            "alarms": [run for run in runs if run["alarms"]],
+            "statuses": dict(Counter(status for run in runs for status in run["statuses"])),
+        },
+        "orders": {
+            str(length): dict(Counter(case["outcome"] for case in cases if len(case["order"]) == length))
+            for length in (2, 3)
+        },
+        "orders_not_refused": [case for case in cases if case["outcome"] != "refused"],
+    }
+
+
+def main() -> None:
+    found = gathered(*(Path(name) for name in sys.argv[1:4]))
+    RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

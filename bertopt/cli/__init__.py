@@ -1,0 +1,18 @@
+"""The command line: parses, calls, prints. Results on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from bertopt.cli import compare, debug, export, look, report, verify
+from bertopt.cli.app import app
+
+__all__ = ["app", "compare", "debug", "export", "look", "main", "report", "verify"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `bertopt`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")

@@ -1,0 +1,5 @@
+"""`python -m bertopt.cli`."""
+
+from bertopt.cli import main
+
+main()

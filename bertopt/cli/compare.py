@@ -1,0 +1,77 @@
+"""`bertopt compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_codes
+
+if TYPE_CHECKING:
+    from bertopt.diff import Diff, Tolerances
+
+Stated = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limits", metavar="LIMIT=NUMBER", help="A parity limit over the baseline's: rel_l2=0.01. Repeatable."
+    ),
+]
+Slower = Annotated[
+    float, typer.Option(min=0, help="Share by which a speed-up may fall, where the intervals are apart.")
+]
+Bigger = Annotated[float, typer.Option(min=0, help="Share by which the size on disk may grow.")]
+Memory = Annotated[float, typer.Option(min=0, help="Share by which the peak memory may grow.")]
+QualityDrop = Annotated[float, typer.Option(min=0, help="Amount by which the task metric may drop.")]
+
+
+@app.command()
+def compare(
+    baseline: Annotated[Path, typer.Argument(help="An artefact, or a report.json or its directory.", metavar="A")],
+    candidate: Annotated[Path, typer.Argument(help="The same, held against A.", metavar="B")],
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare two artefacts on.")] = None,
+    limits: Stated = None,
+    slower: Slower = 0.05,
+    bigger: Bigger = 0.10,
+    memory: Memory = 0.25,
+    quality_drop: QualityDrop = 0.005,
+    json_: Json = False,
+    junit: Junit = None,
+    summary: Summary = None,
+    verbose: Verbose = False,
+) -> None:
+    """Compare two artefacts or two reports; exit 3 where B is worse than A by more than is tolerated."""
+    with exit_codes(verbose):
+        from bertopt.compare import compare as hold
+
+        found = hold(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
+        ci_files(junit, summary, None, found)
+        if json_:
+            print(found.model_dump_json())
+        else:
+            show(found)
+        print(found.reason, file=sys.stderr)
+        raise typer.Exit(found.exit_code)
+
+
+def tolerances(
+    stated: list[str] | None, slower: float, bigger: float, memory: float, quality_drop: float
+) -> Tolerances:
+    from bertopt.compare import limits
+    from bertopt.diff import Tolerances
+
+    return Tolerances(
+        slower=slower, bigger=bigger, memory=memory, quality_drop=quality_drop, limits=limits(stated or ())
+    )
+
+
+def show(diff: Diff) -> None:
+    """The table and the differences of environment."""
+    from bertopt.report.comparison import render
+    from bertopt.report.table import console
+
+    console().print(render(diff))
+    for text in diff.environment:
+        print(f"differs: {text}")

@@ -1,0 +1,94 @@
+"""`bertopt export`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_codes, table
+
+if TYPE_CHECKING:
+    from bertopt.results import Report
+
+
+@app.command()
+def export(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", metavar="RECIPE")],
+    out: Annotated[Path | None, typer.Option(help="Where everything goes; default out/<recipe's name>.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe and print its steps; load nothing.")
+    ] = False,
+    build_only: Annotated[
+        bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the stages of earlier runs.")] = False,
+    json_: Json = False,
+    junit: Junit = None,
+    summary: Summary = None,
+    verbose: Verbose = False,
+) -> None:
+    """Carry out a recipe: build, check and deliver."""
+    with exit_codes(verbose):
+        if dry_run:
+            _dry_run(recipe, set_ or (), json_)
+            return
+        from bertopt.export import run
+
+        report: Report | None = None
+
+        def keep(so_far: Report) -> None:
+            nonlocal report
+            report = so_far
+
+        try:
+            report = run(recipe, out, set_ or (), build_only, fresh, progress=True, listen=keep)
+        except Exception as error:
+            if report is not None:
+                report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
+                ci_files(junit, summary, report)
+            raise
+        ci_files(junit, summary, report)
+        if json_:
+            print(report.model_dump_json(by_alias=True))
+        else:
+            table(report)
+        for warning in report.model.get("warnings", ()):
+            print(f"warning: {warning}", file=sys.stderr)
+        where = out or Path("out") / recipe.stem
+        if report.delivered:
+            print(
+                f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
+                file=sys.stderr,
+            )
+        if report.exit_code in (1, 5, 7):
+            print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
+        if report.exit_code:
+            print(report.reason, file=sys.stderr)
+        raise typer.Exit(report.exit_code)
+
+
+def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
+    import json
+
+    from bertopt.recipe import load
+
+    checked = load(recipe, overrides)
+    if as_json:
+        print(json.dumps(checked.resolved()))
+        return
+    print(f"{recipe}: {checked.model} ({checked.task}) on {checked.device}")
+    for step in checked.steps:
+        takes, gives = (form.__name__ for form in step.pass_.forms())
+        options = ", ".join(
+            f"{key}={value}" for key, value in step.pass_.model_dump(mode="json", exclude_defaults=True).items()
+        )
+        print(f"  {step.name}: {step.pass_.name()}({options}) after {step.after or 'reference'}, {takes} → {gives}")
+    print(f"  deliver: {checked.deliver}")

@@ -1,0 +1,69 @@
+"""`bertopt verify`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertopt.cli import compare
+from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, ci_files, exit_codes, table
+from bertopt.cli.compare import Bigger, Memory, QualityDrop, Slower, Stated
+from bertopt.errors import UsageError
+
+
+@app.command()
+def verify(
+    directory: Directory,
+    against: Annotated[
+        str | None,
+        typer.Option(help="The checkpoint to compare with: hub id, directory or pkg://.", metavar="CHECKPOINT"),
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare on, besides the grid.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="An earlier report: hold the figures against its delivered stage.", metavar="REPORT"),
+    ] = None,
+    limits: Stated = None,
+    slower: Slower = 0.05,
+    bigger: Bigger = 0.10,
+    memory: Memory = 0.25,
+    quality_drop: QualityDrop = 0.005,
+    json_: Json = False,
+    junit: Junit = None,
+    summary: Summary = None,
+    verbose: Verbose = False,
+) -> None:
+    """Re-check an artefact here: files and environment, against its checkpoint parity and latency, and all of it
+    against an earlier report."""
+    with exit_codes(verbose):
+        from bertopt.verify import verify as check
+
+        tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
+        if baseline is not None:
+            from bertopt.compare import delivered, read_report, with_baseline
+
+            before = read_report(baseline)
+            delivered(before, baseline)
+            against = against or before.model.get("source")
+            if not against:
+                raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
+        found = check(directory, against, texts)
+        if baseline is not None and found.stages:
+            diff = with_baseline(found, baseline, tolerated)
+            found.model["comparison"] = diff.model_dump(mode="json")
+            if diff.exit_code and not found.exit_code:
+                found.exit_code, found.reason = diff.exit_code, diff.reason
+        ci_files(junit, summary, found, diff)
+        if json_:
+            print(found.model_dump_json(by_alias=True))
+        elif found.stages:
+            table(found)
+        if diff is not None and not json_:
+            compare.show(diff)
+        for warning in found.model.get("warnings", []):
+            print(f"warning: {warning}", file=sys.stderr)
+        print(found.reason, file=sys.stderr if found.exit_code or json_ else sys.stdout)
+        raise typer.Exit(found.exit_code)

@@ -1,0 +1,3 @@
+"""Find where a stage goes wrong: the first layer and tensor whose error jumps, and what to keep in float32."""
+
+from __future__ import annotations

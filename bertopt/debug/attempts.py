@@ -1,0 +1,154 @@
+"""The worker's side of the search: cast again with some operators kept in float32, and hold the result to the limits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt import passes, stage
+from bertopt.checks import parity
+from bertopt.checks.parity import Answers
+from bertopt.checks.probes import Probe
+from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Session, Spec
+from bertopt.results import Case, Limits
+from bertopt.sessions import open_session
+
+#: What float16 can hold; an operator that gives more in float32 must be kept.
+LARGEST = 65504.0
+#: Share of the limits that an attempt may use.
+MARGIN = 0.9
+
+
+class Attempts:
+    """`records` are the passes from the cast to the stage; `parent` is the stage before the cast."""
+
+    def __init__(
+        self, parent: Path, records: Sequence[Mapping[str, Any]], reference: Path, spec: Spec, device: Device,
+        context: Mapping[str, Any], limits: Limits, probes: Sequence[Probe], every: Sequence[Probe],
+    ) -> None:  # fmt: skip
+        self.model = stage.open_stage(parent)
+        self.cast: Any
+        self.cast, *self.tail = [passes.need(r["name"]).model_validate(r["options"]) for r in records]
+        self.spec, self.device, self.limits = spec, device, _tighter(limits)
+        self.plain = limits
+        self.context = context
+        self.probes, self.every = list(probes), list(every)
+        self._reference = open_session(stage.open_stage(reference), device)
+        self._answers: dict[str, Answers] = {}
+        self._scratch = tempfile.TemporaryDirectory(prefix="bertopt-debug-")
+        self._folders = 0
+
+    def attempt(self, keep: Sequence[str], every: bool) -> list[str]:
+        """The limits that are missed with `keep` in float32, in words. A probe that fails is looked at from then on."""
+        wanted = self.every if every else self.probes
+        with tempfile.TemporaryDirectory(dir=self._scratch.name) as folder:
+            session = open_session(self._built(keep, Path(folder)), self.device)
+            try:
+                cases = [self._case(session, probe) for probe in wanted]
+            except RuntimeError as error:
+                # Two types met where torch casts neither: this set cannot be kept.
+                return [f"it does not run: {error}"]
+        limits = self.limits if keep else self.plain
+        if not every:
+            return _failures(cases, limits)
+        known = {probe.name for probe in self.probes}
+        wrong = [
+            probe
+            for probe, case in zip(self.every, cases, strict=True)
+            if probe.name not in known and _failures([case], limits)
+        ]
+        self.probes += wrong[:2]
+        return _failures(cases, limits)
+
+    def _case(self, session: Session, probe: Probe) -> Case:
+        if probe.name not in self._answers:
+            self._answers[probe.name] = parity.answer(self._reference, probe, self.spec)
+        return parity.compare(probe, self.spec, parity.answer(session, probe, self.spec), self._answers[probe.name])
+
+    def _built(self, keep: Sequence[str], folder: Path) -> Model:
+        model = self.model
+        kept = self.cast.model_copy(update={"keep_fp32": (*self.cast.keep_fp32, *keep)})
+        for number, apply in enumerate((kept, *self.tail)):
+            if apply.forms()[1] is Compiled:
+                # Compiling changes no precision, and takes longer than all the rest.
+                break
+            workdir = folder / str(number)
+            workdir.mkdir()
+            shapes = tuple((int(b), int(s)) for b, s in self.context["shapes"])
+            ctx = Context(workdir, self.device, shapes, tuple(self.context["texts"]), self.context["seed"])
+            model = apply(model, ctx).model
+        return model
+
+    def nodes(self) -> list[str]:
+        """Nodes of the graph that the cast reduces, the most sensitive first.
+
+        Sensitivity is the error of a node alone, fed with float32's values; what overflows comes before everything.
+        """
+        import onnx_ir as ir
+
+        from bertopt.debug.trace_onnx import Tapped, halves_of, values_of
+
+        assert isinstance(self.model, Onnx)
+        folder = Path(self._scratch.name) / "scores"
+        (folder / "half").mkdir(parents=True)
+        ctx = Context(folder / "half", self.device, tuple(map(tuple, self.context["shapes"])))
+        half: Any = self.cast(self.model, ctx).model
+        before, after = values_of(ir.load(self.model.path)), halves_of(half.path)
+        # What the cast adds is no node of the graph that it is given.
+        names = [name for name, node in after.items() if name in before and before[name].producer().name == node]
+        plain = Tapped(self.model, names, [], folder / "plain", self.device)
+        fed = Tapped(half, names, names, folder / "fed", self.device)
+        scores: dict[str, float] = {}
+        for probe in self.probes[:3]:
+            wanted = plain.run(probe.inputs, {})
+            got = fed.run(probe.inputs, wanted)
+            for name in names:
+                node = after[name]
+                scores[node] = max(scores.get(node, 0.0), _sensitivity(got[name], wanted[name]))
+        kept = {*self.cast.keep_fp32}
+        return sorted((node for node in scores if node not in kept), key=lambda node: -scores[node])
+
+    def modules(self) -> dict[str, list[str]]:
+        """The encoder's modules as a tree: the children of each, of '' the outermost. Names are the cast's."""
+        assert isinstance(self.model, Eager)
+        network: Any = self.model.network
+        tree: dict[str, list[str]] = {}
+        waiting = [("", network.encoder)]
+        for name, module in waiting:
+            found = list(_children(name, module))
+            tree[name] = [child for child, _ in found]
+            waiting += found
+        return tree
+
+
+def _tighter(limits: Limits) -> Limits:
+    """Some room, so that what is found does not fail on the next tokens."""
+    return limits.model_copy(
+        update={name: MARGIN * value for name in ("rel_l2", "max_abs") if (value := getattr(limits, name)) is not None}
+    )
+
+
+def _failures(cases: Sequence[Case], limits: Limits) -> list[str]:
+    return [str(failure) for failure in parity.judge(cases, limits, None).failures]
+
+
+def _children(name: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """A list of modules is never called itself: its entries stand for it. Dropout computes nothing."""
+    import torch
+
+    for key, child in module.named_children():
+        full = f"{name}.{key}" if name else key
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _children(full, child)
+        elif not isinstance(child, torch.nn.Dropout | torch.nn.Identity):
+            yield full, child
+
+
+def _sensitivity(got: Any, wanted: Any) -> float:
+    if not np.isfinite(got).all() or np.abs(wanted).max(initial=0.0) > LARGEST:
+        return float("inf")
+    return float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-12))

@@ -1,0 +1,62 @@
+"""What `bertopt debug` finds, JSON-ready."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Found(BaseModel):
+    # JSON has no NaN: it is written as the string "NaN" and read back as a float.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class Row(_Found):
+    """One tensor of the stage beside the reference's, at its worst over the probes. Only valid tokens count."""
+
+    label: str
+    """`layer 1 attention`, `layer 1 · attention.self.query`, `logits`."""
+    tensor: str
+    """The module whose output it is, or the graph's name of the value."""
+    layer: int | None
+    own: float
+    """rel_l2 that arises since the tensor before: computed from the reference's values there."""
+    total: float
+    """rel_l2 of a free run, errors of all layers before included."""
+    max_abs: float
+    """Largest absolute difference of what arises here."""
+    growth: float | None
+    """This `total` over that of the row before."""
+    peak: float
+    """Largest magnitude in the reference: float16 ends at 65504."""
+    probe: str
+    row: int
+    token: int | None
+    """Position in the row; None where the tensor has one vector a text."""
+    token_text: str | None
+    element: int
+
+
+class Keep(_Found):
+    """A set of operators or modules that, kept in float32, lets the stage pass its limits."""
+
+    names: list[str]
+    runs: int
+    minimal: bool
+    """Whether each of them was seen to be needed; False where the allowed runs were spent first."""
+    recipe: str
+    """The step, as it should stand in the recipe."""
+
+
+class Found(_Found):
+    stage: str
+    form: str
+    probes: list[str]
+    layers: list[Row]
+    """Embeddings, every layer's attention and output, answers; in the order in which they are computed."""
+    tensors: list[Row] = []
+    """Inside the first layer whose error jumps: every tensor that both sides have."""
+    first_layer: Row | None = None
+    """The first row of `layers` whose own error jumps; None where none stands out."""
+    first_tensor: Row | None = None
+    notes: list[str] = []
+    keep: Keep | None = None
