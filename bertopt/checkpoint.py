@@ -268,8 +268,16 @@ def _spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, poolin
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
-        shift_free=_shift_free(config, task, encoder, pad_id, pooling),
+        shift_free=_shift_free(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
     )  # fmt: skip
+
+
+def _positions(config: Any, encoder: Any) -> dict[str, Any]:
+    """`positions` and `position_offset` of `Spec`."""
+    if config.model_type in OFFSET_POSITIONS:
+        return {"positions": "counted", "position_offset": int(encoder.base_model.embeddings.padding_idx) + 1}
+    relative = config.model_type == "modernbert" or not getattr(config, "position_biased_input", True)
+    return {"positions": "none" if relative else "column"}
 
 
 def _shift_free(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import Unsupported
 from bertopt.profile import Profile as Profile  # noqa: PLC0414  (re-exported: passes know core only)
+from bertopt.spec import Granularity as Granularity  # noqa: PLC0414
+from bertopt.spec import Spec as Spec  # noqa: PLC0414
+from bertopt.spec import Task as Task  # noqa: PLC0414
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,61 +30,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
 Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16", "int8"]
-#: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
-Granularity = Literal["text", "token", "span"]
-
-
-class Spec(BaseModel):
-    """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    family: str
-    task: Task
-    inputs: tuple[str, ...]
-    """Names of the inputs, each int64 [B, S], in the order the network takes them."""
-    outputs: tuple[str, ...]
-    """Names of the answers, each float32; `sentence_embedding` [B, H], `logits` [B, C] or [B, S, C], …"""
-    layout: Literal["padded", "packed"] = "padded"
-    layers: int
-    heads: int
-    hidden: int
-    vocabulary: int
-    token_types: int
-    pad_id: int
-    max_length: int
-    """Usable positions: RoBERTa's 514 position embeddings give 512 tokens."""
-    text_length: int
-    """Tokens after which a text is truncated: what the tokenizer or sentence-transformers says, at most `max_length`."""
-    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
-    normalize: bool = False
-    labels: tuple[str, ...] = ()
-    multi_label: bool = False
-    regression: bool = False
-    parameters: int
-    shift_free: bool = False
-    """Whether left padding leaves a text's answer as it is: positions are relative or counted from the ids, and no
-    head or pooling reads the first column."""
-
-    @property
-    def granularity(self) -> Granularity:
-        if self.task == "question-answering":
-            return "span"
-        if self.task == "text-classification" or self.pooling is not None:
-            return "text"
-        return "token"
-
-    @property
-    def labelled(self) -> bool:
-        return self.task != "feature-extraction"
-
-    def differences(self, other: Spec) -> str:
-        """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
-        fixed = (name for name in type(self).model_fields if name not in ("layout", "parameters"))
-        return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
 
 
 class Rewrite(BaseModel):
@@ -286,6 +236,12 @@ class Session(abc.ABC):
         self.load(inputs)
         self.step()
         return self.fetch()
+
+    def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, np.ndarray]]:
+        """The answers to each batch, in order. Sessions with several streams keep that many batches in flight, and
+        take the next one from `batches` while they run."""
+        for inputs in batches:
+            yield self.run(inputs)
 
     def facts(self) -> dict[str, Any]:
         """What really runs, asked of the runtime: provider, threads, compiled graphs, …"""

@@ -1,0 +1,84 @@
+"""What a model takes and gives, whatever form it is in."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
+#: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
+Granularity = Literal["text", "token", "span"]
+
+
+class Spec(BaseModel):
+    """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str
+    task: Task
+    inputs: tuple[str, ...]
+    """Names of the inputs of a padded batch, each int64 [B, S], in the order a padded network takes them."""
+    outputs: tuple[str, ...]
+    """Names of the answers, each float32; `sentence_embedding` [B, H], `logits` [B, C] or [B, S, C], …"""
+    layout: Literal["padded", "packed"] = "padded"
+    """How the network is fed: one text a row, or rows that each hold several (see `network_inputs`). Sessions of
+    either take padded batches."""
+    row_length: int | None = None
+    """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded."""
+    layers: int
+    heads: int
+    hidden: int
+    vocabulary: int
+    token_types: int
+    pad_id: int
+    max_length: int
+    """Usable positions: RoBERTa's 514 position embeddings give 512 tokens."""
+    text_length: int
+    """Tokens after which a text is truncated: what the tokenizer or sentence-transformers says, at most `max_length`."""
+    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    normalize: bool = False
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    regression: bool = False
+    parameters: int
+    shift_free: bool = False
+    """Whether left padding leaves a text's answer as it is: positions are relative or counted from the ids, and no
+    head or pooling reads the first column."""
+    positions: Literal["column", "counted", "none"] = "column"
+    """Where a token's absolute position comes from: its column, the valid ids before it, or there is none."""
+    position_offset: int = 0
+    """Position of a text's first token in the position embeddings: RoBERTa's padding id + 1, else 0."""
+
+    @property
+    def network_inputs(self) -> tuple[str, ...]:
+        """Names of what the network itself takes, int64, in order.
+
+        Packed: `input_ids`, `token_type_ids` where there are any, `position_ids` and `segment_ids`, each [R, L], and
+        `first_tokens` [R, K] where the answer is one a text. R rows of L tokens hold at most K texts each. The k-th text
+        of a row (from 0) has segment k + 1 and begins in column `first_tokens[r, k]`; padding is segment 0. The answers
+        are then [R, K, D], or [R, L, D] where there is one a token, [R, L] for spans.
+        """
+        if self.layout == "padded":
+            return self.inputs
+        ids = tuple(name for name in self.inputs if name != "attention_mask")
+        first = ("first_tokens",) if self.granularity == "text" else ()
+        return (*ids, "position_ids", "segment_ids", *first)
+
+    @property
+    def granularity(self) -> Granularity:
+        if self.task == "question-answering":
+            return "span"
+        if self.task == "text-classification" or self.pooling is not None:
+            return "text"
+        return "token"
+
+    @property
+    def labelled(self) -> bool:
+        return self.task != "feature-extraction"
+
+    def differences(self, other: Spec) -> str:
+        """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
+        fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "parameters"))
+        return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
