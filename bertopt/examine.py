@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from bertopt.checks import evidence, invariance, parity, probes, quality, rankin
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
 from bertopt.errors import Unsupported
-from bertopt.race import race
+from bertopt.race import Budget, race
 from bertopt.records import Found, Records
 from bertopt.results import Case, Invariance, Limits, Parity, Ranking, Stage
 from bertopt.runtime.predictor import MAX_BATCH
@@ -38,10 +39,10 @@ class Examiner:
 
     def __init__(
         self, workers: Workers, reference: Path, spec: Spec, device: Device, shapes: Sequence[tuple[int, int]],
-        texts: Texts, records: Path, machine: dict[str, Any], tell: Callable[[str], None],
+        texts: Texts, records: Path, machine: dict[str, Any], budget: Budget, tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
-        self.shapes, self.texts, self.tell = list(shapes), texts, tell
+        self.shapes, self.texts, self.budget, self.tell = list(shapes), texts, budget, tell
         self.tokenizer = Tokenizer(reference, spec, spec.max_length)
         sample = _sample(texts)
         pairs = probes.pairs(spec, sample)
@@ -56,7 +57,7 @@ class Examiner:
         step = max(1, len(texts.texts) // MIX_TEXTS)
         paired = spec.task == "question-answering"
         self.mix: list[Text] = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
-        inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine]
+        inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine, asdict(budget)]
         self.records = Records(records, inputs)
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
@@ -130,7 +131,7 @@ class Examiner:
             racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
-        timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, timeout)
+        timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, self.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         # After memory was read: graph files are read again for these.

@@ -10,6 +10,7 @@ from bertopt import stage
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.examine import Examiner
+from bertopt.race import Budget
 from bertopt.results import Limits, Stage
 from bertopt.texts import Texts
 from bertopt.worker import Workers
@@ -38,7 +39,7 @@ def examine(
             f"one is for {ours['device']}, the other for {theirs['device']}; compare models for one device"
         )
     texts.check_labels(spec)
-    examiner = Examiner(workers, first.resolve(), spec, theirs["device"], shapes, texts, records, {}, lambda _: None)
+    examiner = Examiner(workers, first.resolve(), spec, theirs["device"], shapes, texts, records, {}, Budget(), lambda _: None)
     rows = _row(0, ours), _row(1, theirs)
     try:
         examiner.examine(rows[0], first.resolve(), None, Limits(), None)

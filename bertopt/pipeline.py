@@ -15,6 +15,7 @@ from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Device, Spec
 from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError
 from bertopt.examine import Examiner
+from bertopt.race import Budget
 from bertopt.recipe import Recipe, Step
 from bertopt.results import Delivered, Limits, Report, Stage
 from bertopt.store import Store
@@ -112,6 +113,7 @@ class _Job:
             self.texts,
             self.store.checks,
             machine,
+            Budget(recipe.timing.shape_s, recipe.timing.mix_s),
             self.tell,
         )
         self.examiner.examine(row, path, None, Limits(), None)

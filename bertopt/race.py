@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bertopt.checks import latency, parity, probes
@@ -16,13 +17,18 @@ from bertopt.worker import RemoteSession, Worker
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it.
-SHAPE_BUDGET_S, MIX_BUDGET_S = 2.5, 4.0
+@dataclass(frozen=True)
+class Budget:
+    """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it."""
+
+    shape_s: float = 2.5
+    mix_s: float = 4.0
 
 
 def race(
-    racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], timeout: float | None
-) -> tuple[list[Latency], list[Case]]:
+    racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
+    timeout: float | None,
+) -> tuple[list[Latency], list[Case]]:  # fmt: skip
     """Time `racing["stage"]` on every [B, S] it can run, and on the mix, against the others there are.
 
     The others are `reference`, and `parent` where that is another. All but the one that is timed are stopped. The cases
@@ -35,7 +41,7 @@ def race(
     spare = 0.0
     try:
         for shape in [*(shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())), None]:
-            figures, spare = race_case(racing, shape, mix, spare, timeout)
+            figures, spare = race_case(racing, shape, mix, budget, spare, timeout)
             timed.append(figures)
             if "reference" in racing:
                 cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
@@ -46,8 +52,9 @@ def race(
 
 
 def race_case(
-    racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], spare: float, timeout: float | None
-) -> tuple[Latency, float]:
+    racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
+    timeout: float | None,
+) -> tuple[Latency, float]:  # fmt: skip
     """The stage's figures, and the seconds left of its budget and of `spare`."""
     contenders = {}
     for role, worker in racing.items():
@@ -61,7 +68,7 @@ def race_case(
         )
     machine = Machine([worker.pid for worker in racing.values()])
     left = latency.race(
-        list(contenders.values()), (SHAPE_BUDGET_S if shape else MIX_BUDGET_S) + spare, between=machine.calibrate
+        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + spare, between=machine.calibrate
     )
     reference = contenders.get("reference")
     figures = latency.measure(

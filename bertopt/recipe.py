@@ -37,6 +37,13 @@ class Inputs(_Frozen):
     texts: str | None = Field(None, description=".txt or .jsonl ({text, label}); null: the built-in probe texts")
 
 
+class Timing(_Frozen):
+    """Most seconds that timing takes. A race ends sooner where its intervals are narrow; a noisy machine needs more."""
+
+    shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
+    mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
+
+
 class StepKeys(_Frozen):
     """The reserved keys of a step that stand for themselves."""
 
@@ -63,6 +70,7 @@ class Head(_Frozen):
     task: Literal["auto", Task] = Field("auto", description="auto: from the checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a usable GPU")
     inputs: Inputs = Inputs()
+    timing: Timing = Timing()
     limits: dict[Precision, Limits] = Field({}, description="parity limits by precision, over the defaults")
     deliver: str = Field("last", description="last, fastest or a step's name")
     waivers: tuple[Waiver, ...] = Field((), description="limits that stages are known to miss, until a day")
@@ -129,7 +137,7 @@ def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
         doc.raise_problems()
     doc.override(overrides)
     # A key whose entries are all commented out reads as null.
-    top = {key: value for key, value in doc.data.items() if key not in ("inputs", "limits") or value is not None}
+    top = {key: value for key, value in doc.data.items() if key not in ("inputs", "timing", "limits") or value is not None}
     steps, waived = top.pop("steps", None), top.pop("waivers", None)
     spare = {"schema_version": 1, "model": "none"}
     head = build(Head, top, doc, (), spare=spare, also=["steps", "waivers"])

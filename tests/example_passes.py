@@ -15,6 +15,7 @@ import pytest
 from bertopt.core import Context, Eager, Pass, Result
 from bertopt.errors import Unsupported
 from bertopt.passes import register
+from bertopt.race import Budget
 
 
 def make_cheap(patch: pytest.MonkeyPatch) -> None:
@@ -22,8 +23,8 @@ def make_cheap(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr("bertopt.checks.latency.MIN_ROUNDS", 3)
     patch.setattr("bertopt.checks.latency.TURN_MS", 1.0)
-    patch.setattr("bertopt.race.SHAPE_BUDGET_S", 0.0)
-    patch.setattr("bertopt.race.MIX_BUDGET_S", 0.0)
+    for module in ("pipeline", "pair"):
+        patch.setattr(f"bertopt.{module}.Budget", lambda *_: Budget(0.0, 0.0))
     patch.setattr(
         "bertopt.checks.probes.built_in_texts", lambda: ["", "a", "the cat sat on the mat", "狗 坐 着", "cat " * 99]
     )

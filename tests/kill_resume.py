@@ -19,10 +19,12 @@ from pathlib import Path
 #: Runs the command line with timing that takes no time: what is timed is no part of what is compared.
 EXPORT = """
 import sys
-from bertopt import race
+from bertopt import pipeline
 from bertopt.checks import latency
 from bertopt.cli import main
-latency.MIN_ROUNDS, latency.TURN_MS, race.SHAPE_BUDGET_S, race.MIX_BUDGET_S = 3, 1.0, 0.0, 0.0
+from bertopt.race import Budget
+latency.MIN_ROUNDS, latency.TURN_MS = 3, 1.0
+pipeline.Budget = lambda *_: Budget(0.0, 0.0)
 main(["export", *sys.argv[1:]])
 """
 RECIPE = """

@@ -22,7 +22,6 @@ TEXTS = ["a text", "another", "Ein längerer Satz, der mit dem ersten nichts zu 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
-    from bertopt import race
     from bertopt.checks import latency
 
     out = tmp_path_factory.mktemp("real")
@@ -31,12 +30,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
         "model": MODEL,
         "device": "cpu",
         "inputs": {"shapes": [[1, 16], [2, 32]]},
+        "timing": {"shape_s": 0.001, "mix_s": 0.001},
         "steps": [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "fuse_ort"}, {"pass": "quantize_int8"}],
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "MIN_ROUNDS", 3)
-        patch.setattr(race, "SHAPE_BUDGET_S", 0.0)
-        patch.setattr(race, "MIX_BUDGET_S", 0.0)
         return bertopt.run(recipe, out), out
 
 

@@ -125,6 +125,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
         "task",
         "device",
         "inputs",
+        "timing",
         "limits",
         "steps",
         "deliver",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 #: Fewest samples for which a p99 says anything.
 P99_SAMPLES = 5000
-MIN_ROUNDS, MAX_ROUNDS = 8, 60
+#: Most is what a long budget may spend on one case.
+MIN_ROUNDS, MAX_ROUNDS = 8, 1000
 #: Half-width of an interval, as a share of its ratio, that is narrow enough to stop before the budget is spent. Where
 #: contenders are far apart, `NARROW_APART` of their distance is narrow enough.
 NARROW, NARROW_APART = 0.004, 0.1
