@@ -35,7 +35,7 @@ steps:
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[SharedWorkers]:
-    with cheap_workers("pipeline", "verify", "compare") as shared:
+    with cheap_workers("pipeline", "verify", "compare", "bench") as shared:
         yield shared
 
 
@@ -338,3 +338,29 @@ def test_doctor() -> None:
     found = call("doctor")
     assert found.exit_code == 0 and "cpu: " in found.stdout and "tensorrt: " in found.stdout
     assert json.loads(call("doctor", "--json").stdout)["packages"]["torch"]
+
+
+def test_bench_times_artefacts_against_the_first(exported: tuple[Path, Result]) -> None:
+    (reference,) = (exported[0] / "stages").glob("reference-*")
+    artefact, first = str(exported[0] / "artifact"), str(reference)
+    found = call("bench", first, artefact, "--shape", "2x8", "--seconds", "0.1", "--json")
+    assert found.exit_code == 0, found.stderr
+    rows = json.loads(found.stdout)["artefacts"]
+    assert [row["directory"] for row in rows] == [first, artefact]
+    cases = [[(case["kind"], case["batch"], case["sequence"]) for case in row["latency"]] for row in rows]
+    assert cases == [[("shape", 2, 8), ("mix", None, None)]] * 2
+    assert all(case["vs_reference"] is None for case in rows[0]["latency"])
+    assert all(case["vs_reference"]["ratio"] > 0 and case["p50_ms"] > 0 for case in rows[1]["latency"])
+    shown = call("bench", artefact, "--seconds", "0.1")
+    assert shown.exit_code == 0 and "1 × 8" in shown.stdout and "mix" in shown.stdout
+
+
+def test_bench_refuses_what_it_cannot_time(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    artefact = str(exported[0] / "artifact")
+    for arguments, words in (
+        (("--shape", "8*16"), "--shape 8*16: expected BATCHxTOKENS, such as 8x128"),
+        (("--shape", "1x9999"), "sequence must be at most"),
+        ((str(tmp_path),), "is no bertopt stage or artefact"),
+    ):
+        found = call("bench", artefact, *arguments)
+        assert found.exit_code == 2 and words in found.stderr, found.stderr

@@ -1,0 +1,89 @@
+"""`bertopt bench`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertopt.cli.app import Json, Verbose, app, exit_codes
+from bertopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bertopt.bench import Bench
+
+Seconds = Annotated[float, typer.Option(min=0.1, help="Most seconds of each race; more rounds see smaller differences.")]
+
+
+@app.command()
+def bench(
+    directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR...")],
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128. Repeatable.")
+    ] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the mix.")] = None,
+    seconds: Seconds = 2.5,
+    json_: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Time artefacts on this machine, interleaved with the first one; checks nothing."""
+    with exit_codes(verbose):
+        shapes = _shapes(shape or ())
+        from bertopt.bench import bench as measure
+        from bertopt.checks import probes
+        from bertopt.race import Budget
+        from bertopt.texts import Texts, read
+
+        found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+        timed = measure(
+            directories, found, shapes, Budget(seconds, seconds), lambda doing: print(doing, file=sys.stderr)
+        )
+        if json_:
+            print(timed.model_dump_json())
+            return
+        from bertopt.report.table import console
+
+        console().print(_table(timed))
+        for row in timed.artefacts:
+            for case in row.latency:
+                if case.warning:
+                    print(f"{row.directory}, {_what(case.batch, case.sequence)}: {case.warning}", file=sys.stderr)
+
+
+def _shapes(stated: list[str] | tuple[()]) -> list[tuple[int, int]]:
+    wrong = [item for item in stated if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]
+    if wrong:
+        raise UsageError(*(f"--shape {item}: expected BATCHxTOKENS, such as 8x128" for item in wrong))
+    return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in stated)]
+
+
+def _what(batch: int | None, sequence: int | None) -> str:
+    return "mix" if batch is None else f"{batch} × {sequence}"
+
+
+def _table(found: Bench) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from bertopt.report import cells
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("artefact", "form", "case"):
+        table.add_column(name, overflow="fold")
+    for name in ("p50 ms", "p90 ms", "texts/s"):
+        table.add_column(name, justify="right")
+    table.add_column("against the first")
+    for row in found.artefacts:
+        for number, case in enumerate(row.latency):
+            named = (row.directory, f"{row.form}, {row.precision}") if number == 0 else ("", "")
+            versus = cells.verdict(case.vs_reference) if case.vs_reference else cells.NONE
+            table.add_row(
+                *named, _what(case.batch, case.sequence), cells.figure(case.p50_ms), cells.figure(case.p90_ms),
+                cells.figure(case.texts_per_s), versus,
+            )  # fmt: skip
+    return table
