@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bertopt import environment, pair, stage
+from bertopt.checks import probes
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.race import Budget, race
 from bertopt.results import Latency
-from bertopt.texts import Texts
+from bertopt.texts import Texts, read
 from bertopt.worker import Worker, Workers
 
 #: Texts in one turn of the mix, taken evenly from those there are.
@@ -43,10 +44,11 @@ class Bench(BaseModel):
 
 
 def bench(
-    directories: Sequence[Path], texts: Texts, shapes: Sequence[tuple[int, int]] = (), budget: Budget | None = None,
+    directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Bench:  # fmt: skip
-    """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on `texts`.
+    """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
+    the built-in ones; each race takes `seconds` at most.
 
     Each runs in a worker of its own; all but the first take turns with the first. Raises UsageError where they do not
     take the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
@@ -65,8 +67,10 @@ def bench(
     if too_long:
         raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
     paired = spec.task == "question-answering"
-    step = max(1, len(texts.texts) // MIX_TEXTS)
-    mix = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
+    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    step = max(1, len(found.texts) // MIX_TEXTS)
+    mix = [("what?", text) if paired else text for text in found.texts[::step]][:MIX_TEXTS]
+    budget = Budget(seconds, seconds)
     rows: list[Timed] = []
     with Workers() as workers:
         first = _open(workers, directories[0], manifests[0])
@@ -74,7 +78,7 @@ def bench(
             tell(f"timing {directory}")
             worker = _open(workers, directory, manifest) if number else first
             racing = {"stage": worker} | ({"reference": first} if number else {})
-            latency, _ = race(racing, spec, grid, mix, budget or Budget(), None)
+            latency, _ = race(racing, spec, grid, mix, budget, None)
             stats = worker.call("stats")
             rows.append(
                 Timed(

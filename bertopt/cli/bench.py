@@ -35,14 +35,8 @@ def bench(
     with exit_codes(verbose):
         shapes = _shapes(shape or ())
         from bertopt.bench import bench as measure
-        from bertopt.checks import probes
-        from bertopt.race import Budget
-        from bertopt.texts import Texts, read
 
-        found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
-        timed = measure(
-            directories, found, shapes, Budget(seconds, seconds), lambda doing: print(doing, file=sys.stderr)
-        )
+        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr))
         if json_:
             print(timed.model_dump_json())
             return
