@@ -7,52 +7,46 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from bertopt import layers
+from bertopt.layouts import Packed, Padded, Pooling
+
 if TYPE_CHECKING:
     from bertopt.core import Spec
 
 
-class Pooling(nn.Module):
-    """Token vectors [B, S, H] and their mask [B, S] to one vector a text [B, H], in float32.
-
-    The modes are sentence-transformers'. A fully masked row divides by 1, not by 0, so it stays finite.
-    """
-
-    def __init__(self, mode: str, normalize: bool) -> None:
-        super().__init__()
-        self.mode = mode
-        self.normalize = normalize
-
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        hidden = hidden.float()
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        if self.mode == "cls":
-            # The first token of the row, as sentence-transformers takes it; under left padding that is a pad token.
-            pooled = hidden[:, 0]
-        elif self.mode == "max":
-            pooled = hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(dim=1)
-        else:
-            count = weights.sum(dim=1).clamp(min=1.0)
-            pooled = (hidden * weights).sum(dim=1) / (count.sqrt() if self.mode == "mean_sqrt_len" else count)
-        return nn.functional.normalize(pooled, p=2.0, dim=1) if self.normalize else pooled
-
-
 class Network(nn.Module):
-    """int64 inputs [B, S] in `spec.inputs` order to a tuple of float32 answers in `spec.outputs` order.
+    """int64 inputs in `inputs` order to a tuple of float32 answers in `outputs` order.
 
-    `encoder` is the transformers model (with its task head). Where the model pools, `forward` also returns the
-    token vectors last: exporters keep them as `last_hidden_state`, sessions drop them.
+    `encoder` is the transformers model (with its task head). Passes may set: `spec`, for packed rows; `first_only`,
+    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`.
     """
 
     def __init__(self, encoder: Any, spec: Spec) -> None:
         super().__init__()
         self.encoder = encoder
-        self.inputs = spec.inputs
-        self.task = spec.task
+        # A recorded spec says what the passes made of the layout; they are yet to come.
+        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None})
         self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
+        self.first_only = False
         self.autocast_dtype: torch.dtype | None = None
         self.sdpa_backend: Any = None
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
         self.states_positions = spec.family == "modernbert"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.spec.network_inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what `forward` gives: the answers and, where a padded model pools all tokens, those last, because
+        other software's loaders read them. Sessions drop them."""
+        extra = self.pooling is not None and self.layout is Padded and not self.first_only
+        return (*self.spec.outputs, *(("last_hidden_state",) if extra else ()))
+
+    @property
+    def layout(self) -> type[Padded | Packed]:
+        return Packed if self.spec.layout == "packed" else Padded
 
     @property
     def base(self) -> Any:
@@ -62,39 +56,54 @@ class Network(nn.Module):
     def example(self, batch: int, sequence: int) -> tuple[torch.Tensor, ...]:
         """Inputs for one traced or warming run: every row a different length, no token the padding token."""
         embedding = self.encoder.get_input_embeddings()
-        device, rows = embedding.weight.device, embedding.weight.shape[0]
-        ids = torch.arange(batch * sequence, device=device).reshape(batch, sequence) % max(rows - 5, 1) + min(
-            4, rows - 1
-        )
-        lengths = sequence - torch.arange(batch, device=device) * sequence // (2 * batch)
-        mask = (torch.arange(sequence, device=device) < lengths.unsqueeze(1)).long()
-        by_name = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+        device, known = embedding.weight.device, embedding.weight.shape[0]
+        ids = torch.arange(batch * sequence, device=device).reshape(batch, sequence)
+        ids = ids % max(known - 5, 1) + min(4, known - 1)
+        by_name = self.layout.example(self.spec, ids)
         return tuple(by_name[name] for name in self.inputs)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        named = dict(zip(self.inputs, tensors, strict=True))
+        rows = self.layout(dict(zip(self.inputs, tensors, strict=True)), self.base)
         if self.autocast_dtype is not None:
             with torch.autocast(tensors[0].device.type, dtype=self.autocast_dtype):
-                answer = self._encode(named)
+                answer = self._encode(rows)
         else:
-            answer = self._encode(named)
-        return self._answers(answer, named["attention_mask"])
+            answer = self._encode(rows)
+        return self._answers(answer, rows)
 
-    def _encode(self, named: dict[str, torch.Tensor]) -> Any:
-        if self.states_positions:
-            ids = named["input_ids"]
-            named = {**named, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
+    def _encode(self, rows: Padded | Packed) -> Any:
         if self.sdpa_backend is None:
-            return self.encoder(**named)
+            return self._run(rows)
         with nn.attention.sdpa_kernel(self.sdpa_backend):
-            return self.encoder(**named)
+            return self._run(rows)
 
-    def _answers(self, answer: Any, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _run(self, rows: Padded | Packed) -> Any:
+        """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count."""
+        inputs = rows.inputs
+        classifies = self.spec.task == "text-classification"
+        if self.states_positions:
+            ids = inputs["input_ids"]
+            inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
+        if not (self.first_only or (classifies and self.layout is Packed)):
+            return self.encoder(**inputs)
+        hidden = self.base(**inputs).last_hidden_state
+        first = rows.first(hidden)
+        if self.first_only:
+            first = layers.last_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
+        if not classifies:
+            return first
+        return layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).unflatten(0, first.shape[:2])
+
+    def _answers(self, answer: Any, rows: Padded | Packed) -> tuple[torch.Tensor, ...]:
+        if isinstance(answer, torch.Tensor):
+            pooled = rows.by_text(answer) if self.pooling is None else self.pooling(answer, rows, first_only=True)
+            return (pooled.float(),)
         if self.pooling is not None:
             hidden = answer.last_hidden_state
-            return self.pooling(hidden, mask), hidden.float()
-        if self.task == "feature-extraction":
+            pooled = self.pooling(hidden, rows)
+            return (pooled, hidden.float()) if len(self.outputs) > 1 else (pooled,)
+        if self.spec.task == "feature-extraction":
             return (answer.last_hidden_state.float(),)
-        if self.task == "question-answering":
+        if self.spec.task == "question-answering":
             return answer.start_logits.float(), answer.end_logits.float()
         return (answer.logits.float(),)

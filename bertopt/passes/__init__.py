@@ -16,6 +16,9 @@ from bertopt.passes.cast_onnx_half import CastOnnxHalf
 from bertopt.passes.compile_torch import CompileTorch
 from bertopt.passes.export_onnx import ExportOnnx
 from bertopt.passes.fuse_ort import FuseOrt
+from bertopt.passes.keep_cls_only import KeepClsOnly
+from bertopt.passes.merge_qkv import MergeQkv
+from bertopt.passes.pack_sequences import PackSequences
 from bertopt.passes.quantize_int8 import QuantizeInt8
 from bertopt.passes.use_better_transformer import UseBetterTransformer
 from bertopt.passes.use_sdpa import UseSdpa
@@ -27,6 +30,9 @@ __all__ = [
     "CompileTorch",
     "ExportOnnx",
     "FuseOrt",
+    "KeepClsOnly",
+    "MergeQkv",
+    "PackSequences",
     "QuantizeInt8",
     "UseBetterTransformer",
     "UseSdpa",
@@ -38,7 +44,7 @@ __all__ = [
 AnyPass = Pass[Any, Any]
 
 _BUILT_IN: tuple[type[AnyPass], ...] = (
-    UseSdpa, UseBetterTransformer, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, BuildTensorrt,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, BuildTensorrt,
 )  # fmt: skip
 _known: dict[str, type[AnyPass]] = {cls.name(): cls for cls in _BUILT_IN}
 

@@ -47,6 +47,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         names = {step.name() for step in before}
+        if "pack_sequences" in names:
+            return "profiles are of [batch, sequence]; packed rows have slots for their texts too: branch from a padded network"
         if "fuse_ort" in names:
             return "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx"
         if "quantize_int8" in names:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Onnx, Pass, Result
+from bertopt.core import Context, Eager, Onnx, Pass, Result, Spec
 from bertopt.errors import Unsupported
 
 #: protobuf cannot hold more than 2 GiB; above this the weights go to external data.
@@ -15,10 +15,11 @@ _INLINE_BYTES = 1_800_000_000
 
 
 class ExportOnnx(Pass[Eager, Onnx]):
-    """Export to ONNX with named, shared dimensions `batch` and `sequence`. Counts nodes.
+    """Export to ONNX with named, shared dimensions: `batch` and `sequence`, or those of packed rows. Counts nodes.
 
     From opset 23 attention and GELU are single `Attention` and `Gelu` nodes; below, attention is spelled out.
-    A pooled model also gives `last_hidden_state`, which sentence-transformers' own loaders read.
+    A pooled model also gives `last_hidden_state`, which sentence-transformers' own loaders read, unless
+    `keep_cls_only` or `pack_sequences` left no such thing. Packed rows are `rows`, `row_length` and `slots`.
     """
 
     opset: int = Field(23, ge=18, le=23, description="ONNX opset version")
@@ -53,15 +54,15 @@ class ExportOnnx(Pass[Eager, Onnx]):
             raise Unsupported(
                 "nn.TransformerEncoder's fast path is torch's own and cannot be exported; branch with after:"
             )
-        batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence")
-        outputs = list(model.spec.outputs) + (["last_hidden_state"] if model.spec.pooling else [])
+        named = dimensions(model.spec)
+        dims = {dim: torch.export.Dim(dim) for dims in named.values() for dim in dims}
         sink = open_null()
         with warnings.catch_warnings(), contextlib.redirect_stdout(sink), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 network, network.example(2, 16), dynamo=True, opset_version=self.opset, verbose=False, optimize=True,
-                dynamic_shapes={"tensors": tuple({0: batch, 1: sequence} for _ in model.spec.inputs)},
-                input_names=list(model.spec.inputs), output_names=outputs,
+                dynamic_shapes={"tensors": tuple({0: dims[first], 1: dims[second]} for first, second in named.values())},
+                input_names=list(named), output_names=list(network.outputs),
             )  # fmt: skip
         assert program is not None
         graph = program.model
@@ -93,6 +94,14 @@ class ExportOnnx(Pass[Eager, Onnx]):
         return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found
 
 
+def dimensions(spec: Spec) -> dict[str, tuple[str, str]]:
+    """The graph's inputs and what their dimensions are called."""
+    if spec.layout == "padded":
+        return dict.fromkeys(spec.network_inputs, ("batch", "sequence"))
+    wide = dict.fromkeys(spec.network_inputs, ("rows", "row_length"))
+    return {name: ("rows", "slots") if name == "first_tokens" else dims for name, dims in wide.items()}
+
+
 def open_null() -> Any:
     import io
 
@@ -101,7 +110,7 @@ def open_null() -> Any:
 
 def _check_names(graph: Any, model: Eager) -> None:
     """The exporter renames what it pleases; serving code finds inputs and dimensions by name."""
-    for name, value in zip(model.spec.inputs, graph.graph.inputs, strict=True):
+    for (name, expected), value in zip(dimensions(model.spec).items(), graph.graph.inputs, strict=True):
         dims = [str(dim) for dim in value.shape or ()]
-        if value.name != name or dims != ["batch", "sequence"]:
-            raise Unsupported(f"expected input {name}[batch, sequence]; the exporter wrote {value.name}{dims}")
+        if value.name != name or dims != [*expected]:
+            raise Unsupported(f"expected input {name}[{', '.join(expected)}]; the exporter wrote {value.name}{dims}")

@@ -44,6 +44,8 @@ class UseBetterTransformer(Pass[Eager, Eager]):
                 return "the layers are converted already"
             if step.name() == "cast_half" and getattr(step, "mode", "") == "autocast":
                 return "autocast does not reach into the fast path, which would stay float32; use mode: cast"
+            if step.name() in ("keep_cls_only", "merge_qkv", "pack_sequences"):
+                return f"nn.TransformerEncoder takes over whole layers, and undoes what {step.name()} did to them; leave one of the two out"
         return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:

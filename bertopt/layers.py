@@ -1,0 +1,172 @@
+"""The parts of transformers' encoder layers that passes rewrite, by family. R rows, L tokens, Q queries, H hidden."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertopt.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Names of modules: `stack` in the base model, `attention` in a layer, the rest in that attention."""
+
+    stack: str
+    attention: str
+    projections: tuple[str, str, str]
+    """Query, key, value."""
+    output: str | None
+    """The projection after the heads are joined, where the attention has it inside."""
+
+
+_BERT = Parts("encoder", "attention.self", ("query", "key", "value"), None)
+PARTS = {
+    "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
+    "distilbert": Parts("transformer", "attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
+    "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
+    "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
+}  # fmt: skip
+
+
+class Attention(nn.Module):
+    """A family's self-attention under the family's names, whose projections can be merged.
+
+    Tokens [R, Q, H] attend to `memory` [R, L, H], which is themselves unless given. The mask [R, 1, Q, L] is boolean
+    or added to the scores, as the attention of the configuration takes it.
+    """
+
+    def __init__(self, old: Any, parts: Parts, config: Any) -> None:
+        super().__init__()
+        for name, child in old.named_children():
+            self.add_module(name, child)
+        self.parts = parts
+        self.config = config
+        self.head_size = int(old.attention_head_size)
+        self.is_causal = False
+
+    def merge(self, names: Sequence[str], name: str) -> None:
+        """Put the projections `names` into one product called `name`, their outputs one after the other."""
+        old: list[Any] = [self.get_submodule(part) for part in names]
+        weight = old[0].weight
+        with torch.device("meta"):
+            merged = nn.Linear(old[0].in_features, sum(part.out_features for part in old), bias=old[0].bias is not None)
+        merged.weight = nn.Parameter(torch.cat([part.weight for part in old]), requires_grad=weight.requires_grad)
+        if old[0].bias is not None:
+            merged.bias = nn.Parameter(torch.cat([part.bias for part in old]), requires_grad=weight.requires_grad)
+        for part in names:
+            delattr(self, part)
+        self.add_module(name, merged.train(self.training))
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
+        position_bias: torch.Tensor | None = None, memory: torch.Tensor | None = None, **_: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        projected = self._projected(hidden_states, hidden_states if memory is None else memory)
+        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in projected)
+        if position_bias is not None:
+            attention_mask = position_bias if attention_mask is None else position_bias + attention_mask
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager)
+        context = attend(self, query, key, value, attention_mask, dropout=0.0, scaling=self.head_size**-0.5)[0]
+        context = context.flatten(2)
+        if self.parts.output is not None:
+            context = self.get_submodule(self.parts.output)(context)
+        # ALBERT's residual and norm are inside.
+        return (self.LayerNorm(hidden_states + context) if "LayerNorm" in self._modules else context), None
+
+    def _projected(self, asking: torch.Tensor, memory: torch.Tensor) -> Sequence[torch.Tensor]:
+        if "qkv" in self._modules:
+            merged: torch.Tensor = self.qkv(asking)
+            return merged.chunk(3, dim=-1)
+        query, key, value = self.parts.projections
+        asked = self.get_submodule(query)(asking)
+        if "kv" in self._modules:
+            return (asked, *self.kv(memory).chunk(2, dim=-1))
+        return asked, self.get_submodule(key)(memory), self.get_submodule(value)(memory)
+
+
+def _eager(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float,
+    **__: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    scores = query @ key.transpose(2, 3) * scaling
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def distinct(base: Any) -> list[Any]:
+    """Every layer of a base model once, in order, the last one also where `part_with_last` took it out."""
+    stack = getattr(base, PARTS[base.config.model_type].stack)
+    if base.config.model_type == "albert":
+        layers = [layer for group in stack.albert_layer_groups for layer in group.albert_layers]
+    else:
+        layers = list(stack.layer)
+    return [*layers, *([stack.last] if hasattr(stack, "last") else [])]
+
+
+def attention(layer: Any, base: Any) -> Attention:
+    """The layer's own attention, put in place of the family's where it is not yet."""
+    parts = PARTS[base.config.model_type]
+    there = layer.get_submodule(parts.attention)
+    if not isinstance(there, Attention):
+        there = Attention(there, parts, base.config).train(there.training)
+        parent, _, name = parts.attention.rpartition(".")
+        setattr(layer.get_submodule(parent), name, there)
+    return there
+
+
+def part_with_last(base: Any) -> None:
+    """Take the last layer out of the base model's stack, which then gives what that layer reads: see `last_layer`."""
+    config = base.config
+    stack = getattr(base, PARTS[config.model_type].stack)
+    if config.model_type == "albert":
+        if config.num_hidden_groups != 1 or config.inner_group_num != 1:
+            raise Unsupported(
+                f"ALBERT's layers must be one group of one; got {config.num_hidden_groups} of {config.inner_group_num}"
+            )
+        shared = stack.albert_layer_groups[0].albert_layers[0]
+        kept = {id(each): each for each in (*shared.parameters(), *shared.buffers(), config)}
+        stack.last = copy.deepcopy(shared, kept)
+        config.num_hidden_layers -= 1
+    else:
+        stack.last = stack.layer[-1]
+        stack.layer = stack.layer[:-1]
+    attention(stack.last, base)
+
+
+def last_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any) -> torch.Tensor:
+    """The layer that `part_with_last` took out, for the tokens `first` [R, Q, H] of `hidden` [R, L, H] alone.
+
+    `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens.
+    """
+    layer = getattr(base, PARTS[base.config.model_type].stack).last
+    if base.config.model_type == "mpnet":
+        bias = bias_rows(base.encoder.compute_position_bias(hidden))
+        context, _ = layer.attention.attn(first, mask, bias, memory=hidden)
+        attended = layer.attention.LayerNorm(context + first)
+        given = layer.output(layer.intermediate(attended), attended)
+    else:
+        given = layer(first, mask, memory=hidden)
+    assert isinstance(given, torch.Tensor)
+    return given
+
+
+def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
+    """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
+    family, base = encoder.config.model_type, encoder.base_model
+    if family == "bert":
+        first = base.pooler(first)
+    elif family == "albert":
+        first = base.pooler_activation(base.pooler(first[:, 0]))
+    elif family == "distilbert":
+        first = torch.relu(encoder.pre_classifier(first[:, 0]))
+    logits = encoder.classifier(first)
+    assert isinstance(logits, torch.Tensor)
+    return logits

@@ -1,0 +1,89 @@
+"""One matrix product for query, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertopt.core import Context, Eager, Pass, Result
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+_REASONS = {
+    "modernbert": "ModernBERT's query, key and value are one product already; leave merge_qkv out",
+    "deberta-v2": "DeBERTa-v2 projects its relative positions with the query and key matrices too; leave merge_qkv out",
+}
+
+
+class MergeQkv(Pass[Eager, Eager]):
+    """Project query, key and value in one product, then split. Counts merged products of one forward.
+
+    After `keep_cls_only` the last layer asks for one token: its query stays apart, key and value are merged.
+    """
+
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        names = {step.name() for step in before}
+        if "merge_qkv" in names:
+            return "query, key and value are merged already"
+        if "use_better_transformer" in names:
+            return "nn.TransformerEncoder projects query, key and value in one product itself; leave one of the two out"
+        for later in ("pack_sequences", "cast_half"):
+            if later in names:
+                return f"it changes the layers that {later} works on; put merge_qkv before {later}"
+        return None
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
+        from bertopt import layers
+
+        base: Any = network.base
+        family = base.config.model_type
+        if family not in layers.PARTS:
+            raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}"))
+        before = _calls(network)[0]
+        for layer in layers.distinct(base):
+            attention = layers.attention(layer, base)
+            query, key, value = attention.parts.projections
+            if query not in attention._modules or key not in attention._modules:
+                continue
+            last = network.first_only and layer is layers.distinct(base)[-1]
+            attention.merge((key, value) if last else (query, key, value), "kv" if last else "qkv")
+        return {"merged_products": _calls(network)[0] - before}
+
+    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+        merged, separate = _calls(model.network)
+        return {"merged projections": (model.spec.layers, merged), "separate key and value projections": (0, separate)}
+
+
+def _calls(network: Any) -> tuple[int, int]:
+    """How many merged products, and how many keys and values of their own, one forward computes."""
+    import torch
+
+    from bertopt import layers
+
+    parts = layers.PARTS[network.base.config.model_type]
+    calls = {True: 0, False: 0}
+
+    def counting(merged: bool) -> Any:
+        def count(*_: Any) -> None:
+            calls[merged] += 1
+
+        return count
+
+    hooks = [
+        child.register_forward_hook(counting(name in ("qkv", "kv")))
+        for layer in layers.distinct(network.base)
+        for name, child in layer.get_submodule(parts.attention).named_children()
+        if name in ("qkv", "kv", *parts.projections[1:])
+    ]
+    try:
+        with torch.inference_mode():
+            network(*network.example(2, 4))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls[True], calls[False]
