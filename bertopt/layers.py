@@ -41,14 +41,17 @@ class Attention(nn.Module):
     or added to the scores, as the attention of the configuration takes it.
     """
 
-    def __init__(self, old: Any, parts: Parts, config: Any) -> None:
+    def __init__(self, old: Any, config: Any) -> None:
         super().__init__()
         for name, child in old.named_children():
             self.add_module(name, child)
-        self.parts = parts
         self.config = config
         self.head_size = int(old.attention_head_size)
         self.is_causal = False
+
+    @property
+    def parts(self) -> Parts:
+        return PARTS[self.config.model_type]
 
     def merge(self, names: Sequence[str], name: str) -> None:
         """Put the projections `names` into one product called `name`, their outputs one after the other."""
@@ -116,7 +119,7 @@ def attention(layer: Any, base: Any) -> Attention:
     parts = PARTS[base.config.model_type]
     there = layer.get_submodule(parts.attention)
     if not isinstance(there, Attention):
-        there = Attention(there, parts, base.config).train(there.training)
+        there = Attention(there, base.config).train(there.training)
         parent, _, name = parts.attention.rpartition(".")
         setattr(layer.get_submodule(parent), name, there)
     return there
