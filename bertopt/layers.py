@@ -73,7 +73,7 @@ class Attention(nn.Module):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         projected = self._projected(hidden_states, hidden_states if memory is None else memory)
-        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in projected)
+        query, key, value = (each.view(*each.shape[:-1], -1, self.head_size).transpose(1, 2) for each in projected)
         if position_bias is not None:
             attention_mask = position_bias if attention_mask is None else position_bias + attention_mask
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager)
@@ -82,16 +82,18 @@ class Attention(nn.Module):
         if self.parts.output is not None:
             context = self.get_submodule(self.parts.output)(context)
         # ALBERT's residual and norm are inside.
-        return (self.LayerNorm(hidden_states + context) if "LayerNorm" in self._modules else context), None
+        if "LayerNorm" in self._modules:
+            context = self.get_submodule("LayerNorm")(hidden_states + context)
+        return context, None
 
     def _projected(self, asking: torch.Tensor, memory: torch.Tensor) -> Sequence[torch.Tensor]:
         if "qkv" in self._modules:
-            merged: torch.Tensor = self.qkv(asking)
+            merged: torch.Tensor = self.get_submodule("qkv")(asking)
             return merged.chunk(3, dim=-1)
         query, key, value = self.parts.projections
         asked = self.get_submodule(query)(asking)
         if "kv" in self._modules:
-            return (asked, *self.kv(memory).chunk(2, dim=-1))
+            return (asked, *self.get_submodule("kv")(memory).chunk(2, dim=-1))
         return asked, self.get_submodule(key)(memory), self.get_submodule(value)(memory)
 
 

@@ -56,8 +56,7 @@ class Padded:
     @staticmethod
     def example(spec: Spec, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """Inputs with these ids [B, S]: every row a different length."""
-        batch, sequence = ids.shape
-        mask = _lengths(ids).unsqueeze(1) > torch.arange(sequence, device=ids.device)
+        mask = _lengths(ids).unsqueeze(1) > torch.arange(ids.shape[1], device=ids.device)
         return {"input_ids": ids, "attention_mask": mask.long(), "token_type_ids": torch.zeros_like(ids)}
 
 

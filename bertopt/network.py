@@ -92,7 +92,7 @@ class Network(nn.Module):
             first = layers.last_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
         if not classifies:
             return first
-        return layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).unflatten(0, first.shape[:2])
+        return layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)
 
     def _answers(self, answer: Any, rows: Padded | Packed) -> tuple[torch.Tensor, ...]:
         if isinstance(answer, torch.Tensor):

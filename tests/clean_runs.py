@@ -27,7 +27,9 @@ POOLINGS = ("mean", "cls", "max", "mean_sqrt_len")
 #: Passes with options, and how often each is drawn.
 PASSES: tuple[tuple[dict[str, Any], float], ...] = (
     ({"pass": "use_sdpa"}, 3), ({"pass": "use_sdpa", "backend": "math"}, 1), ({"pass": "use_better_transformer"}, 1),
-    ({"pass": "use_better_transformer", "nested_tensors": False}, 1), ({"pass": "cast_half"}, 1),
+    ({"pass": "use_better_transformer", "nested_tensors": False}, 1), ({"pass": "keep_cls_only"}, 1),
+    ({"pass": "merge_qkv"}, 2), ({"pass": "pack_sequences"}, 1), ({"pass": "pack_sequences", "row_length": 32}, 1),
+    ({"pass": "cast_half"}, 1),
     ({"pass": "cast_half", "mode": "autocast"}, 1), ({"pass": "compile_torch"}, 3),
     ({"pass": "export_onnx"}, 4), ({"pass": "export_onnx", "opset": 20}, 2), ({"pass": "fuse_ort"}, 2),
     ({"pass": "cast_onnx_half"}, 1), ({"pass": "cast_onnx_half", "dtype": "bfloat16"}, 1),

@@ -40,6 +40,9 @@ from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 LINES: dict[str, tuple[str, ...]] = {
     "use_sdpa": (),
     "use_better_transformer": (),
+    "keep_cls_only": ("use_sdpa",),
+    "merge_qkv": ("use_sdpa", "keep_cls_only"),
+    "pack_sequences": ("use_sdpa", "keep_cls_only", "merge_qkv"),
     "cast_half": ("use_sdpa",),
     "compile_torch": ("use_sdpa",),
     "export_onnx": ("use_sdpa",),

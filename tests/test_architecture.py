@@ -28,11 +28,13 @@ ALLOWED: dict[str, str] = {
     "processes": "",
     "source": "errors",
     # Checkpoints to models.
-    "network": "core",
+    "layers": "errors",
+    "layouts": "core",
+    "network": "core layers layouts",
     "tokenizer": "errors source",
     "checkpoint": "core errors network source tokenizer",
     # core <- {passes, sessions, checks}
-    "passes": "core errors",
+    "passes": "core errors layers",
     "sessions": "core errors",
     "checks": "core errors results",
     # Recipes.
@@ -138,7 +140,7 @@ def test_every_allowed_edge_is_used() -> None:
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "passes").glob("[a-z]*.py")), ids=ids)
 def test_passes_know_only_the_nouns(file: Path) -> None:
-    assert {name for name, _ in own(file)} <= {"bertopt.core", "bertopt.errors"}
+    assert {name for name, _ in own(file)} <= {"bertopt.core", "bertopt.errors", "bertopt.layers"}
 
 
 @pytest.mark.parametrize("file", [*(PACKAGE / "checks").glob("*.py"), *(PACKAGE / "sessions").glob("*.py")], ids=ids)

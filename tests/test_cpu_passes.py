@@ -318,7 +318,9 @@ def test_half(tiny: Tiny, context: Any, family: str, sdpa: list[AnyPass], mode: 
 def test_half_with_some_modules_kept(tiny: Tiny, context: Any) -> None:
     reference = checkpoint.load(tiny("bert"))
     plain = build(reference, [KEEP, MERGE, PACK, CastHalf()], context)
-    kept = build(reference, [KEEP, MERGE, PACK, CastHalf(keep_fp32=("embeddings", "layer.0.attention", "last"))], context)
+    kept = build(
+        reference, [KEEP, MERGE, PACK, CastHalf(keep_fp32=("embeddings", "layer.0.attention", "last"))], context
+    )
     assert 0 < packed_error(reference, kept) < packed_error(reference, plain)
 
 

@@ -15,6 +15,12 @@ from tests.example_passes import make_cheap
 GOOD = {
     ("use_sdpa", "use_better_transformer"), ("use_sdpa", "cast_half"), ("use_sdpa", "compile_torch"),
     ("use_sdpa", "export_onnx"), ("use_better_transformer", "cast_half"), ("use_better_transformer", "compile_torch"),
+    ("use_sdpa", "keep_cls_only"), ("use_sdpa", "merge_qkv"), ("use_sdpa", "pack_sequences"),
+    ("keep_cls_only", "use_sdpa"), ("keep_cls_only", "merge_qkv"), ("keep_cls_only", "pack_sequences"),
+    ("keep_cls_only", "cast_half"), ("keep_cls_only", "compile_torch"), ("keep_cls_only", "export_onnx"),
+    ("merge_qkv", "use_sdpa"), ("merge_qkv", "pack_sequences"), ("merge_qkv", "cast_half"),
+    ("merge_qkv", "compile_torch"), ("merge_qkv", "export_onnx"), ("pack_sequences", "use_sdpa"),
+    ("pack_sequences", "cast_half"), ("pack_sequences", "compile_torch"), ("pack_sequences", "export_onnx"),
     ("cast_half", "use_sdpa"), ("cast_half", "use_better_transformer"), ("cast_half", "compile_torch"),
     ("export_onnx", "fuse_ort"), ("export_onnx", "cast_onnx_half"), ("export_onnx", "quantize_int8"),
     ("export_onnx", "build_tensorrt"), ("fuse_ort", "cast_onnx_half"), ("fuse_ort", "quantize_int8"),
@@ -59,6 +65,11 @@ def test_the_command_knows_every_pass_of_bertopt_and_no_other() -> None:
         (("use_better_transformer", "use_sdpa"), "none is left to switch"),
         (("use_sdpa", "use_sdpa"), "runs through scaled_dot_product_attention already"),
         (("use_sdpa", "compile_torch", "export_onnx"), "takes an eager model"),
+        (("merge_qkv", "keep_cls_only"), "put keep_cls_only before merge_qkv"),
+        (("pack_sequences", "merge_qkv"), "put merge_qkv before pack_sequences"),
+        (("cast_half", "pack_sequences"), "put pack_sequences before cast_half"),
+        (("pack_sequences", "use_better_transformer"), "undoes what pack_sequences did"),
+        (("use_sdpa", "pack_sequences", "export_onnx", "cast_onnx_half", "build_tensorrt"), "slots for their texts"),
     ],
 )
 def test_reasons(line: orders.Order, words: str) -> None:

@@ -151,7 +151,31 @@ def mean_over_padding(network: Any) -> None:
     """The mean counts padding tokens too."""
     import torch
 
-    network.pooling.register_forward_pre_hook(lambda module, inputs: (inputs[0], torch.ones_like(inputs[1])))
+    from bertopt.layouts import Padded
+
+    def unmasked(module: Any, inputs: Any) -> Any:
+        hidden, rows = inputs
+        return hidden, Padded({**rows.named, "attention_mask": torch.ones_like(rows.named["attention_mask"])}, rows.base)
+
+    network.pooling.register_forward_pre_hook(unmasked)
+
+
+@mutant("parity", "plant_torch", line=({"pass": "merge_qkv"},))
+def merged_in_another_order(network: Any) -> None:
+    """The merged product's first third is the value, its last the query."""
+    for layer in network.base.encoder.layer:
+        for merged in layer.attention.self.qkv.parameters():
+            merged.copy_(merged.unflatten(0, (3, -1)).flip(0).flatten(0, 1).clone())
+
+
+@mutant("parity", "plant_torch", line=({"pass": "keep_cls_only"},))
+def second_token_kept(network: Any) -> None:
+    """The last layer is computed for the second token instead of the first."""
+
+    def second(module: Any, inputs: Any, named: Any) -> Any:
+        return (named["memory"][:, 1:2], *inputs[1:]), named
+
+    network.base.encoder.last.register_forward_pre_hook(second, with_kwargs=True)
 
 
 @planted(on=MEAN)
