@@ -58,25 +58,6 @@ class Keeper:
         return taken
 
 
-class Recorder(Session):
-    """Runs another session and notes what went in and came out. `runs` grows by one each."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.runs = session, list[Sample]()
-
-    def load(self, inputs: Mapping[str, Array]) -> None:
-        self._inputs = inputs
-        self.session.load(inputs)
-
-    def step(self) -> None:
-        self.session.step()
-
-    def fetch(self) -> dict[str, Array]:
-        answers = self.session.fetch()
-        self.runs.append((self._inputs, answers))
-        return answers
-
-
 def time_steps(
     session: Session, batches: Sequence[Mapping[str, Array]], keep: int
 ) -> tuple[list[float], float, Sample]:

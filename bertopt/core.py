@@ -220,9 +220,14 @@ class Pass(BaseModel, Generic[In, Out]):
 class Session(abc.ABC):
     """Runs one model on one device. Copies to and from the device happen in `load` and `fetch`, never in `step`."""
 
+    #: Batches that `run_all` keeps in flight, and whether several threads may call `run` and `run_all` at once.
+    streams: int = 1
+    concurrent: bool = False
+
     @abc.abstractmethod
     def load(self, inputs: Mapping[str, Array]) -> None:
-        """Put int64 [B, S] arrays, one for each of `spec.inputs`, on the device."""
+        """Put int64 arrays on the device: [B, S], one for each of `spec.inputs`. (Below a `PackedSession`, one for each of
+        `spec.network_inputs`.)"""
 
     @abc.abstractmethod
     def step(self) -> None:

@@ -152,6 +152,7 @@ class Examiner:
                 worker.kill()
                 raise
             worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+            worker.packed = opened["layout"] == "packed"
             self._open[directory] = worker
         return self._open[directory]
 
@@ -168,7 +169,7 @@ class Examiner:
             self._answers[directory] = {
                 probe.name: parity.answer(session, probe, self.spec)
                 for probe in self.probes
-                if worker.fits(probe.shape)
+                if worker.fits(probe.shape) and (not worker.packed or probes.packable(self.spec, probe))
             }
         return self._answers[directory]
 

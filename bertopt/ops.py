@@ -14,6 +14,7 @@ import numpy as np
 
 from bertopt import clock, passes, stage
 from bertopt.core import Context, Device, Model, Rewrite, Session
+from bertopt.packing import Batch
 from bertopt.runtime.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Ops:
         self.session, self.model = open_session(model, device), model
         self.passes = [Rewrite.model_validate(record) for record in manifest["passes"]]
         self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
-        return {"max_shape": model.max_shape}, {}
+        return {"max_shape": model.max_shape, "layout": model.spec.layout}, {}
 
     def op_run(self, arrays: dict[str, Array]) -> Reply:
         return None, self._session.run(arrays)
@@ -150,17 +151,20 @@ class Ops:
         for step in range(steps):
             self.turns += 1
             texts = [
-                (text[0], clock.turned(text[1], self.turns)) if isinstance(text, tuple) else clock.turned(text, self.turns)
+                (text[0], clock.turned(text[1], self.turns))
+                if isinstance(text, tuple)
+                else clock.turned(text, self.turns)
                 for text in self.texts
             ]
-            recorder = clock.Recorder(self._session)
-            self.predictor.session = recorder if step == keep else self._session
+            seen: list[tuple[Batch, Mapping[str, Array]]] = []
+            if step == keep:
+                self.predictor.watched(lambda batch, answers, seen=seen: seen.append((batch, answers)))  # type: ignore[misc]
             start = time.perf_counter_ns()
             self.predictor(texts)
             taken.append((time.perf_counter_ns() - start) / 1e6)
-            for sample in recorder.runs:
-                self.samples.give(sample)
-        self.predictor.session = self._session
+            self.predictor.watched(None)
+            for batch, answers in seen:
+                self.samples.give(batch.padded(self.predictor.spec, answers))
         return {"taken": taken, "late": 0.0}, {}
 
     def op_sampled(self, arrays: Any) -> Reply:

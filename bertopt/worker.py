@@ -123,7 +123,9 @@ class Worker:
         self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
         #: False from when its end was noticed: its process id may be another's by now.
         self.alive = True
+        #: Of the open model, as `op_open` says.
         self.max_shape: tuple[int, int] | None = None
+        self.packed = False
 
     def __enter__(self) -> Self:
         return self

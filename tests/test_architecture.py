@@ -22,6 +22,7 @@ ALLOWED: dict[str, str] = {
     "profile": "",
     "spec": "",
     "core": "errors profile spec",
+    "packing": "core spec",
     "results": "report",  # inside two functions: how a Report shows itself in Jupyter
     "wire": "core",
     "clock": "core",
@@ -35,7 +36,7 @@ ALLOWED: dict[str, str] = {
     "checkpoint": "core errors network source tokenizer",
     # core <- {passes, sessions, checks}
     "passes": "core errors layers",
-    "sessions": "core errors",
+    "sessions": "core errors packing",
     "checks": "core errors results",
     # Recipes.
     "yaml_reader": "errors",
@@ -48,11 +49,11 @@ ALLOWED: dict[str, str] = {
     # Stages, and what opens them.
     "stage": "bertopt checkpoint core environment errors passes source",
     "artifact": "errors results stage",
-    "runtime": "core errors sessions stage",
+    "runtime": "core errors packing sessions stage",
     # Workers: the child's side, then ours.
     "effects": "core passes",
     "fingerprint": "core",
-    "ops": "checkpoint clock core debug effects errors fingerprint passes runtime sessions stage",
+    "ops": "checkpoint clock core debug effects errors fingerprint packing passes runtime sessions stage",
     "child": "checkpoint errors ops passes processes runtime wire",
     "worker": "core errors passes processes wire",
     # {passes, sessions, checks} <- pipeline <- report <- cli

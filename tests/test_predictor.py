@@ -20,12 +20,12 @@ TEXTS = ["the cat sat", "a very good film , not bad !", "on the mat is a dog and
 Opened = Callable[..., tuple[Path, Predictor]]
 
 
-def predictor(directory: Path, task: str = "auto") -> Predictor:
+def predictor(directory: Path, task: str = "auto", **options: Any) -> Predictor:
     """As `bertopt.load` opens a stage, which holds the tokenizer as transformers would use it."""
     model = checkpoint.load(directory, task)
     with tempfile.TemporaryDirectory() as snapshot:
         checkpoint.write_snapshot(model, Path(snapshot))
-        return Predictor(open_session(model, threads=1), model.spec, Path(snapshot))
+        return Predictor(open_session(model, threads=1), model.spec, Path(snapshot), **options)
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +175,7 @@ def test_order_is_kept_whatever_the_batches(opened: Opened) -> None:
     directory, predict = opened("feature-extraction", pooling="mean")
     texts = [" ".join(["cat", "dog", "the", "film"][i % 4] for i in range(n % 37)) for n in range(0, 500, 7)]
     expected = np.stack([predict([text])[0] for text in texts])
-    small = predictor(directory)
-    small.max_batch, small.max_batch_tokens = 5, 60
+    small = predictor(directory, max_batch_tokens=60)
     for got in (predict(texts), small(texts), small.logits(texts)):
         np.testing.assert_allclose(got, expected, atol=1e-5)
 

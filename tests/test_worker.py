@@ -117,7 +117,7 @@ def test_a_session_in_a_worker_answers_as_one_here(worker: Worker, reference: Pa
         "input_ids": np.array([[2, 7, 8, 3]]), "attention_mask": np.array([[1, 1, 1, 1]]),
         "token_type_ids": np.zeros((1, 4), np.int64),
     }  # fmt: skip
-    assert worker.call("open", directory=str(reference), device="cpu") == {"max_shape": None}
+    assert worker.call("open", directory=str(reference), device="cpu") == {"max_shape": None, "layout": "padded"}
     _, there = worker.exchange("run", inputs)
     here = open_session(open_stage(reference)).run(inputs)
     np.testing.assert_allclose(there["logits"], here["logits"], atol=1e-6)

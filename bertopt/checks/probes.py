@@ -123,6 +123,18 @@ def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:
     return _probe(spec, "timed", dict(inputs), name)
 
 
+def packable(spec: Spec, probe: Probe) -> bool:
+    """Whether a packed model can be asked `probe`: it has no answer of a masked first column.
+
+    A head or pooling that reads the first column reads a padding token under left padding, which in a padded network
+    attends to the text and is attended to by none. In packed rows no padding belongs to any text. Left padding is compared
+    all the same where nothing reads that column; see also `Spec.shift_free`.
+    """
+    if spec.granularity != "text" or spec.shift_free or spec.pooling not in (None, "cls"):
+        return True
+    return bool(probe.inputs["attention_mask"][probe.rows, 0].all())
+
+
 def digest(probes: Sequence[Probe]) -> str:
     """A hash of every input, so that recorded figures are reused only for the same probes."""
     sha = hashlib.sha256()

@@ -6,16 +6,22 @@ from pathlib import Path
 
 from bertopt import stage
 from bertopt.core import Device
-from bertopt.runtime.predictor import Predictor
+from bertopt.runtime.predictor import MAX_BATCH_TOKENS, Predictor
 from bertopt.sessions import open_session
 
 
-def load(directory: str | Path, device: Device | None = None, threads: int | None = None) -> Predictor:
+def load(
+    directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
+    max_batch_tokens: int = MAX_BATCH_TOKENS,
+) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
-    Raises IntegrityError where a file is not the one exported, Unsupported where this machine cannot run it.
+    `threads` are for all `streams` together; so many batches of a call then run at once. See `Predictor` for
+    `max_batch_tokens`. Raises IntegrityError where a file is not the one exported, Unsupported where this machine cannot run
+    it, UsageError for several streams where its runtime runs one batch at a time.
     """
     path = Path(directory)
     manifest = stage.verify(path)
     model = stage.open_stage(path, manifest)
-    return Predictor(open_session(model, device or manifest["device"], threads), model.spec, path, model.max_shape)
+    session = open_session(model, device or manifest["device"], threads, streams)
+    return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)

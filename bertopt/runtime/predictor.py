@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bertopt.core import Session, Spec
 from bertopt.errors import UsageError
+from bertopt.packing import Batch
 from bertopt.runtime import answers
-from bertopt.runtime.tokens import Text, Tokenizer, Tokens
+from bertopt.runtime.costs import Costs
+from bertopt.runtime.plan import Room
+from bertopt.runtime.runner import Found, Runner
+from bertopt.runtime.tokens import Text, Tokenizer
+from bertopt.sessions.packed import PackedSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Texts in one batch at most.
-MAX_BATCH = 32
+#: Rows in one batch at most, and tokens, padding included.
+MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
+#: Texts that a stream holds at most.
+WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answers in the order of the texts, the numbers of the texts that were truncated, and how many tokens were run."""
+
+    values: Any
+    truncated: list[int]
+    tokens: int
 
 
 class Predictor:
@@ -26,77 +42,122 @@ class Predictor:
 
     Embeddings come as one array [N, H] (without pooling, a list of [S, H] arrays), classifications as
     `[{"label": …, "score": …}]`, tokens, spans and masks as transformers' pipelines give them. A text is a string or
-    a pair of strings. Not for several threads at once.
+    a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
+
+    A batch has at most `max_batch_tokens` tokens, padding included; a longer text is a batch of its own. Which texts are
+    run together is chosen by what runs cost here. That is measured once, at the first call with several texts (it takes
+    about as long as 1,000 tokens), unless `costs` says.
     """
 
-    def __init__(self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None) -> None:
-        self.session = session
-        self.spec = spec
-        batch, length = max_shape or (MAX_BATCH, spec.max_length)
-        self.max_batch = min(batch, MAX_BATCH)
-        #: Tokens in one padded batch; longer texts go in smaller batches.
-        self.max_batch_tokens = 8192
+    def __init__(
+        self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None,
+        max_batch_tokens: int = MAX_BATCH_TOKENS, costs: Costs | None = None,
+    ) -> None:  # fmt: skip
+        if max_batch_tokens < 1:
+            raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
+        rows, length = max_shape or (MAX_BATCH, spec.max_length)
+        self.session, self.spec = session, spec
         self.tokenizer = Tokenizer(directory, spec, min(length, spec.text_length))
+        room = Room(min(rows, MAX_BATCH), max_batch_tokens, length, session.streams)
+        # What the network takes: packed rows go below the padded interface.
+        feed = session.rows if isinstance(session, PackedSession) else session
+        self._runner = Runner(feed, spec, self.tokenizer, room, costs)
         self._mask_id = _mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
 
-    def __call__(self, texts: Sequence[Text]) -> Any:
-        """Answers in the order of `texts`. Raises TypeError naming the first item that is no text."""
-        self._check(texts)
-        tokens = self.tokenizer.encode(texts)
-        by_text: list[dict[str, Array]] = [{}] * len(tokens)
-        for rows in self._batches(tokens):
-            outputs = self.session.run(self.tokenizer.batch([tokens[row] for row in rows]))
-            for i, row in enumerate(rows):
-                by_text[row] = {name: value[i] for name, value in outputs.items()}
-        return self._answer(texts, tokens, by_text)
+    def __call__(self, texts: Sequence[Text], truncate: bool = True) -> Any:
+        """Answers in the order of `texts`; see `answer`."""
+        return self.answer(texts, truncate).values
+
+    def answer(self, texts: Sequence[Text], truncate: bool = True) -> Answer:
+        """Answers, and what was truncated.
+
+        Raises TypeError naming the first item that is no text, and without `truncate` UsageError naming the first that is
+        too long, both before anything is run.
+        """
+        self._check(texts, 0)
+        return self._answer(texts, truncate, 0)
+
+    def stream(
+        self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Any]:  # fmt: skip
+        """Answers one by one, in order, to texts of any number: never more than `window` of them are held.
+
+        `progress` is called with the number of texts answered so far, after every window. Raises as `answer` does, with a
+        text's number in the whole stream, when its window is reached.
+        """
+        if window < 1:
+            raise UsageError(f"window must be at least 1; got {window}")
+        if isinstance(texts, str | bytes):
+            self._check(texts, 0)
+        return self._stream(iter(texts), window, truncate, progress)
 
     def logits(self, texts: Sequence[Text]) -> Array:
         """Raw answers [N, D] of a model with one vector a text."""
-        tokens = self.tokenizer.encode(texts)
-        name = self.spec.outputs[0]
-        result: list[Array] = [np.empty(0)] * len(tokens)
-        for rows in self._batches(tokens):
-            values = self.session.run(self.tokenizer.batch([tokens[row] for row in rows]))[name]
-            for i, row in enumerate(rows):
-                result[row] = values[i]
-        return np.stack(result)
+        self._check(texts, 0)
+        return self._runner.run(texts, True, 0).answers.array if len(texts) else self._nothing()
 
-    def _check(self, texts: Sequence[Text]) -> None:
+    def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
+        """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
+        self._runner.watch = watch
+
+    def _stream(
+        self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None
+    ) -> Iterator[Any]:
+        done = 0
+        while held := list(islice(texts, window)):
+            self._check(held, done)
+            # The session is free while answers are taken: whoever takes them may call the predictor.
+            yield from self._answer(held, truncate, done).values
+            done += len(held)
+            if progress is not None:
+                progress(done)
+
+    def _check(self, texts: Sequence[Text], first: int) -> None:
         if isinstance(texts, str | bytes):
             raise TypeError("expected a list of texts; got one string: put it in a list")
-        for index, text in enumerate(texts):
+        paired = self.spec.task == "question-answering"
+        for index, text in enumerate(texts, first):
+            if isinstance(text, str) and not paired:
+                continue
             pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
             if not (isinstance(text, str) or pair):
                 raise TypeError(f"texts[{index}] must be a string or a pair of strings; got {type(text).__name__}")
-            if self.spec.task == "question-answering" and not pair:
+            if paired and not pair:
                 raise UsageError(f"texts[{index}] must be a pair (question, context) for question-answering")
 
-    def _batches(self, tokens: Sequence[Tokens]) -> Iterator[list[int]]:
-        """Row numbers, similar lengths together, longest first so that memory peaks at once."""
-        rows: list[int] = []
-        width = 0
-        for row in sorted(range(len(tokens)), key=lambda i: -len(tokens[i])):
-            width = width or max(1, len(tokens[row]))
-            if rows and (len(rows) == self.max_batch or (len(rows) + 1) * width > self.max_batch_tokens):
-                yield rows
-                rows, width = [], max(1, len(tokens[row]))
-            rows.append(row)
-        if rows:
-            yield rows
+    def _answer(self, texts: Sequence[Text], truncate: bool, first: int) -> Answer:
+        whole = self.spec.granularity == "text"
+        if not len(texts):
+            return Answer(self._vectors(self._nothing()) if whole else [], [], 0)
+        if whole and len(texts) == 1 and self._runner.watch is None:
+            vector, truncated, tokens = self._runner.one(texts[0], truncate, first)
+            return Answer(self._vectors(vector), truncated, tokens)
+        found = self._runner.run(texts, truncate, first)
+        values = self._vectors(found.answers.array) if whole else self._located(texts, found)
+        return Answer(values, found.truncated, found.tokens)
 
-    def _answer(self, texts: Sequence[Text], tokens: list[Tokens], outputs: list[dict[str, Array]]) -> Any:
-        spec = self.spec
-        name = spec.outputs[0]
-        if spec.pooling is not None:
-            return np.stack([out[name] for out in outputs]) if outputs else np.zeros((0, spec.hidden), np.float32)
-        if spec.task == "feature-extraction":
-            return [out[name][: len(t)] for out, t in zip(outputs, tokens, strict=True)]
-        if spec.task == "text-classification":
-            return answers.classify(spec, np.stack([out[name] for out in outputs])) if outputs else []
+    def _nothing(self) -> Array:
+        import numpy as np
+
+        return np.zeros((0, len(self.spec.labels) or self.spec.hidden), np.float32)
+
+    def _vectors(self, values: Array) -> Any:
+        if self.spec.task != "text-classification":
+            return values
+        return answers.classify(self.spec, values) if len(values) else []
+
+    def _located(self, texts: Sequence[Text], found: Found) -> list[Any]:
+        """Answers about the tokens of each text."""
+        task, name = self.spec.task, self.spec.outputs[0]
+        outputs = found.answers.by_text
+        if task == "feature-extraction":
+            return [out[name] for out in outputs]
+        tokens = [text for piece in found.pieces for text in piece.origins or ()]
         rows = zip(texts, tokens, outputs, strict=True)
-        if spec.task == "token-classification":
-            return [answers.tag(spec, out[name], text, t) for text, t, out in rows]
-        if spec.task == "question-answering":
+        if task == "token-classification":
+            return [answers.tag(self.spec, out[name], text, t) for text, t, out in rows]
+        if task == "question-answering":
             return [answers.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
         decode = self.tokenizer.fast.decode
         return [answers.fill(out[name], t, self._mask_id, decode) for _, t, out in rows]

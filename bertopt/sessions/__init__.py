@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from bertopt.core import Compiled, Device, Eager, Engine, Model, Onnx, OpenVino, Session
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, UsageError
 
 
-def open_session(model: Model, device: Device = "cpu", threads: int | None = None) -> Session:
-    """The session for `model`'s form. Raises Unsupported where this machine cannot run it on `device`."""
+def open_session(
+    model: Model, device: Device = "cpu", threads: int | None = None, streams: int | None = None
+) -> Session:
+    """The session for `model`'s form; it takes padded batches, also where the model is packed.
+
+    `threads` are for all of the session, `streams` are the batches it may run at once. Raises Unsupported where this
+    machine cannot run it on `device`, UsageError for several streams where the form runs one batch at a time.
+    """
+    if streams is not None and (streams < 1 or (streams > 1 and not isinstance(model, OpenVino))):
+        expected = "at least 1" if streams < 1 else f"1 for form '{model.form}', which runs one batch at a time"
+        raise UsageError(f"streams must be {expected}; got {streams}: leave it out")
+    session = _open(model, device, threads, streams)
+    if model.spec.layout == "padded":
+        return session
+    from bertopt.sessions.packed import PackedSession
+
+    return PackedSession(session, model.spec)
+
+
+def _open(model: Model, device: Device, threads: int | None, streams: int | None) -> Session:
     if isinstance(model, Eager | Compiled):
         from bertopt.sessions.torch import TorchSession
 
@@ -19,7 +37,7 @@ def open_session(model: Model, device: Device = "cpu", threads: int | None = Non
     if isinstance(model, OpenVino):
         from bertopt.sessions.openvino import OpenVinoSession
 
-        return OpenVinoSession(model, device, threads)
+        return OpenVinoSession(model, device, threads, streams)
     if isinstance(model, Engine):
         from bertopt.sessions.tensorrt import TensorrtSession
 

@@ -61,7 +61,7 @@ class OnnxRuntimeSession(Session):
     def load(self, inputs: Mapping[str, Array]) -> None:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
-        for name in self.spec.inputs:
+        for name in self.spec.network_inputs:
             self._binding.bind_ortvalue_input(name, self._ort.OrtValue.ortvalue_from_numpy(inputs[name], self.device))
         for name in self.spec.outputs:
             self._binding.bind_output(name, self.device)

@@ -46,13 +46,13 @@ class TensorrtSession(Session):
         self._outputs: dict[str, Any] = {}
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        batch, sequence = next(iter(inputs.values())).shape
+        batch, sequence = inputs["input_ids"].shape
         fitting = [i for i, profile in enumerate(self.profiles) if profile.accepts(batch, sequence)]
         if not fitting:
             raise Unsupported(f"shape [{batch}, {sequence}] is outside the engine's profiles")
         torch = self._torch
         self._context.set_optimization_profile_async(fitting[0], self._stream.cuda_stream)
-        self._inputs = {name: torch.from_numpy(inputs[name]).cuda() for name in self.spec.inputs}
+        self._inputs = {name: torch.from_numpy(inputs[name]).cuda() for name in self.spec.network_inputs}
         for name, tensor in self._inputs.items():
             self._context.set_input_shape(name, tuple(tensor.shape))
             self._context.set_tensor_address(name, tensor.data_ptr())

@@ -29,7 +29,7 @@ class TorchSession(Session):
         self._outputs: tuple[torch.Tensor, ...] = ()
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        self._inputs = tuple(torch.from_numpy(inputs[name]).to(self.device) for name in self.spec.inputs)
+        self._inputs = tuple(torch.from_numpy(inputs[name]).to(self.device) for name in self.spec.network_inputs)
 
     def step(self) -> None:
         with torch.inference_mode():

@@ -1,0 +1,92 @@
+"""Which texts are run together: rows, and batches of rows, for the least predicted time over all streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.core import Spec
+from bertopt.packing import Rows, best_fit, singly, spread
+from bertopt.runtime.costs import Costs
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: A batch has so many tokens that starting it is 1 / WORTH of its cost, but at least SMALLEST.
+WORTH, SMALLEST = 32, 256
+#: Rows of nearly one length are tried for at most so many texts; beyond, best fit leaves no gaps anyway.
+FEW = 96
+
+
+@dataclass(frozen=True)
+class Room:
+    """What bounds a batch: rows in it, tokens in it, tokens of one row; and how many run at once."""
+
+    rows: int
+    tokens: int
+    length: int
+    streams: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows, longest first, and where each batch of them ends."""
+
+    rows: Rows
+    ends: list[int]
+    cost: float
+
+
+def plan(spec: Spec, lengths: Array, costs: Costs, room: Room) -> Plan:
+    """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
+    return min((_grouped(rows, costs, room) for rows in _ways(spec, lengths, room)), key=lambda found: found.cost)
+
+
+def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
+    if spec.layout == "padded":
+        yield singly(lengths)
+        return
+    total, longest = int(lengths.sum()), int(lengths.max())
+    whole = min(spec.row_length or room.length, room.length, max(longest, room.tokens))
+    # Longer rows are fewer calls or fuller rows, shorter ones less attention. A text longer than a row has one of its own.
+    yield singly(lengths)
+    for length in dict.fromkeys((whole, min(whole, max(longest, whole // 2)))):
+        yield best_fit(lengths, length)
+        if len(lengths) <= FEW:
+            # One row for each stream, or two, …
+            rows = spread(lengths, room.streams * -(-total // (room.streams * length)))
+            if int(rows.used.max()) <= max(length, longest):
+                yield rows
+
+
+def _grouped(rows: Rows, costs: Costs, room: Room) -> Plan:
+    used = -np.sort(-rows.used)
+    total = int(used.sum())
+    target = min(room.tokens, max(SMALLEST, WORTH * costs.call))
+    # Every stream gets as many batches as the others, and all about as large.
+    turns = max(1, round(total / (target * room.streams)))
+    target = min(float(room.tokens), max(1.0, total / (turns * room.streams)))
+    ends: list[int] = []
+    loads = [0.0] * room.streams
+    for count, width in _cut(used.tolist(), target, costs, room):
+        ends.append((ends[-1] if ends else 0) + count)
+        at = loads.index(min(loads))
+        loads[at] += costs.batch(count, width)
+    return Plan(rows, ends, max(loads))
+
+
+def _cut(used: list[int], target: float, costs: Costs, room: Room) -> Iterator[tuple[int, int]]:
+    """Rows and width of each batch; `used` is sorted, longest first."""
+    count, width, waste = 0, used[0], 0
+    for tokens in used:
+        full = (count + 0.5) * width > target or (count + 1) * width > room.tokens or count == room.rows
+        # Padding that would cost more than another call is not computed.
+        if count and (full or waste + width - tokens > costs.call):
+            yield count, width
+            count, width, waste = 0, tokens, 0
+        count += 1
+        waste += width - tokens
+    yield count, width

@@ -1,0 +1,127 @@
+"""Texts through a session: tokenised ahead, planned, run in as many streams as there are, and put back in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+from bertopt import packing
+from bertopt.core import Session, Spec
+from bertopt.runtime import costs
+from bertopt.runtime.collect import Collector
+from bertopt.runtime.lean import Lean
+from bertopt.runtime.plan import Room, plan
+from bertopt.runtime.tokens import Encoded, Text, Tokenizer
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: A call's texts are tokenised in pieces of so many, the first of FIRST_PIECE, while the one before is run. Smaller calls
+#: start no thread.
+FIRST_PIECE, PIECE = 64, 256
+#: Tasks whose answers say where in the text they are.
+_LOCATED = ("token-classification", "question-answering", "fill-mask")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Raw answers to some texts, and how these were encoded."""
+
+    answers: Collector
+    pieces: list[Encoded]
+
+    @property
+    def truncated(self) -> list[int]:
+        return [number for piece in self.pieces for number in piece.cut]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(piece.flat.ids) for piece in self.pieces)
+
+
+class Runner:
+    """Runs texts on `session`, which takes `spec.network_inputs`. Several threads may ask; they take turns, unless the
+    session is `concurrent`."""
+
+    def __init__(
+        self, session: Session, spec: Spec, tokenizer: Tokenizer, room: Room, known: costs.Costs | None
+    ) -> None:
+        self.session, self.spec, self.tokenizer, self.room = session, spec, tokenizer, room
+        self.costs = known
+        #: Called with every batch and its answers: see `packing.Batch.padded`. Single texts then are batches too.
+        self.watch: Callable[[packing.Batch, Mapping[str, Array]], None] | None = None
+        self._lean = Lean(spec, tokenizer.limit)
+        self._turn, self._measuring = threading.Lock(), threading.Lock()
+
+    def one(self, text: Text, truncate: bool, first: int) -> tuple[Array, list[int], int]:
+        """The vector [1, D] of one text, its number if it was truncated, and its tokens; for models with one vector a text.
+
+        No plan, no thread, no copies: about 0.05 ms more than the session takes.
+        """
+        ids, types, cut = self.tokenizer.ids(text, truncate, first)
+        inputs = self._lean.inputs(ids, types)
+        with self._turns():
+            value = self.session.run(inputs)[self.spec.outputs[0]]
+        return value.reshape(1, -1), [first] if cut else [], len(ids)
+
+    def run(self, texts: Sequence[Text], truncate: bool, first: int) -> Found:
+        """Answers to at least one text; the first is number `first` in whatever is said about it."""
+        found = Found(Collector(self.spec, len(texts)), [])
+        pieces = self._pieces(texts, truncate, first)
+        ahead = next(pieces)
+        pending: deque[tuple[int, packing.Batch]] = deque()
+
+        def batches() -> Iterator[Mapping[str, Array]]:
+            start = 0
+            for piece in chain([ahead], pieces):
+                found.pieces.append(piece)
+                for batch in self._batches(piece):
+                    pending.append((start, batch))
+                    yield batch.inputs
+                start += len(piece.lengths)
+
+        with self._turns():
+            for outputs in self.session.run_all(batches()):
+                start, batch = pending.popleft()
+                found.answers.put(start, batch, outputs)
+                if self.watch is not None:
+                    self.watch(batch, outputs)
+        return found
+
+    def _batches(self, piece: Encoded) -> Iterator[packing.Batch]:
+        chosen = plan(self.spec, piece.lengths, self._priced(), self.room)
+        return packing.batches(self.spec, piece.flat, chosen.rows, chosen.ends)
+
+    def _pieces(self, texts: Sequence[Text], truncate: bool, first: int) -> Iterator[Encoded]:
+        located = self.spec.task in _LOCATED
+
+        def encode(start: int, end: int) -> Encoded:
+            return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
+
+        # Too long a text is refused before anything is run.
+        if not truncate or len(texts) <= PIECE:
+            yield encode(0, len(texts))
+            return
+        bounds = list(pairwise([0, *range(FIRST_PIECE, len(texts), PIECE), len(texts)]))
+        with ThreadPoolExecutor(1, "bertopt-tokenizer") as thread:
+            coming = thread.submit(encode, *bounds[0])
+            for following in [*bounds[1:], None]:
+                piece = coming.result()
+                if following:
+                    coming = thread.submit(encode, *following)
+                yield piece
+
+    def _priced(self) -> costs.Costs:
+        with self._measuring:
+            if self.costs is None:
+                self.costs = costs.measure(self.session, self.spec, (self.room.rows, self.room.length))
+            return self.costs
+
+    def _turns(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.session.concurrent else self._turn

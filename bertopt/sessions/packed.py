@@ -1,0 +1,103 @@
+"""A packed network behind the padded interface, so that checks need not know how it is fed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt import packing
+from bertopt.core import Session, Spec
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+class PackedSession(Session):
+    """Takes padded batches [B, S] for a session over rows that hold several texts each.
+
+    Of every row the tokens whose `attention_mask` is 1 are one text, in the order of their columns, with the positions that
+    they have in the padded batch: left padding and holes therefore answer as in the padded network. What cannot is the
+    answer of a masked first column, which a head may read: the packed network has no such token and reads the first valid
+    one (see `checks.probes.packable`). Padding and fully masked rows answer 0.
+    """
+
+    def __init__(self, rows: Session, spec: Spec) -> None:
+        self.rows, self.spec = rows, spec
+        self.streams, self.concurrent = rows.streams, rows.concurrent
+        self._packing: _Packing | None = None
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self._packing = _Packing(self.spec, inputs)
+        self.rows.load(self._packing.batch.inputs)
+
+    def step(self) -> None:
+        self.rows.step()
+
+    def fetch(self) -> dict[str, Array]:
+        assert self._packing is not None, "load comes first"
+        return self._packing.padded(self.rows.fetch())
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        packed = _Packing(self.spec, inputs)
+        return packed.padded(self.rows.run(packed.batch.inputs))
+
+    def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+        pending: deque[_Packing] = deque()
+
+        def packed() -> Iterator[Mapping[str, Array]]:
+            for inputs in batches:
+                pending.append(_Packing(self.spec, inputs))
+                yield pending[-1].batch.inputs
+
+        for answers in self.rows.run_all(packed()):
+            yield pending.popleft().padded(answers)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.rows.facts(), "layout": "packed", "row_length": self.spec.row_length}
+
+
+class _Packing:
+    """One padded batch as rows, and the way back."""
+
+    def __init__(self, spec: Spec, inputs: Mapping[str, Array]) -> None:
+        self.spec = spec
+        self.mask = inputs["attention_mask"] != 0
+        self.texts = np.flatnonzero(self.mask.any(axis=1))
+        mask = self.mask
+        if not len(self.texts):
+            # Something must be run: the first column, whose answer is dropped.
+            mask = np.zeros_like(self.mask)
+            mask[0, 0] = True
+        lengths = mask.sum(axis=1)
+        lengths = lengths[lengths > 0]
+        column = np.nonzero(mask)[1]
+        positions = column
+        if spec.positions == "counted":
+            ids = inputs["input_ids"]
+            begins = np.repeat(np.arange(ids.shape[0]) * ids.shape[1], ids.shape[1])
+            positions = packing.counted(spec, ids.ravel(), begins)[mask.ravel()]
+        types = inputs["token_type_ids"][mask] if "token_type_ids" in spec.inputs else None
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        flat = packing.Flat(inputs["input_ids"][mask], types, positions, starts)
+        # Texts of one length leave no padding to save: then longer rows only mean more attention.
+        even = bool((lengths == lengths[0]).all())
+        rows = packing.singly(lengths) if even else packing.best_fit(lengths, spec.row_length or int(lengths.max()))
+        (self.batch,) = packing.batches(spec, flat, rows, [len(rows.used)])
+
+    def padded(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = {}
+        for name, value in outputs.items():
+            if self.spec.granularity == "text":
+                found[name] = np.zeros((len(self.mask), *value.shape[2:]), value.dtype)
+                if len(self.texts):
+                    found[name][self.texts[self.batch.texts]] = self.batch.by_text(value)
+                continue
+            found[name] = np.zeros((*self.mask.shape, *value.shape[2:]), value.dtype)
+            if len(self.texts):
+                flat = np.empty((int(self.mask.sum()), *value.shape[2:]), value.dtype)
+                flat[self.batch.source] = self.batch.by_token(value)
+                found[name][self.mask] = flat
+        return found
