@@ -37,7 +37,7 @@ def flat(spec: Spec, ids: Array, types: Array | None, lengths: Array) -> Flat:
     """Plain texts, with the positions that a padded network would give their tokens in the first columns of a row."""
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
-    positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
+    positions = np.arange(spec.position_offset, spec.position_offset + len(ids)) - np.repeat(starts[:-1], lengths)
     if spec.positions == "counted":
         positions = counted(spec, ids, np.repeat(starts[:-1], lengths))
     return Flat(ids, types, positions, starts)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WORTH, SMALLEST = 32, 256
 #: Rows of nearly one length are tried for at most so many texts; beyond, best fit leaves no gaps anyway.
 FEW = 96
+#: Of a stream's even share of the tokens, how much a batch may have: which is best is tried for few rows.
+SHARES = (1.0, 1.1, 1.25, 1.5)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Plan:
 
 def plan(spec: Spec, lengths: Array, costs: Costs, room: Room) -> Plan:
     """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
-    return min((_grouped(rows, costs, room) for rows in _ways(spec, lengths, room)), key=lambda found: found.cost)
+    found = (each for rows in _ways(spec, lengths, room) for each in _groupings(rows, costs, room))
+    return min(found, key=lambda each: each.cost)
 
 
 def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
@@ -62,29 +65,36 @@ def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
                 yield rows
 
 
-def _grouped(rows: Rows, costs: Costs, room: Room) -> Plan:
-    used = -np.sort(-rows.used)
-    total = int(used.sum())
-    target = min(room.tokens, max(SMALLEST, WORTH * costs.call))
-    # Every stream gets as many batches as the others, and all about as large.
-    turns = max(1, round(total / (target * room.streams)))
-    target = min(float(room.tokens), max(1.0, total / (turns * room.streams)))
+def _groupings(rows: Rows, costs: Costs, room: Room) -> Iterator[Plan]:
+    used: list[int] = (-np.sort(-rows.used)).tolist()
+    target = min(float(room.tokens), max(SMALLEST, WORTH * costs.call))
+    # Every stream gets as many batches as the others, and all about as large: padding, which is not known yet, and whole
+    # rows make them larger than their share of the tokens.
+    turns = max(1, round(sum(used) / (target * room.streams)))
+    share = sum(used) / (turns * room.streams)
+    few = len(used) <= FEW
+    for more in SHARES if few and room.streams > 1 else SHARES[:1]:
+        for waste in (costs.call, float(room.tokens)) if few else (costs.call,):
+            yield _priced(rows, list(_cut(used, min(float(room.tokens), share * more), waste, room)), costs, room)
+
+
+def _priced(rows: Rows, cut: list[tuple[int, int]], costs: Costs, room: Room) -> Plan:
+    """The time until the last stream is done, each batch going to the stream that is free first."""
     ends: list[int] = []
     loads = [0.0] * room.streams
-    for count, width in _cut(used.tolist(), target, costs, room):
+    for count, width in cut:
         ends.append((ends[-1] if ends else 0) + count)
-        at = loads.index(min(loads))
-        loads[at] += costs.batch(count, width)
+        loads[loads.index(min(loads))] += costs.batch(count, width)
     return Plan(rows, ends, max(loads))
 
 
-def _cut(used: list[int], target: float, costs: Costs, room: Room) -> Iterator[tuple[int, int]]:
-    """Rows and width of each batch; `used` is sorted, longest first."""
+def _cut(used: list[int], target: float, most: float, room: Room) -> Iterator[tuple[int, int]]:
+    """Rows and width of each batch of about `target` tokens, of which `most` are padding; `used` is sorted, longest first."""
+    # Padding that would cost more than another call is not computed.
     count, width, waste = 0, used[0], 0
     for tokens in used:
         full = (count + 0.5) * width > target or (count + 1) * width > room.tokens or count == room.rows
-        # Padding that would cost more than another call is not computed.
-        if count and (full or waste + width - tokens > costs.call):
+        if count and (full or waste + width - tokens > most):
             yield count, width
             count, width, waste = 0, tokens, 0
         count += 1
