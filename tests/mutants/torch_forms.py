@@ -169,13 +169,13 @@ def merged_in_another_order(network: Any) -> None:
 
 
 @mutant("parity", "plant_torch", line=({"pass": "keep_cls_only"},))
-def second_token_kept(network: Any) -> None:
-    """The last layer is computed for the second token instead of the first."""
+def final_token_kept(network: Any) -> None:
+    """The last layer is computed for the row's final token instead of its first."""
 
-    def second(module: Any, inputs: Any, named: Any) -> Any:
-        return (named["memory"][:, 1:2], *inputs[1:]), named
+    def final(module: Any, inputs: Any, named: Any) -> Any:
+        return (named["memory"][:, -1:], *inputs[1:]), named
 
-    network.base.encoder.last.register_forward_pre_hook(second, with_kwargs=True)
+    network.base.encoder.last.register_forward_pre_hook(final, with_kwargs=True)
 
 
 @planted(on=MEAN)
