@@ -124,12 +124,17 @@ def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:
 
 
 def packable(spec: Spec, probe: Probe) -> bool:
-    """Whether a packed model can be asked `probe`: it has no answer of a masked first column.
+    """Whether a packed model can be asked `probe`: it has no answer of a masked first column, and no holes.
 
     A head or pooling that reads the first column reads a padding token under left padding, which in a padded network
     attends to the text and is attended to by none. In packed rows no padding belongs to any text. Left padding is compared
-    all the same where nothing reads that column; see also `Spec.shift_free`.
+    all the same where nothing reads that column; see also `Spec.shift_free`. Packing closes holes, which only distances
+    between tokens tell apart, MPNet's relative positions; positions that are counted or taken from columns go along.
     """
+    if spec.family == "mpnet":
+        mask = probe.inputs["attention_mask"].astype(np.int8)
+        if (np.diff(mask, axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
+            return False
     if spec.granularity != "text" or spec.shift_free or spec.pooling not in (None, "cls"):
         return True
     return bool(probe.inputs["attention_mask"][probe.rows, 0].all())
