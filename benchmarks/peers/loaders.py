@@ -1,0 +1,146 @@
+"""How each peer opens a model: options to a function from texts to vectors or labels, and facts.
+
+Imported by the peer's own python beside `server.py`; nothing of this project is in its environment. Peers are used as their manuals say, with their defaults; only
+threads are set. Texts of one call are sorted by length wherever the library does not do so by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Model = Callable[[Sequence[str]], Any]
+Options = dict[str, Any]
+
+#: Texts in one padded batch, sentence-transformers' default.
+BATCH = 32
+
+
+def in_batches(run: Callable[[list[str]], Any], texts: Sequence[str]) -> list[Any]:
+    """Rows of `run`, which takes at most BATCH texts, longest first; given back in the order of `texts`."""
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    rows: list[Any] = [None] * len(texts)
+    for start in range(0, len(order), BATCH):
+        chosen = order[start : start + BATCH]
+        for i, row in zip(chosen, run([texts[i] for i in chosen]), strict=True):
+            rows[i] = row
+    return rows
+
+
+def session_options(threads: int) -> Any:
+    import onnxruntime
+
+    chosen = onnxruntime.SessionOptions()
+    chosen.intra_op_num_threads = threads
+    return chosen
+
+
+def sentence_transformers(options: Options) -> tuple[Model, dict[str, Any]]:
+    """`backend`: torch (with `dtype`), onnx or openvino (with `file_name`)."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    threads, backend = options["threads"], options["backend"]
+    torch.set_num_threads(threads)
+    arguments: dict[str, Any] = {}
+    if backend == "torch":
+        arguments = {"dtype": options["dtype"]}
+    elif backend == "onnx":
+        arguments = {
+            "provider": "CPUExecutionProvider", "file_name": options["file_name"],
+            "session_options": session_options(threads),
+        }  # fmt: skip
+    elif backend == "openvino":
+        arguments = {"file_name": options["file_name"], "ov_config": {"INFERENCE_NUM_THREADS": threads}}
+    model = SentenceTransformer(options["directory"], device="cpu", backend=backend, model_kwargs=arguments)
+
+    def encode(texts: Sequence[str]) -> Any:
+        # numpy has no bfloat16: as torch tensors they can be made float32 afterwards.
+        found = model.encode(list(texts), show_progress_bar=False, convert_to_tensor=backend == "torch")
+        return found.float().numpy() if backend == "torch" else found
+
+    facts: dict[str, Any] = {"max_seq_length": model.max_seq_length}
+    if backend == "torch":
+        facts["blas"] = "mkl" if "BLAS_INFO=mkl" in torch.__config__.show() else "other"
+        facts["dtype"] = str(next(model.parameters()).dtype)
+    if backend == "openvino":
+        inner: Any = model[0]
+        network = getattr(inner, "auto_model", None) or inner.model
+        if network.request is None:
+            network.compile()
+        compiled = network.request if hasattr(network.request, "get_property") else network.request.get_compiled_model()
+        facts["precision"] = str(compiled.get_property("INFERENCE_PRECISION_HINT"))
+    return encode, facts
+
+
+def plain_onnxruntime(options: Options) -> tuple[Model, dict[str, Any]]:
+    """tokenizers and one session; mean pooling and normalisation in numpy."""
+    import numpy as np
+    import onnxruntime
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(f"{options['directory']}/tokenizer.json")
+    tokenizer.enable_truncation(options["max_length"])
+    tokenizer.enable_padding()
+    path = f"{options['directory']}/{options['file_name']}"
+    session = onnxruntime.InferenceSession(
+        path, session_options(options["threads"]), providers=["CPUExecutionProvider"]
+    )
+    names = [node.name for node in session.get_inputs()]
+
+    def run(texts: list[str]) -> Any:
+        encoded = tokenizer.encode_batch(texts)
+        arrays = {
+            "input_ids": np.array([e.ids for e in encoded], np.int64),
+            "attention_mask": np.array([e.attention_mask for e in encoded], np.int64),
+            "token_type_ids": np.array([e.type_ids for e in encoded], np.int64),
+        }
+        hidden = session.run(None, {name: arrays[name] for name in names})[0]
+        return unit_means(hidden, arrays["attention_mask"])
+
+    return lambda texts: np.stack(in_batches(run, texts)), {"providers": session.get_providers()}
+
+
+def unit_means(hidden: Any, mask: Any) -> Any:
+    """Hidden states [B, S, H] to unit vectors [B, H]: the mean over the tokens that `mask` [B, S] keeps."""
+    import numpy as np
+
+    total = (hidden * mask[:, :, None].astype(np.float32)).sum(axis=1)
+    return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+
+
+def optimum(options: Options) -> tuple[Model, dict[str, Any]]:
+    """ORTModelForFeatureExtraction with transformers' tokenizer, the loop of optimum's manual."""
+    import numpy as np
+    from optimum.onnxruntime import ORTModelForFeatureExtraction
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options["directory"])
+    model = ORTModelForFeatureExtraction.from_pretrained(
+        options["directory"], subfolder="onnx", file_name=options["file_name"].removeprefix("onnx/"),
+        provider="CPUExecutionProvider", session_options=session_options(options["threads"]),
+    )  # fmt: skip
+
+    def run(texts: list[str]) -> Any:
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=options["max_length"], return_tensors="np")
+        return unit_means(model(**inputs).last_hidden_state, inputs["attention_mask"])
+
+    return lambda texts: np.stack(in_batches(run, texts)), {}
+
+
+def classifier(options: Options) -> tuple[Model, dict[str, Any]]:
+    """AutoModelForSequenceClassification in torch float32: texts to labels."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.set_num_threads(options["threads"])
+    tokenizer = AutoTokenizer.from_pretrained(options["directory"])
+    model = AutoModelForSequenceClassification.from_pretrained(options["directory"], dtype=torch.float32).eval()
+    names = model.config.id2label
+
+    def run(texts: list[str]) -> list[str]:
+        inputs = tokenizer(texts, padding=True, truncation=True, max_length=options["max_length"], return_tensors="pt")
+        with torch.inference_mode():
+            return [names[i] for i in model(**inputs).logits.argmax(-1).tolist()]
+
+    return lambda texts: in_batches(run, texts), {}

