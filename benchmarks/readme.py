@@ -1,4 +1,5 @@
-"""Write README's tables from result files: the quickstart's report, the parity measurement, and what works for what.
+"""Write README's tables from result files: the quickstart's report, the parity measurement, what works for what,
+and the benchmarks.
 
     python -m benchmarks.readme [out/quickstart/report.json]
 
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pipeline, roofline
+from benchmarks.peers import tables
 from bertopt.report.table import markdown
 from bertopt.results import Report
 
@@ -23,6 +26,9 @@ LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
+CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
+ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
+PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
 
 
 def section(report: Report) -> str:
@@ -129,15 +135,25 @@ def verdicts(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cpu_peers(found: dict[str, Any]) -> str:
+    """What users would run instead, beside our artefacts: tables, and a picture of each checkpoint."""
+    raced = {name: race for name, race in found["models"].items() if race["turns"]}
+    pictures = [f"![{race['title']}](benchmarks/results/cpu_peers_{name}.svg)" for name, race in raced.items()]
+    return "\n".join([tables.markdown(found), *pictures]) + "\n"
+
+
 def updated(readme: str) -> str:
     """README with every table written anew."""
-    tables: dict[str, Callable[[], str]] = {
+    writers: dict[str, Callable[[], str]] = {
         "quickstart": lambda: section(Report.model_validate_json(RESULT.read_text("utf-8"))),
         "limits": lambda: limits(json.loads(LIMITS.read_text("utf-8"))),
         "matrix": lambda: matrix(json.loads(MATRIX.read_text("utf-8"))),
         "proof": lambda: proof(json.loads(PROOF.read_text("utf-8"))) + verdicts(json.loads(AA.read_text("utf-8"))),
+        "cpu_peers": lambda: cpu_peers(json.loads(CPU_PEERS.read_text("utf-8"))),
+        "roofline": lambda: roofline.table(json.loads(ROOFLINE.read_text("utf-8"))),
+        "pipeline": lambda: pipeline.table(json.loads(PIPELINE.read_text("utf-8"))),
     }
-    for name, table in tables.items():
+    for name, table in writers.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         if begin not in readme:
             continue

@@ -31,7 +31,16 @@ def environment(name: str, folder: Path) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
     run([sys.executable, "-m", "venv", home], home.with_suffix(".log"))
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-compile",
+    ]
     torch = next(line for line in pins.read_text("utf-8").splitlines() if line.startswith("torch=="))
     run([*pip, torch], home / "pip.log")
     run([*pip, "-r", pins], home / "pip.log")

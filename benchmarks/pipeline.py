@@ -1,0 +1,167 @@
+"""What bertopt itself costs: starting, each stage beyond its pass, memory; and how that grows with layers and steps.
+
+    python -m benchmarks.pipeline [--layers 2,6,12] [--steps 1,2,4] [--starts 5] [--out FILE]
+
+Tiny random models, so that nearly all of the time is bertopt's own and its libraries' start. Each run is
+`python -m bertopt.export` on a fresh directory, once with everything and once with --build-only. About 4 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bertopt import environment
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "pipeline.json"
+#: Steps of a recipe, taken from the front.
+STEPS = ("use_sdpa", "export_onnx", "fuse_ort", "quantize_int8")
+STARTS = {
+    "import bertopt": ["-c", "import bertopt"], "bertopt --version": ["-m", "bertopt.cli", "--version"],
+    "bertopt --help": ["-m", "bertopt.cli", "--help"], "bertopt passes": ["-m", "bertopt.cli", "passes"],
+}  # fmt: skip
+#: A gate that a random model fails is no failure of the measurement.
+EXITS = (0, 3)
+
+
+class Failed(Exception):
+    """bertopt did not end as it should; the message has its last lines."""
+
+
+def timed(arguments: Sequence[str | Path], exits: Sequence[int] = (0,)) -> tuple[float, int, int]:
+    """Seconds, peak resident bytes of the process itself, not of what it starts, and exit code. Raises Failed."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryFile() as log:
+        start = time.perf_counter()
+        process = subprocess.Popen([sys.executable, *arguments], env=variables, stdout=log, stderr=log)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, resident_peak(process.pid))
+            time.sleep(0.005)
+        seconds = time.perf_counter() - start
+        log.seek(0)
+        if process.returncode not in exits:
+            last = log.read().decode("utf-8", "replace").splitlines()[-5:]
+            raise Failed(f"'{' '.join(map(str, arguments))}' exited {process.returncode}: {' | '.join(last)}")
+    return seconds, peak, process.returncode
+
+
+def resident_peak(pid: int) -> int:
+    """Bytes, 0 for a process that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    except OSError:
+        return 0
+    lines = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(lines[0].split()[1]) if lines else 0
+
+
+def checkpoint(out: Path, layers: int) -> Path:
+    """A BERT classifier of `layers` layers and hidden size 32."""
+    import transformers
+
+    from tests.conftest import write_tiny
+
+    write_tiny(out)
+    config = transformers.AutoConfig.from_pretrained(out)
+    config.num_hidden_layers = layers
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(out)
+    return out
+
+
+def recipe(path: Path, model: Path, steps: int) -> Path:
+    lines = [f"schema_version: 1\nmodel: {model}\ndevice: cpu\ninputs: {{shapes: [[1, 16]]}}\nsteps:"]
+    path.write_text("\n".join([*lines, *(f"  - pass: {name}" for name in STEPS[:steps])]) + "\n", "utf-8")
+    return path
+
+
+def exported(folder: Path, layers: int, steps: int) -> dict[str, Any]:
+    """One case: with checks and without. `own_s` is each stage's share of the time that no pass was building in."""
+    model = folder / f"model-{layers}"
+    if not model.is_dir():
+        checkpoint(model, layers)
+    row: dict[str, Any] = {"layers": layers, "steps": steps}
+    for kind, flags in (("full", []), ("build_only", ["--build-only"])):
+        out = folder / f"{layers}-{steps}-{kind}"
+        written = recipe(folder / f"{layers}-{steps}.yaml", model, steps)
+        seconds, peak, code = timed(["-m", "bertopt.export", written, "--out", out, *flags], EXITS)
+        stages = json.loads((out / "report.json").read_text("utf-8"))["stages"]
+        building = sum(stage["build_s"] or 0.0 for stage in stages)
+        row[kind] = {
+            "wall_s": round(seconds, 3), "build_s": round(building, 3), "own_s": round((seconds - building) / len(stages), 3),
+            "stages": len(stages), "parent_peak_mib": round(peak / 2**20, 1), "exit_code": code,
+            "statuses": [stage["status"] for stage in stages],
+        }  # fmt: skip
+    return row
+
+
+def table(document: Mapping[str, Any]) -> str:
+    lines = ["| start | median, s | peak, MiB |", "| :-- | --: | --: |"]
+    lines += [f"| `{s['command']}` | {s['median_s']:.2f} | {s['peak_mib']:.0f} |" for s in document["starts"]]
+    lines += [
+        "", "| layers | steps | whole run, s | of it passes, s | own share a stage, s | built only, own share, s | parent, MiB |",
+        "| --: | --: | --: | --: | --: | --: | --: |",
+    ]  # fmt: skip
+    for row in document["runs"]:
+        full, built = row["full"], row["build_only"]
+        lines.append(
+            f"| {row['layers']} | {row['steps']} | {full['wall_s']:.1f} | {full['build_s']:.1f} | {full['own_s']:.1f} | "
+            f"{built['own_s']:.1f} | {full['parent_peak_mib']:.0f} |"
+        )
+    where = document["environment"]
+    return "\n".join([*lines, "", f"{where['cores']} cores of {where['cpu']}; the reference counts as a stage."]) + "\n"
+
+
+def numbers(word: str) -> list[int]:
+    return [int(part) for part in word.split(",")]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=numbers, default=[2, 6, 12])
+    parser.add_argument("--steps", type=numbers, default=[1, 2, 4])
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args(words)
+    if not all(1 <= steps <= len(STEPS) for steps in options.steps) or options.starts < 1 or min(options.layers) < 1:
+        parser.error(f"--steps must be 1 to {len(STEPS)}, --layers and --starts positive")
+    console = Console(stderr=True)
+    document: dict[str, Any] = {"environment": environment.describe(), "steps": STEPS, "starts": [], "runs": []}
+    try:
+        for name, arguments in STARTS.items():
+            console.print(name, highlight=False)
+            found = [timed(arguments) for _ in range(options.starts)]
+            document["starts"].append(
+                {"command": name, "median_s": statistics.median(seconds for seconds, _, _ in found),
+                 "seconds": [round(seconds, 4) for seconds, _, _ in found],
+                 "peak_mib": max(peak for _, peak, _ in found) / 2**20}
+            )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="bertopt-pipeline-") as folder:
+            for layers in options.layers:
+                for steps in options.steps:
+                    console.print(f"{layers} layers, {steps} steps", highlight=False)
+                    document["runs"].append(exported(Path(folder), layers, steps))
+    except Failed as error:
+        console.print(f"pipeline: {error}", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    options.out.with_suffix(".md").write_text(table(document), "utf-8")
+    print(table(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
