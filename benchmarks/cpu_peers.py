@@ -111,6 +111,7 @@ def prepared(
 ) -> tuple[list[roster.Ready], roster.Ready, Path]:
     """Everyone that can run here, the reference, and the checkpoint's directory; who cannot is noted in `race_`."""
     source = models.source_of(checkpoint.name, options.peers, options.shared)
+    made_of = models.source_of(checkpoint.same_as or checkpoint.name, options.peers, options.shared)
     texts = roster.calibration(models.existing(options.shared / DATA / "train.jsonl"), options.peers)
     common = {
         "threads": options.threads, "streams": options.streams, "max_length": models.max_length(source),
@@ -125,11 +126,11 @@ def prepared(
             continue
         say(f"preparing {entry.name}")
         try:
-            found.append(roster.ready(entry, checkpoint, source, options.peers, texts, common))
+            found.append(roster.ready(entry, checkpoint, made_of, options.peers, texts, common))
         except BuildError as error:
             race_["contenders"][entry.name] = {"peer": entry.peer, "failed": str(error)}
             say(str(error))
-    return found, roster.ready(reference, checkpoint, source, options.peers, texts, common), source
+    return found, roster.ready(reference, checkpoint, made_of, options.peers, texts, common), source
 
 
 def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict[str, Any], console: Console) -> None:

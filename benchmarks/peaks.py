@@ -114,4 +114,4 @@ def peak(kind: str, threads: int, seconds: float = SECONDS) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(rates(sys.argv[1], int(sys.argv[2]), float((sys.argv[3:] or [SECONDS])[0]))))
+    print(json.dumps(rates(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]) if sys.argv[3:] else SECONDS)))

@@ -53,6 +53,7 @@ def sentence_transformers(options: Options) -> tuple[Model, dict[str, Any]]:
     elif backend == "openvino":
         arguments = {"file_name": options["file_name"], "ov_config": {"INFERENCE_NUM_THREADS": threads}}
     model = SentenceTransformer(options["directory"], device="cpu", backend=backend, model_kwargs=arguments)
+    model.max_seq_length = options["max_length"]
 
     def encode(texts: Sequence[str]) -> Any:
         # numpy has no bfloat16: as torch tensors they can be made float32 afterwards.

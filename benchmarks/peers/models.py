@@ -35,13 +35,15 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One model to race on: `directory` is made by `source_of`. `work` is how many times MiniLM's it is."""
+    """One model to race on: `source_of` has its directory. `work` is how many times MiniLM's it is. `same_as` is another
+    one with the same weights, whose peers' models serve here too."""
 
     name: str
     title: str
     labelled: bool = False
     work: int = 1
     natural: bool = True
+    same_as: str | None = None
 
     def scenarios(self, quick: bool, max_length: int) -> list[Scenario]:
         """What is timed. Flat texts are about 16,000 tokens a round for MiniLM."""
@@ -64,7 +66,7 @@ CHECKPOINTS = {
     checkpoint.name: checkpoint
     for checkpoint in (
         Checkpoint("minilm", "all-MiniLM-L6-v2"),
-        Checkpoint("minilm512", "all-MiniLM-L6-v2 opened at 512 tokens", natural=False),
+        Checkpoint("minilm512", "all-MiniLM-L6-v2 opened at 512 tokens", natural=False, same_as="minilm"),
         Checkpoint("base12", "a 12-layer encoder of BERT-base's shape, random weights", work=8),
         Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
     )

@@ -105,7 +105,12 @@ def ready(
         # Calibration of the large random model is kept short: its figures are about speed.
         samples = 16 if checkpoint.work > 1 else 0
         directory = environments.built(
-            entry.made, python, source, folder / "models" / checkpoint.name / entry.made, texts, samples
+            entry.made,
+            python,
+            source,
+            folder / "models" / (checkpoint.same_as or checkpoint.name) / entry.made,
+            texts,
+            samples,
         )
     found = {**options, **entry.options, "load": entry.load, "directory": str(directory)}
     mark = (directory if entry.made else folder / entry.environment) / "made-from"
