@@ -117,7 +117,11 @@ def raced(folder: Path, contenders: list[roster.Ready], into: dict[str, Any], ro
 
 def test_a_race_is_interleaved_complete_and_goes_on(fakes: Path) -> None:
     race_: dict[str, Any] = {"contenders": {}, "turns": []}
-    three = [ready("a", fakes), ready("slow", fakes, pause_s=0.002), ready("lost", fakes, "broken")]
+    three = [
+        ready("a", fakes, peer=True),
+        ready("slow", fakes, pause_s=0.03, peer=False),
+        ready("lost", fakes, "broken"),
+    ]
     raced(fakes, three, race_, 2)
     turns = race_["turns"]
     for number in range(2):
@@ -130,10 +134,10 @@ def test_a_race_is_interleaved_complete_and_goes_on(fakes: Path) -> None:
     raced(fakes, three, race_, 4)
     assert race_["turns"][: len(before)] == before
     assert set(figures.costs(race_["turns"], "offline", "a")) == {0, 1, 2, 3}
-    # Sleeping 2 ms a text it is beaten after three rounds, and sits out the fourth.
+    # Sleeping 30 ms a text it is beaten after three rounds, and sits out the fourth.
     assert set(figures.costs(race_["turns"], "offline", "slow")) == {0, 1, 2}
     raced(fakes, [ready("a", fakes, pause_s=0.0)], race_, 1)
-    assert {t["round"] for t in race_["turns"] if t["contender"] == "a"} == {3}, "another model's turns were kept"
+    assert len(figures.costs(race_["turns"], "offline", "a")) == 1, "another model's turns were kept"
 
 
 def test_who_fails_on_the_way_is_out_and_the_race_goes_on(fakes: Path) -> None:

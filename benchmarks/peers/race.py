@@ -111,7 +111,7 @@ def rounds(
     dice = np.random.default_rng(len(race_["turns"]))
     first = 1 + max((turn["round"] for turn in race_["turns"]), default=-1)
     number = first
-    while owed := missing(race_["turns"], list(running), job):
+    while owed := missing(race_, list(running), job):
         start_s = time.monotonic()
         if number > first and start_s - began + slowest > job.budget_s:
             say(f"the budget of {job.budget_s:.0f} s is spent after {number - first} rounds")
@@ -138,11 +138,13 @@ def rounds(
         save()
 
 
-def missing(turns: Sequence[figures.Turn], names: Sequence[str], job: Job) -> dict[str, list[str]]:
-    """Who runs in the next round, by scenario: all, unless beaten, as long as one lacks rounds."""
-    found = {}
+def missing(race_: Mapping[str, Any], names: Sequence[str], job: Job) -> dict[str, list[str]]:
+    """Who runs in the next round, by scenario: all as long as one lacks rounds, but for the beaten ones that no ratio is
+    taken against."""
+    found, turns = {}, race_["turns"]
     for scenario in job.scenarios:
-        out = figures.beaten(turns, scenario.name, names, AFTER, BEATEN)
+        best = {figures.best_peer(race_, scenario.name, near) for near in (False, True)}
+        out = figures.beaten(turns, scenario.name, names, AFTER, BEATEN) - best
         left = [name for name in names if name not in out]
         if any(len(figures.costs(turns, scenario.name, name)) < job.rounds for name in left):
             found[scenario.name] = left

@@ -57,7 +57,8 @@ def cell(words: str) -> str:
 def figure(row: Mapping[str, Any] | None, scenario: str) -> str:
     if row is None:
         return "—"
-    value = f"{row['ms']:.2f}" if scenario == BY_CALL else f"{row['texts_per_s']:.0f}"
+    rate = row["texts_per_s"]
+    value = f"{row['ms']:.2f}" if scenario == BY_CALL else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
     if row["best"]:
         return f"{value} best peer"
     against = row["vs_best"]
