@@ -13,8 +13,10 @@ from bertopt.core import Session, Spec
 
 #: Shapes [B, S] timed: a small one, one of many tokens, and (packed) as many tokens in longer rows, whose attention costs more.
 SMALL, WIDE, LONG = (2, 16), (8, 32), (1, 256)
-#: A shape is timed again until it has taken this long, at most so many times.
-ENOUGH_S, REPEATS = 0.03, 5
+#: A shape is timed again until it has taken this long, at least and at most so many times.
+ENOUGH_S, FEWEST, MOST = 0.03, 3, 12
+#: A call costs no more than so many tokens: what says more was disturbed. On a GPU, where it may, batches are full anyway.
+HIGHEST_CALL = 512.0
 #: Work in Python for one batch, which `Session.run` does not show (arrays, answers).
 AROUND_S = 1e-4
 
@@ -37,8 +39,8 @@ def expected(spec: Spec) -> Costs:
 
 
 def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> Costs:
-    """Time `session` (which takes `spec.network_inputs`) on two shapes, or three where it is packed: as long as about
-    1,000 tokens take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
+    """Time `session` (which takes `spec.network_inputs`) on two shapes, or three where it is packed: as long as 1,000
+    tokens or more take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
     known = expected(spec)
     rows, longest = max_shape or (WIDE[0], spec.max_length)
     shapes = [(min(b, rows), min(s, longest, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
@@ -53,20 +55,21 @@ def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> 
         more = _seconds(session, spec, shapes[2], dice) / wide_s - 1
         pair = float(np.clip(more / (shapes[2][1] - shapes[1][1]), pair / 4, pair * 16))
     token_s = (wide_s - small_s) / (wide - small)
-    return Costs(call=max(0.0, small_s - small * token_s + AROUND_S) / token_s, pair=pair)
+    call = max(0.0, small_s - small * token_s + AROUND_S) / token_s
+    return Costs(call=min(call, HIGHEST_CALL), pair=pair)
 
 
 def _seconds(session: Session, spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> float:
     """The shortest run on random texts that fill [B, S], after one to warm up."""
     best, spent = np.inf, 0.0
-    for number in range(REPEATS + 1):
+    for number in range(MOST + 1):
         inputs = _random(spec, shape, dice)
         start = time.perf_counter()
         session.run(inputs)
         taken = time.perf_counter() - start
         if number:
             best, spent = min(best, taken), spent + taken
-            if spent >= ENOUGH_S:
+            if spent >= ENOUGH_S and number >= FEWEST:
                 break
     return float(best)
 

@@ -46,7 +46,7 @@ class Predictor:
 
     A batch has at most `max_batch_tokens` tokens, padding included; a longer text is a batch of its own. Which texts are
     run together is chosen by what runs cost here. That is measured once, at the first call with several texts (it takes
-    about as long as 1,000 tokens), unless `costs` says.
+    as long as two or three thousand tokens), unless `costs` says.
     """
 
     def __init__(
