@@ -26,7 +26,7 @@ from bertopt.errors import (
     UsageError,
     WorkerCrashed,
 )
-from bertopt.race import race
+from bertopt.race import Budget, race
 from bertopt.worker import RemoteSession, Worker, Workers
 from tests import example_passes
 from tests.conftest import Tiny
@@ -154,7 +154,7 @@ def test_what_is_answered_under_the_clock_is_checked(
         for worker, directory in ((timed, tmp_path / "stage"), (against, reference)):
             worker.call("open", directory=str(directory), device="cpu")
         figures, cases = race(
-            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], None
+            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], Budget(0.0, 0.0), None
         )
     assert [case.kind for case in figures] == ["shape", "shape", "mix"]
     assert {case.where.split("], ")[1] for case in cases} == {
