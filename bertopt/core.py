@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -139,6 +139,8 @@ class Context:
     texts: tuple[str, ...] = ()
     """The recipe's texts, for calibration."""
     seed: int = 0
+    encode: Callable[[Sequence[Any]], dict[str, Array]] | None = field(default=None, repr=False)
+    """Texts, or pairs, to right-padded int64 arrays [B, S], one for each of `spec.inputs`: the predictor's own way."""
 
 
 @dataclass(frozen=True)

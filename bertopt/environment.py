@@ -6,9 +6,12 @@ import functools
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from bertopt.errors import Unsupported
 
 PACKAGES = (
     "bertopt", "torch", "transformers", "tokenizers", "safetensors", "optimum", "numpy", "onnx", "onnx-ir", "onnxscript",
@@ -17,6 +20,7 @@ PACKAGES = (
 #: CPU features that decide which kernels run.
 ISA = (
     "avx2",
+    "avx_vnni",
     "avx512f",
     "avx512_vnni",
     "avx512_bf16",
@@ -27,6 +31,12 @@ ISA = (
     "i8mm",
     "bf16",
 )
+#: Any of these makes products of that precision fast and, for INT8, exact: without VNNI the sums of two products
+#: saturate. Runtimes go on without them, and say nothing.
+NATIVE = {
+    "int8": {"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"},
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+}
 
 
 def version(package: str) -> str | None:
@@ -42,21 +52,45 @@ def versions() -> dict[str, str]:
     return {package: v for package, v in found.items() if v is not None}
 
 
+def isa(cpuinfo: str | None = None) -> list[str]:
+    """The features of this CPU that decide which kernels run."""
+    words = set((_cpuinfo() if cpuinfo is None else cpuinfo).split())
+    return [flag for flag in ISA if flag in words]
+
+
+def _cpuinfo() -> str:
+    return Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+
+
 def describe() -> dict[str, Any]:
     """Hardware, system and package versions of this machine, without importing any of the packages."""
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpuinfo = _cpuinfo()
     name = re.search(r"model name\s*:\s*(.+)", cpuinfo)
-    words = set(cpuinfo.split())
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": name.group(1).strip() if name else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "isa": [flag for flag in ISA if flag in words],
+        "isa": isa(cpuinfo),
         "memory_gib": round(pages / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": versions(),
     }
+
+
+def check_isa(manifest: Mapping[str, Any], device: str) -> None:
+    """Raises Unsupported where an artefact to run on a CPU was exported with instructions for its precision and here are none.
+
+    One that was exported without them was measured without them, so it may run anywhere.
+    """
+    native = NATIVE.get(manifest["precision"], set())
+    then, now = set(manifest["environment"]["isa"]) & native, set(isa()) & native
+    if device == "cpu" and then and not now:
+        raise Unsupported(
+            f"the artefact is {manifest['precision']} and was measured with {', '.join(sorted(then))}; this CPU has none of "
+            f"{', '.join(sorted(native))} and would run it slowly or less exactly; export again on a machine like this one, "
+            "or deliver a float32 stage"
+        )
 
 
 #: What each optional package is for, and how to get it.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt import clock, passes, stage
+from bertopt import clock, environment, passes, stage
 from bertopt.core import Context, Device, Model, Rewrite, Session
 from bertopt.packing import Batch
 from bertopt.runtime.predictor import Predictor
+from bertopt.runtime.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -86,7 +88,12 @@ class Ops:
         model = stage.open_stage(Path(parent), manifest)
         out = Path(part)
         shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
-        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"])
+        tokenizer = functools.cache(lambda: Tokenizer(Path(parent), model.spec))
+
+        def encode(texts: Sequence[Any]) -> dict[str, Array]:
+            return tokenizer().batch(tokenizer().encode(texts))
+
+        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"], encode)
         start = time.monotonic()
         with quiet():
             result = apply(model, ctx)
@@ -110,6 +117,7 @@ class Ops:
 
         path = Path(directory)
         manifest = stage.verify(path)
+        environment.check_isa(manifest, device)
         model = stage.open_stage(path, manifest)
         self.session, self.model = open_session(model, device), model
         self.passes = [Rewrite.model_validate(record) for record in manifest["passes"]]

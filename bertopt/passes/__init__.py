@@ -14,6 +14,7 @@ from bertopt.passes.build_tensorrt import BuildTensorrt
 from bertopt.passes.cast_half import CastHalf
 from bertopt.passes.cast_onnx_half import CastOnnxHalf
 from bertopt.passes.compile_torch import CompileTorch
+from bertopt.passes.convert_openvino import ConvertOpenvino
 from bertopt.passes.export_onnx import ExportOnnx
 from bertopt.passes.fuse_ort import FuseOrt
 from bertopt.passes.keep_cls_only import KeepClsOnly
@@ -28,6 +29,7 @@ __all__ = [
     "CastHalf",
     "CastOnnxHalf",
     "CompileTorch",
+    "ConvertOpenvino",
     "ExportOnnx",
     "FuseOrt",
     "KeepClsOnly",
@@ -44,7 +46,7 @@ __all__ = [
 AnyPass = Pass[Any, Any]
 
 _BUILT_IN: tuple[type[AnyPass], ...] = (
-    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, BuildTensorrt,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt,
 )  # fmt: skip
 _known: dict[str, type[AnyPass]] = {cls.name(): cls for cls in _BUILT_IN}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertopt import stage
+from bertopt import environment, stage
 from bertopt.core import Device
 from bertopt.runtime.predictor import MAX_BATCH_TOKENS, Predictor
 from bertopt.sessions import open_session
@@ -18,10 +18,13 @@ def load(
 
     `threads` are for all `streams` together; so many batches of a call then run at once. See `Predictor` for
     `max_batch_tokens`. Raises IntegrityError where a file is not the one exported, Unsupported where this machine cannot run
-    it, UsageError for several streams where its runtime runs one batch at a time.
+    it or lacks the instructions that it was measured with, UsageError for several streams where its runtime runs one batch
+    at a time.
     """
     path = Path(directory)
     manifest = stage.verify(path)
+    device = device or manifest["device"]
+    environment.check_isa(manifest, device)
     model = stage.open_stage(path, manifest)
-    session = open_session(model, device or manifest["device"], threads, streams)
+    session = open_session(model, device, threads, streams)
     return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)

@@ -1,49 +1,134 @@
-"""OpenVINO models on the CPU, with the precision always stated."""
+"""OpenVINO models on the CPU, with precision, threads and streams always stated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import queue
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bertopt import vendor
 from bertopt.core import Device, OpenVino, Session
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: What a matrix product is called in a compiled model.
+_PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
+
 
 class OpenVinoSession(Session):
-    def __init__(self, model: OpenVino, device: Device, threads: int | None = None) -> None:
-        try:
-            import openvino as ov
-        except ImportError as error:
-            raise Unsupported("running OpenVINO needs openvino; pip install 'bertopt[cpu]'") from error
+    """Runs an IR in `streams` streams that share `threads` threads (all cores where None). `run` and `run_all` may be
+    called by several threads at once; `load`, `step` and `fetch` belong to one caller."""
+
+    def __init__(
+        self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None
+    ) -> None:
+        ov = vendor.openvino()
         if device != "cpu":
             raise Unsupported("OpenVINO runs on the CPU here; set device: cpu")
+        if model.precision == "bfloat16" and not vendor.runs_bfloat16():
+            raise Unsupported(
+                "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "
+                "export with precision: f32 or int8"
+            )
         self.spec = model.spec
-        # Left alone, OpenVINO runs float32 in bf16 on CPUs that have it.
-        hint = "bf16" if model.precision == "bfloat16" else "f32"
-        properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+        self.streams = streams or 1
+        properties: dict[str, Any] = {
+            # Left alone, OpenVINO runs float32 in bf16 on CPUs that have it.
+            "INFERENCE_PRECISION_HINT": "bf16" if model.precision == "bfloat16" else "f32",
+            "NUM_STREAMS": self.streams,
+            # Two processes that pin their threads pin them to the same cores.
+            "ENABLE_CPU_PINNING": False,
+        }
         if threads is not None:
             properties["INFERENCE_NUM_THREADS"] = threads
         self.compiled = ov.Core().compile_model(model.path, "CPU", properties)
-        self._request = self.compiled.create_infer_request()
+        self._tensor = ov.Tensor
         self._version = ov.get_version()
+        self._request = self.compiled.create_infer_request()
+        self._inputs: list[Any] = []
+        #: Requests that nobody uses, so that as many callers run at once as there are streams.
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for _ in range(self.streams):
+            self._free.put(self.compiled.create_infer_request())
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        import openvino as ov
-
-        for name in self.spec.inputs:
-            self._request.set_tensor(name, ov.Tensor(inputs[name]))
+        self._inputs = self._set(self._request, inputs)
 
     def step(self) -> None:
         self._request.infer()
 
     def fetch(self) -> dict[str, Array]:
-        import numpy as np
+        return self._answers(self._request)
 
-        return {name: np.array(self._request.get_tensor(name).data, dtype=np.float32) for name in self.spec.outputs}
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        request = self._free.get()
+        try:
+            held = self._set(request, inputs)
+            request.infer()
+            del held
+            return self._answers(request)
+        finally:
+            self._free.put(request)
+
+    def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
+        running: deque[tuple[Any, list[Any]]] = deque()
+        requests = [self.compiled.create_infer_request() for _ in range(self.streams)]
+        try:
+            for inputs in batches:
+                answers = None
+                if requests:
+                    request = requests.pop()
+                else:
+                    request, _ = running.popleft()
+                    request.wait()
+                    answers = self._answers(request)
+                held = self._set(request, inputs)
+                request.start_async()
+                running.append((request, held))
+                if answers is not None:
+                    yield answers
+            while running:
+                request, _ = running.popleft()
+                request.wait()
+                yield self._answers(request)
+        finally:
+            # Left early: what still runs reads arrays that are about to go.
+            for request, _ in running:
+                request.wait()
 
     def facts(self) -> dict[str, Any]:
-        precision = self.compiled.get_property("INFERENCE_PRECISION_HINT")
-        return {"runtime": f"openvino {self._version}", "precision": str(precision)}
+        threads = int(self.compiled.get_property("INFERENCE_NUM_THREADS"))
+        return {
+            "runtime": f"openvino {self._version}",
+            "precision": str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
+            "threads": threads or "all cores",
+            "streams": int(self.compiled.get_property("NUM_STREAMS")),
+            "products": executed(self.compiled),
+        }
+
+    def _set(self, request: Any, inputs: Mapping[str, Array]) -> list[Any]:
+        """Hand the arrays over without copying; they must live until the request has run, so they are returned."""
+        import numpy as np
+
+        held = [np.ascontiguousarray(inputs[name]) for name in self.spec.network_inputs]
+        for name, array in zip(self.spec.network_inputs, held, strict=True):
+            request.set_tensor(name, self._tensor(array, shared_memory=True))
+        return held
+
+    def _answers(self, request: Any) -> dict[str, Array]:
+        import numpy as np
+
+        return {name: np.array(request.get_tensor(name).data, dtype=np.float32) for name in self.spec.outputs}
+
+
+def executed(compiled: Any) -> dict[str, int]:
+    """Matrix products of a compiled model by the precision that they run in, as the runtime says."""
+    found: Counter[str] = Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        info = node.get_rt_info()
+        if "layerType" in info and info["layerType"].astype(str) in _PRODUCTS:
+            found[info["runtimePrecision"].astype(str)] += 1
+    return dict(found)

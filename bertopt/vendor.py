@@ -1,0 +1,58 @@
+"""OpenVINO and NNCF, imported so that they send nothing over the network.
+
+Importing either imports `openvino_telemetry`, which reports the import, every conversion and every quantisation to
+Google Analytics unless a file in the user's home says no. Where that package is missing both do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from bertopt.errors import Unsupported
+
+_TELEMETRY = "openvino_telemetry"
+
+
+def openvino() -> Any:
+    """The `openvino` package. Raises Unsupported with the install line where it is missing."""
+    try:
+        with _without_telemetry():
+            import openvino as module
+    except ImportError as error:
+        raise Unsupported("OpenVINO models need openvino; pip install 'bertopt[cpu]'") from error
+    return module
+
+
+def nncf() -> Any:
+    """The `nncf` package, logging errors only. Raises Unsupported with the install line where it is missing."""
+    openvino()
+    try:
+        with _without_telemetry():
+            import nncf as module
+    except ImportError as error:
+        raise Unsupported("quantising OpenVINO models needs nncf; pip install 'bertopt[cpu]'") from error
+    module.set_log_level(logging.ERROR)
+    return module
+
+
+def runs_bfloat16() -> bool:
+    """Whether OpenVINO has bfloat16 kernels for this CPU. Elsewhere it would run float32, and say nothing."""
+    return "BF16" in openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@contextlib.contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """`import openvino_telemetry` fails meanwhile, as if it were not installed."""
+    there = _TELEMETRY in sys.modules
+    held = sys.modules.get(_TELEMETRY)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[_TELEMETRY]
+        if there and held is not None:
+            sys.modules[_TELEMETRY] = held
