@@ -131,9 +131,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         nncf = vendor.nncf()
         advanced = nncf.AdvancedQuantizationParameters(disable_bias_correction=not self.bias_correction)
         advanced.smooth_quant_alphas.matmul = -1 if self.smooth_quant is None else self.smooth_quant
-        advanced.activations_range_estimator_params = {
-            "extreme": nncf.RangeEstimatorParametersSet.MINMAX, "mean": nncf.RangeEstimatorParametersSet.MEAN_MINMAX
-        }[self.ranges]  # fmt: skip
+        ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+        advanced.activations_range_estimator_params = ranges.MINMAX if self.ranges == "extreme" else ranges.MEAN_MINMAX
         # Attention's own inputs would be quantised beside its products: slower here, and less exact.
         ignored = nncf.IgnoredScope(names=list(kept), types=["ScaledDotProductAttention"], validate=False)
         with contextlib.redirect_stdout(io.StringIO()):
