@@ -177,7 +177,9 @@ def test_recipes_that_cannot_work_are_refused(steps: str, reason: str) -> None:
 
 def test_a_gpu_is_refused() -> None:
     with pytest.raises(UsageError, match="run on a CPU here; say device: cpu"):
-        parse("schema_version: 1\nmodel: a/b\ndevice: cuda\nsteps: [{pass: export_onnx}, {pass: convert_openvino}]\n", "r")
+        parse(
+            "schema_version: 1\nmodel: a/b\ndevice: cuda\nsteps: [{pass: export_onnx}, {pass: convert_openvino}]\n", "r"
+        )
 
 
 def test_int8_needs_texts_and_a_float32_graph(made: Made) -> None:
@@ -187,7 +189,9 @@ def test_int8_needs_texts_and_a_float32_graph(made: Made) -> None:
         ConvertOpenvino()(dataclasses.replace(made.graph, precision="int8"), made.context("wrong"))
 
 
-def test_an_artefact_for_other_instructions_is_refused(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artefact_for_other_instructions_is_refused(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = ConvertOpenvino()(made.graph, made.context("isa")).model
     stage.inherit(made.snapshot, tmp_path)
     stage.write_form(model, tmp_path)
@@ -200,7 +204,9 @@ def test_an_artefact_for_other_instructions_is_refused(made: Made, tmp_path: Pat
 
     monkeypatch.setattr(environment, "isa", lambda cpuinfo=None: ["avx2", "avx512f"])
     claim("int8", ["avx2", "avx512f", "avx512_vnni"])
-    with pytest.raises(Unsupported, match=r"int8 and was measured with avx512_vnni; .* export again on a machine like this"):
+    with pytest.raises(
+        Unsupported, match=r"int8 and was measured with avx512_vnni; .* export again on a machine like this"
+    ):
         load(tmp_path)
     claim("bfloat16", ["avx512_bf16", "amx_bf16"])
     with pytest.raises(Unsupported, match="was measured with amx_bf16, avx512_bf16"):

@@ -1,23 +1,29 @@
-"""The OpenVINO session, on a model converted by OpenVINO itself: no pass makes one yet."""
+"""The OpenVINO session, on a model converted by OpenVINO itself."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bertopt import checkpoint, stage
+from bertopt import checkpoint, stage, vendor
 from bertopt.checks import parity, probes
 from bertopt.core import Context, Eager, OpenVino
 from bertopt.errors import Unsupported
 from bertopt.passes import ExportOnnx, UseSdpa
 from bertopt.sessions import open_session
+from bertopt.sessions.openvino import OpenVinoSession
 from tests.conftest import Tiny
 
 
 @pytest.fixture(scope="module")
 def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eager, OpenVino]:
-    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("openvino")
+    openvino = vendor.openvino()
     reference = checkpoint.load(tiny())
     folder = tmp_path_factory.mktemp("openvino")
     graph = ExportOnnx(opset=20)(UseSdpa()(reference, Context(folder)).model, Context(folder)).model
@@ -49,3 +55,91 @@ def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> Non
 def test_it_runs_on_the_cpu_only(models: tuple[Eager, OpenVino]) -> None:
     with pytest.raises(Unsupported, match="set device: cpu"):
         open_session(models[1], "cuda")
+
+
+def batches(model: OpenVino, count: int) -> list[dict[str, np.ndarray]]:
+    """Batches [B, S] of a shape of their own each."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        shape = (1 + number % 3, 2 + number)
+        ids = rng.integers(5, model.spec.vocabulary, shape)
+        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        found.append({name: arrays[name] for name in model.spec.inputs})
+    return found
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_many_batches_are_answered_in_order_and_taken_as_they_are_needed(
+    models: tuple[Eager, OpenVino], streams: int
+) -> None:
+    _, model = models
+    session = OpenVinoSession(model, "cpu", threads=2, streams=streams)
+    asked = batches(model, 9)
+    expected = [session.run(batch)["logits"] for batch in asked]
+    taken = 0
+
+    def lazily() -> Iterator[dict[str, np.ndarray]]:
+        nonlocal taken
+        for batch in asked:
+            taken += 1
+            yield batch
+
+    for number, answer in enumerate(session.run_all(lazily())):
+        assert np.abs(answer["logits"] - expected[number]).max() <= 1e-5
+        assert taken <= number + 1 + streams
+    assert number == len(asked) - 1
+    assert (session.facts()["streams"], session.facts()["threads"]) == (streams, 2)
+    assert list(session.run_all(iter(()))) == []
+
+
+def test_a_loop_left_early_leaves_a_session_that_still_runs(models: tuple[Eager, OpenVino]) -> None:
+    session = OpenVinoSession(models[1], "cpu", threads=2, streams=2)
+    asked = batches(models[1], 6)
+    for _ in session.run_all(asked):
+        break
+    assert len(list(session.run_all(asked))) == 6
+
+    def fails() -> Iterator[dict[str, np.ndarray]]:
+        yield asked[0]
+        raise ValueError("no more texts")
+
+    with pytest.raises(ValueError, match="no more texts"):
+        list(session.run_all(fails()))
+    assert session.run(asked[0])["logits"].shape[0] == 1
+
+
+def test_threads_may_share_a_session(models: tuple[Eager, OpenVino]) -> None:
+    session = OpenVinoSession(models[1], "cpu", threads=2, streams=2)
+    asked = batches(models[1], 12)
+    expected = [session.run(batch)["logits"] for batch in asked]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            for got, wanted in zip(pool.map(session.run, asked), expected, strict=True):
+                assert np.abs(got["logits"] - wanted).max() <= 1e-5
+
+
+def test_answers_outlive_the_next_run_and_strides_do_not_matter(models: tuple[Eager, OpenVino]) -> None:
+    session = OpenVinoSession(models[1], "cpu", threads=1)
+    first, second = batches(models[1], 2)
+    held = session.run(first)["logits"]
+    kept = held.copy()
+    session.run(second)
+    assert np.array_equal(held, kept)
+    strided = {name: np.repeat(array, 2, axis=1)[:, ::2] for name, array in first.items()}
+    assert np.array_equal(session.run(strided)["logits"], kept)
+
+
+def test_facts_say_what_really_runs(models: tuple[Eager, OpenVino]) -> None:
+    facts = OpenVinoSession(models[1], "cpu", threads=1).facts()
+    # 12 products of the layers and one of the head; attention spelled out multiplies too.
+    assert set(facts["products"]) == {"f32"} and facts["products"]["f32"] >= 13
+    assert (facts["threads"], facts["streams"]) == (1, 1)
+
+
+def test_without_openvino_it_says_how_to_get_it(
+    models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(Unsupported, match=r"pip install 'bertopt\[cpu\]'"):
+        OpenVinoSession(models[1], "cpu")

@@ -14,8 +14,8 @@ from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, Spec
 from bertopt.errors import Unsupported
 
 _PRECISIONS: dict[str, Precision] = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
-#: Of the calibration samples every so many is held out, to compare answers on.
-_HELD_OUT = 6
+#: Of the calibration samples every so many is held out, to compare answers on: texts and odd ones, so no multiple of 3.
+_HELD_OUT = 7
 #: Rounds of quantising again, each with one more input of products left in float32.
 _ROUNDS = 4
 _KEPT = ["bertopt", "kept_float"]
@@ -38,10 +38,15 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         "extreme", description="int8: an activation's range is the largest over all samples, or the mean of each one's"
     )
     smooth_quant: float | None = Field(
-        0.7, ge=0, le=1, description="int8: how far outlying channels move from activations into weights; null: not at all"
+        0.7,
+        ge=0,
+        le=1,
+        description="int8: how far outlying channels move from activations into weights; null: not at all",
     )
     bias_correction: bool = Field(False, description="int8: shift biases by the mean error of their products")
-    keep_float: tuple[str, ...] = Field((), description="int8: names of MatMul nodes of the ONNX graph to leave in float32")
+    keep_float: tuple[str, ...] = Field(
+        (), description="int8: names of MatMul nodes of the ONNX graph to leave in float32"
+    )
     cosine: float | None = Field(
         0.96,
         gt=0,
@@ -102,7 +107,9 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
     def _quantize(self, ov: Any, graph: Any, spec: Spec, ctx: Context) -> tuple[Any, tuple[str, ...]]:
         """The graph quantised, and which of its products were left in float32. Raises Unsupported without texts."""
         if ctx.encode is None or not ctx.texts:
-            raise Unsupported("precision: int8 measures ranges on texts; give inputs.texts, and a tokenizer to the context")
+            raise Unsupported(
+                "precision: int8 measures ranges on texts; give inputs.texts, and a tokenizer to the context"
+            )
         samples = [*calibration.samples(spec, ctx.encode, ctx.texts, self.samples, ctx.seed)]
         held = samples[::_HELD_OUT]
         used = [sample for number, sample in enumerate(samples) if number % _HELD_OUT] or samples

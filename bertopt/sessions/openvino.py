@@ -22,9 +22,7 @@ class OpenVinoSession(Session):
     """Runs an IR in `streams` streams that share `threads` threads (all cores where None). `run` and `run_all` may be
     called by several threads at once; `load`, `step` and `fetch` belong to one caller."""
 
-    def __init__(
-        self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None
-    ) -> None:
+    def __init__(self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None) -> None:
         ov = vendor.openvino()
         if device != "cpu":
             raise Unsupported("OpenVINO runs on the CPU here; set device: cpu")
