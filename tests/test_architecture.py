@@ -189,3 +189,10 @@ def test_importing_bertopt_is_almost_nothing() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=PACKAGE.parent, check=True
     )
     assert found.stdout.split() == ["bertopt"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids)
+def test_openvino_is_imported_by_vendor_alone(file: Path) -> None:
+    """Imported plainly, it and NNCF phone home."""
+    found = {name.split(".")[0] for name, _ in imported(file)} & {"openvino", "nncf"}
+    assert not found or file.name == "vendor.py"
