@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bertopt import calibration, checkpoint, environment, stage, vendor
 from bertopt.checks import parity, probes
 from bertopt.core import Context, Eager, Onnx, OpenVino, Result
 from bertopt.errors import Unsupported, UsageError
-from bertopt.passes import ConvertOpenvino, ExportOnnx, UseSdpa
+from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 from bertopt.recipe import parse
 from bertopt.runtime.load import load
 from bertopt.runtime.tokens import Tokenizer
 from bertopt.sessions import open_session
+from bertopt.sessions.openvino import OpenVinoSession
 from tests.conftest import WORDS, Tiny
 
 TEXTS = tuple(" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(2 + i % 17)) for i in range(40))
@@ -108,6 +110,30 @@ def test_effects_see_a_model_that_was_not_quantised(made: Made) -> None:
     plain = ConvertOpenvino()(made.graph, made.context("not quantised")).model
     shown = effects(dataclasses.replace(plain, precision="int8"), ConvertOpenvino(precision="int8"))
     assert shown == {"products with INT8 weights and input": (12, 0), "products that run in INT8": (12, 0)}
+
+
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, precision: str) -> None:
+    eager = PackSequences(row_length=16)(
+        UseSdpa()(made.reference, Context(made.folder)).model, Context(made.folder)
+    ).model
+    (made.folder / f"packed {precision}").mkdir()
+    graph = ExportOnnx()(eager, Context(made.folder / f"packed {precision}")).model
+    by = ConvertOpenvino(precision=precision, samples=16, cosine=None)
+    model = by(graph, made.context(f"packed openvino {precision}")).model
+    assert model.spec.layout == "packed"
+    session = OpenVinoSession(model, "cpu", threads=1)
+    encode = made.context(f"packed texts {precision}").encode
+    assert encode is not None
+    inputs = calibration.as_network(model.spec, encode(TEXTS[:9]))
+    got = calibration.counting(model.spec, inputs, session.run(inputs)["sentence_embedding"])
+    with torch.inference_mode():
+        answers = eager.network(*(torch.from_numpy(inputs[name]) for name in model.spec.network_inputs))
+    wanted = calibration.counting(model.spec, inputs, answers[0].numpy())
+    assert got.shape == (9, 32)
+    cosine = (got * wanted).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert cosine.min() > (0.999999 if precision == "f32" else 0.95)
+    assert all(expected == found for expected, found in by.effects(model, session.facts()).values())
 
 
 def test_static_scales_give_a_text_one_answer(made: Made, int8: Result[OpenVino]) -> None:

@@ -32,7 +32,7 @@ class OpenVinoSession(Session):
                 "export with precision: f32 or int8"
             )
         self.spec = model.spec
-        self.streams = streams or 1
+        self.streams, self.concurrent = streams or 1, True
         properties: dict[str, Any] = {
             # Left alone, OpenVINO runs float32 in bf16 on CPUs that have it.
             "INFERENCE_PRECISION_HINT": "bf16" if model.precision == "bfloat16" else "f32",
