@@ -31,8 +31,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
         "device": "cpu",
         "inputs": {"shapes": [[1, 16], [2, 32]]},
         "timing": {"shape_s": 0.001, "mix_s": 0.001},
-        "steps": [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "fuse_ort"}, {"pass": "quantize_int8"}],
-    }
+        "steps": [
+            {"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "fuse_ort"}, {"pass": "quantize_int8"},
+            {"pass": "convert_openvino", "name": "openvino_f32", "after": "export_onnx"},
+            {"pass": "convert_openvino", "name": "openvino_int8", "after": "export_onnx", "precision": "int8", "samples": 48},
+        ],
+        "deliver": "quantize_int8",
+    }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "MIN_ROUNDS", 3)
         return bertopt.run(recipe, out), out
@@ -55,7 +60,13 @@ def expected() -> np.ndarray:
 
 def test_every_stage_is_ok(ran: tuple[Report, Path]) -> None:
     assert ran[0].exit_code == 0, ran[0].reason
-    assert [stage.status for stage in ran[0].stages] == ["ok"] * 5
+    assert [stage.status for stage in ran[0].stages] == ["ok"] * 7
+    exact, int8 = ran[0].stage("openvino_f32"), ran[0].stage("openvino_int8")
+    assert exact.parity and int8.parity
+    assert max(case.max_abs for case in exact.parity.cases) <= 1e-4
+    # Every product was quantised, none had to go back to float32, and real texts are far inside the limits.
+    assert int8.changes["int8_products"] == int8.changes["products"] == 36
+    assert min(case.cosine_mean for case in int8.parity.cases if case.padding == "text") > 0.98
 
 
 def test_the_artefact_answers_like_transformers(ran: tuple[Report, Path], expected: np.ndarray) -> None:
@@ -66,7 +77,7 @@ def test_the_artefact_answers_like_transformers(ran: tuple[Report, Path], expect
 
 
 def test_the_float_stages_answer_like_transformers(ran: tuple[Report, Path], expected: np.ndarray) -> None:
-    for name in ("reference", "use_sdpa", "export_onnx", "fuse_ort"):
+    for name in ("reference", "use_sdpa", "export_onnx", "fuse_ort", "openvino_f32"):
         answers = bertopt.load(ran[1] / str(ran[0].stage(name).path))(TEXTS)
         np.testing.assert_allclose(answers, expected, atol=1e-5, err_msg=name)
 
