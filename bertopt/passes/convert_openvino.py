@@ -144,8 +144,15 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         advanced.smooth_quant_alphas.matmul = -1 if self.smooth_quant is None else self.smooth_quant
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
         advanced.activations_range_estimator_params = ranges.MINMAX if self.ranges == "extreme" else ranges.MEAN_MINMAX
-        # Attention takes as long in INT8: softmax stays float32, and its inputs have to be quantised.
-        ignored = nncf.IgnoredScope(names=list(kept), types=["ScaledDotProductAttention"], validate=False)
+        # Attention takes as long in INT8: softmax stays float32, and its inputs have to be quantised. Pooling of packed rows
+        # is a product of two activations too.
+        weighted = {node.get_friendly_name() for node in _products(graph)}
+        others = [
+            node.get_friendly_name()
+            for node in graph.get_ops()
+            if node.get_type_name() == "MatMul" and node.get_friendly_name() not in weighted
+        ]
+        ignored = nncf.IgnoredScope(names=[*kept, *others], types=["ScaledDotProductAttention"], validate=False)
         with contextlib.redirect_stdout(io.StringIO()):
             return nncf.quantize(
                 graph, nncf.Dataset(samples), subset_size=len(samples), model_type=nncf.ModelType.TRANSFORMER,
