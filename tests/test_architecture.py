@@ -37,7 +37,8 @@ ALLOWED: dict[str, str] = {
     # core <- {passes, sessions, checks}
     "vendor": "errors",
     "calibration": "core",
-    "passes": "calibration core errors layers vendor",
+    "int8": "core errors",
+    "passes": "calibration core errors int8 layers vendor",
     "sessions": "core errors packing vendor",
     "checks": "core errors results",
     # Recipes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -10,20 +11,39 @@ from pydantic import Field
 from bertopt.core import Context, Onnx, Pass, Result
 from bertopt.errors import Unsupported
 
+#: ONNX Runtime's kernels that multiply integers by constant weights.
+KERNELS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulInteger", "QLinearMatMul", "QGemm")
+
 
 class QuantizeInt8(Pass[Onnx, Onnx]):
-    """Quantise MatMul and Gemm to INT8 with ONNX Runtime. Counts quantised products.
+    """Quantise MatMul and Gemm to INT8 for ONNX Runtime. Counts quantised products.
 
     `dynamic` measures activation scales while it runs, one for the whole padded batch: the same text may answer
-    slightly differently beside other neighbours. `Attention` nodes stay in float, and with them the Q, K and V
-    projections that `fuse_ort` puts inside them below opset 23: quantise an opset-23 graph.
+    slightly differently beside other neighbours. `static` measures them once, on the recipe's texts: answers depend on
+    no neighbour, and nothing is measured while it runs. Only what products read is quantised; attention, GELU,
+    normalisation and residual sums stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
+    puts inside attention below opset 23: quantise an opset-23 graph.
     """
 
-    scheme: Literal["dynamic"] = Field("dynamic", description="dynamic: activation scales at run time")
+    scheme: Literal["dynamic", "static"] = Field(
+        "dynamic", description="dynamic: activation scales at run time; static: calibrated on the recipe's texts"
+    )
     per_channel: bool = Field(True, description="one weight scale an output channel instead of one a tensor")
     reduce_range: bool = Field(False, description="7-bit weights, for CPUs with AVX2 or AVX512 but no VNNI")
+    keep_fp32: tuple[str, ...] = Field((), description="names of products, or patterns (*), to leave in float32")
+    calibration: Literal["minmax", "percentile", "entropy"] | None = Field(
+        None, description="static: what range of an activation is kept (default: minmax)"
+    )
+    samples: int | None = Field(None, ge=8, description="static: texts calibrated on (default: 128)")
+    smooth_quant: float | None = Field(
+        None, gt=0, lt=1, description="static: alpha of SmoothQuant, which moves large channels into the weights"
+    )
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if self.scheme == "dynamic":
+            for name in ("calibration", "samples", "smooth_quant"):
+                if getattr(self, name) is not None:
+                    return f"{name} goes with scheme: static; dynamic measures no texts"
         for step in before:
             if step.name() == "quantize_int8":
                 return "the graph is quantised already"
@@ -31,28 +51,69 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
                 return "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph"
         return None
 
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if device == "cuda" and self.scheme == "static":
+            return "ONNX Runtime has no static INT8 products for CUDA and would run them in float; say device: cpu"
+        return None
+
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
         try:
-            import onnx
-            from onnxruntime.quantization import QuantType, quantize_dynamic
+            import onnx_ir
+            import onnxruntime  # noqa: F401
         except ImportError as error:
             raise Unsupported(f"INT8 needs {error.name}; pip install 'bertopt[cpu]'") from error
         if model.precision != "float32":
             raise Unsupported(
                 f"quantize_int8 takes a float32 graph; got {model.precision}: ONNX Runtime could not load the result"
             )
+        from bertopt.int8 import qdq
+
+        nodes = qdq.products(onnx_ir.load(model.path).graph)
+        kept = {node.name for node in qdq.excluded(nodes, self.keep_fp32)}
+        (ctx.workdir / "onnx").mkdir()
+        if len(kept) == len(nodes):
+            raise Unsupported("keep_fp32 names every product of the graph; leave quantize_int8 out")
+        return self._static(model, ctx, kept) if self.scheme == "static" else self._dynamic(model, ctx, kept)
+
+    def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
+        import onnx_ir
+
+        from bertopt.int8 import calibration, qdq
+
+        given = calibration.samples(model.spec, ctx, self.samples or 128)
+        graph = onnx_ir.load(model.path)
+        nodes = [node for node in qdq.products(graph.graph) if node.name not in kept]
+        names = list(dict.fromkeys(node.inputs[0].name for node in nodes))
+        method = self.calibration or "minmax"
+        path = ctx.workdir / "onnx" / "model.onnx"
+        external = "model.onnx_data" if (model.path.parent / "model.onnx_data").exists() else None
+        changes = {}
+        if self.smooth_quant is not None:
+            seen = calibration.measure(model.path, names, given, "minmax")
+            changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
+            onnx_ir.save(graph, path, external_data=external)
+            ranges = calibration.measure(path, names, given, method)
+        else:
+            ranges = calibration.measure(model.path, names, given, method)
+        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range)
+        _clear(path.parent)
+        onnx_ir.save(graph, path, external_data=external)
+        return Result(Onnx(model.spec, "int8", path), {"products": len(nodes), **changes})
+
+    def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
 
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
         del graph.graph.value_info[:]
         before = _products(graph)
         path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
         big = (model.path.parent / "model.onnx_data").exists()
         quantize_dynamic(
             graph, path, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
-            op_types_to_quantize=["MatMul", "Gemm"],
+            op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=sorted(kept),
             use_external_data_format=big,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip
@@ -64,22 +125,46 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         )
 
     def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-        """Every product with constant weights has INT8 weights; those inside a fused attention node are no products."""
+        """Every product with constant weights has INT8 weights but those kept, and the session multiplies integers there.
+
+        What is inside a fused attention node is no product. A runtime may dequantise weights and multiply floats: it is
+        asked for the kernels that it runs.
+        """
+        import fnmatch
+
         import onnx_ir
 
         graph = onnx_ir.load(model.path).graph
-        products = [node for node in graph if node.op_type in _PRODUCTS and _weights(node) is not None]
+        products = [
+            node for node in graph
+            if node.op_type in _PRODUCTS and _weights(node) is not None
+            and not any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in self.keep_fp32)
+        ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
-        return {"products with INT8 weights": (max(1, len(products)), int8)}
+        found = {"products with INT8 weights": (max(1, len(products)), int8)}
+        if "kernels" in facts:
+            integer = sum(facts["kernels"].get(kind, 0) for kind in KERNELS)
+            found["products in integer kernels"] = (max(1, len(products)), integer)
+        return found
 
 
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger")
 
 
 def _weights(node: Any) -> Any:
-    """The type of a product's constant second factor, or None where it has none."""
+    """The type of a product's constant second factor, dequantised or not, or None where it has none."""
     value = node.inputs[1]
+    made = None if value is None else value.producer()
+    if made is not None and made.op_type == "DequantizeLinear" and _from_activation(node):
+        value = made.inputs[0]
     return value.dtype if value is not None and value.is_initializer() else None
+
+
+def _from_activation(node: Any) -> bool:
+    """Whether a product reads a quantised activation: with quantised weights alone it would multiply floats."""
+    made = node.inputs[0].producer()
+    source = made.inputs[0].producer() if made is not None and made.op_type == "DequantizeLinear" else None
+    return source is not None and source.op_type == "QuantizeLinear"
 
 
 def _products(graph: Any) -> dict[str, int]:
@@ -91,12 +176,16 @@ def _products(graph: Any) -> dict[str, int]:
     return counts
 
 
-def _rename_external(path: Any) -> None:
+def _clear(folder: Path) -> None:
+    for stale in folder.iterdir():
+        stale.unlink()
+
+
+def _rename_external(path: Path) -> None:
     """ONNX Runtime names external data after the model; the artefact's name is `model.onnx_data`."""
     import onnx_ir
 
     graph = onnx_ir.load(path)
     onnx_ir.external_data.load_to_model(graph)
-    for stale in path.parent.iterdir():
-        stale.unlink()
+    _clear(path.parent)
     onnx_ir.save(graph, path, external_data="model.onnx_data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 _COMPUTING = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "Attention", "MultiHeadAttention", "Softmax", "Gelu", "BiasGelu",
     "FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization",
+})  # fmt: skip
+#: What a session runs in place of quantised products, and what it writes where it multiplies floats after all.
+_PRODUCTS = frozenset({
+    "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
+    "QGemm", "MatMulNBits",
 })  # fmt: skip
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -34,16 +40,10 @@ class OnnxRuntimeSession(Session):
             raise Unsupported(
                 f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu"
             )
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.inter_op_num_threads = 1
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        # Threads that spin between runs would disturb whatever else the machine does.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        self._ort, self._path, self._threads = ort, model.path, threads
+        self._products: dict[str, int] | None = None
         try:
-            self.session = ort.InferenceSession(model.path, options, providers=[provider])
+            self.session = ort.InferenceSession(model.path, self._options(), providers=[provider])
         except Exception as error:
             if "NOT_IMPLEMENTED" not in str(error):
                 raise
@@ -56,7 +56,6 @@ class OnnxRuntimeSession(Session):
                 f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries"
             )
         self._binding = self.session.io_binding()
-        self._ort = ort
 
     def load(self, inputs: Mapping[str, Array]) -> None:
         self._binding.clear_binding_inputs()
@@ -82,12 +81,41 @@ class OnnxRuntimeSession(Session):
     def facts(self) -> dict[str, Any]:
         options = self.session.get_session_options()
         return {
+            **({"kernels": self._kernels()} if self._quantised() else {}),
             "runtime": f"onnxruntime {self._ort.__version__}",
             "provider": self.session.get_providers()[0],
             "nodes": dict(Counter(provider for provider, _ in self._placed())),
             "computing_nodes": dict(Counter(provider for provider, kind in self._placed() if kind in _COMPUTING)),
             "threads": options.intra_op_num_threads or "all cores",
         }
+
+    def _quantised(self) -> bool:
+        return any(kind in ("QuantizeLinear", "DynamicQuantizeLinear") for _, kind in self._placed())
+
+    def _kernels(self) -> dict[str, int]:
+        """How often each kind of product stands in the graph that the session made of the model's, and runs."""
+        if self._products is None:
+            import onnx_ir
+
+            with tempfile.TemporaryDirectory(prefix="bertopt-kernels-") as folder:
+                options = self._options()
+                options.optimized_model_filepath = f"{folder}/model.onnx"
+                options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+                self._ort.InferenceSession(self._path, options, providers=self.session.get_providers()[:1])
+                nodes = onnx_ir.load(f"{folder}/model.onnx").graph
+                self._products = dict(Counter(node.op_type for node in nodes if node.op_type in _PRODUCTS))
+        return self._products
+
+    def _options(self) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 4
+        options.inter_op_num_threads = 1
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        # Threads that spin between runs would disturb whatever else the machine does.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        return options
 
     def _placed(self) -> list[tuple[str, str]]:
         """Provider and operator of every node, as the session assigned them."""
