@@ -15,6 +15,7 @@ from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Session, Spec
 from bertopt.results import Case, Limits
+from bertopt.runtime.tokens import Tokenizer
 from bertopt.sessions import open_session
 
 #: What float16 can hold; an operator that gives more in float32 must be kept.
@@ -38,6 +39,7 @@ class Attempts:
         self.context = context
         self.probes, self.every = list(probes), list(every)
         self._reference = open_session(stage.open_stage(reference), device)
+        self._tokenizer = Tokenizer(reference, spec)
         self._answers: dict[str, Answers] = {}
         self._scratch = tempfile.TemporaryDirectory(prefix="bertopt-debug-")
         self._folders = 0
@@ -78,10 +80,16 @@ class Attempts:
                 break
             workdir = folder / str(number)
             workdir.mkdir()
-            shapes = tuple((int(b), int(s)) for b, s in self.context["shapes"])
-            ctx = Context(workdir, self.device, shapes, tuple(self.context["texts"]), self.context["seed"])
-            model = apply(model, ctx).model
+            model = apply(model, self._context(workdir)).model
         return model
+
+    def _context(self, workdir: Path) -> Context:
+        shapes = tuple((int(b), int(s)) for b, s in self.context["shapes"])
+        texts = tuple(self.context["texts"])
+        return Context(workdir, self.device, shapes, texts, self.context["seed"], self._encode)
+
+    def _encode(self, texts: Sequence[Any]) -> dict[str, Any]:
+        return self._tokenizer.batch(self._tokenizer.encode(texts))
 
     def nodes(self) -> list[str]:
         """Nodes of the graph that the cast reduces, the most sensitive first.
@@ -90,16 +98,19 @@ class Attempts:
         """
         import onnx_ir as ir
 
-        from bertopt.debug.trace_onnx import Tapped, halves_of, values_of
+        from bertopt.debug.trace_onnx import Tapped, halves_of, quantised_of, values_of
 
         assert isinstance(self.model, Onnx)
         folder = Path(self._scratch.name) / "scores"
         (folder / "half").mkdir(parents=True)
-        ctx = Context(folder / "half", self.device, tuple(map(tuple, self.context["shapes"])))
-        half: Any = self.cast(self.model, ctx).model
-        before, after = values_of(ir.load(self.model.path)), halves_of(half.path)
-        # What the cast adds is no node of the graph that it is given.
-        names = [name for name, node in after.items() if name in before and before[name].producer().name == node]
+        half: Any = self.cast(self.model, self._context(folder / "half")).model
+        if half.precision == "int8":
+            after = quantised_of(self.model.path, half.path)
+            names = list(after)
+        else:
+            before, after = values_of(ir.load(self.model.path)), halves_of(half.path)
+            # What the cast adds is no node of the graph that it is given.
+            names = [name for name, node in after.items() if name in before and before[name].producer().name == node]
         plain = Tapped(self.model, names, [], folder / "plain", self.device)
         fed = Tapped(half, names, names, folder / "fed", self.device)
         scores: dict[str, float] = {}

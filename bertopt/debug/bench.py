@@ -89,7 +89,11 @@ class Bench:
         return self._attempts.nodes() if isinstance(self._attempts.model, Onnx) else self._attempts.modules()
 
     def on_cpu_half(self) -> bool:
-        return self.device == "cpu" and isinstance(self._attempts.model, Onnx)
+        return (
+            self.device == "cpu"
+            and isinstance(self._attempts.model, Onnx)
+            and self._attempts.cast.name() != "quantize_int8"
+        )
 
     def attempt(self, keep: list[str], every: bool) -> list[str]:
         return self._attempts.attempt(keep, every)

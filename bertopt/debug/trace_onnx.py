@@ -69,6 +69,25 @@ def halves_of(path: Path) -> dict[str, str]:
     }
 
 
+def quantised_of(before: Path, after: Path) -> dict[str, str]:
+    """Every value that a product with constant weights gives in the graph `before` and one of integers in `after`, and
+    the product's name before."""
+    import onnx_ir as ir
+
+    there = values_of(ir.load(after))
+    return {
+        value.name: node.name
+        for node in ir.load(before).graph
+        if _float_product(ir, node) and (value := node.outputs[0]).name in there
+        if not _float_product(ir, there[value.name].producer())
+    }
+
+
+def _float_product(ir: Any, node: Any) -> bool:
+    weight = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
+    return weight is not None and weight.is_initializer() and weight.dtype == ir.DataType.FLOAT
+
+
 def _replace(ir: Any, graph: Any, value: Any, name: str) -> None:
     """Let everything that reads `value` read a new float32 input instead, cast to its type."""
     given = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))

@@ -29,28 +29,31 @@ _BIAS_LEVELS = 2**30
 
 def products(graph: Any) -> list[Any]:
     """The products of a float32 graph with a constant matrix as second factor."""
+    return [node for node in graph if node.op_type in PRODUCTS and not node.domain and _plain(node)]
+
+
+def _plain(node: Any) -> bool:
+    """Whether a product is x · W (+ b) with constant float32 W [H, N] and b, nothing scaled."""
     import onnx_ir as ir
 
-    def plain(node: Any) -> bool:
-        numbers = (node.attributes[name].value if name in node.attributes else 1.0 for name in ("alpha", "beta"))
-        return all(number == 1.0 for number in numbers) and not _flag(node, "transA")
-
-    found = []
-    for node in graph:
-        weight = node.inputs[1] if node.op_type in PRODUCTS and not node.domain else None
-        if weight is not None and weight.is_initializer() and len(weight.shape or ()) == 2:
-            if weight.dtype == ir.DataType.FLOAT and plain(node):
-                found.append(node)
-    return found
+    scaled = any(name in node.attributes and node.attributes[name].value != 1.0 for name in ("alpha", "beta"))
+    constants = [value for value in node.inputs[1:] if value is not None]
+    constant = all(value.is_initializer() and value.dtype == ir.DataType.FLOAT for value in constants)
+    return constant and len(constants[0].shape or ()) == 2 and not scaled and not _flag(node, "transA")
 
 
 def excluded(nodes: Sequence[Any], patterns: Sequence[str]) -> list[Any]:
     """The nodes that some pattern names. Raises Unsupported for a pattern that names none."""
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(node.name, pattern) for node in nodes):
+        if not any(named(node.name, [pattern]) for node in nodes):
             names = ", ".join(node.name for node in nodes[:3])
             raise Unsupported(f"keep_fp32 must name products of the graph, such as {names}; got '{pattern}'")
-    return [node for node in nodes if any(fnmatch.fnmatchcase(node.name, pattern) for pattern in patterns)]
+    return [node for node in nodes if named(node.name, patterns)]
+
+
+def named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns is the name, or matches it."""
+    return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha: float) -> int:
@@ -72,9 +75,7 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = seen**alpha / largest ** (1 - alpha)
         factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0).astype(np.float32)
-        back = ir.node("Mul", [value, _constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
-        back.outputs[0].name = f"{name}_unsmoothed"
-        others = [(user, at) for user, at in value.uses() if user not in readers and user is not back]
+        others = [(user, at) for user, at in value.uses() if user not in readers]
         for at in _NORMS[norm.op_type]:
             if len(norm.inputs) > at and norm.inputs[at] is not None:
                 scaled = norm.inputs[at].const_value.numpy() / factor
@@ -84,12 +85,11 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
             weight = weight.T if _flag(node, "transB") else weight
             node.replace_input_with(1, _constant(graph, f"{node.name}_smoothed_weight", weight))
         if others:
+            back = ir.node("Mul", [value, _constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
+            back.outputs[0].name = back.name
             graph.insert_after(norm, back)
             for user, at in others:
                 user.replace_input_with(at, back.outputs[0])
-        else:
-            back.replace_input_with(0, None)
-            back.replace_input_with(1, None)
         done += 1
     _drop_unused(graph)
     return done
@@ -134,26 +134,29 @@ class _Writer:
         return up.outputs[0]
 
     def weights(self, node: Any, scale: float) -> None:
-        """The weights [H, N] of a product, and the bias [N] of a Gemm: ONNX Runtime takes it as int32 alone."""
+        """Write the weights [H, N] of a product, and the bias [N] of a Gemm, whose input has that scale."""
         import onnx_ir as ir
 
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        # A bias is quantised with the input's scale, so its product's weights are its own.
-        key = (node.inputs[1], None if bias is None else node)
+        biased = len(node.inputs) > 2 and node.inputs[2] is not None
+        # A bias is in units of the input's scale, so no other product shares it.
+        key = (node.inputs[1], node if biased else None)
         if key not in self.shared:
-            matrix, number = _matrix(node), len(self.shared)
+            matrix = _matrix(node)
             steps = np.abs(matrix).max(axis=0 if self.per_channel else None) / self.levels
-            vector = None if bias is None else np.broadcast_to(bias.const_value.numpy().reshape(-1), matrix.shape[1:])
-            if vector is not None:
-                steps = np.maximum(steps, (np.abs(vector) if self.per_channel else np.abs(vector).max()) / (scale * _BIAS_LEVELS))
+            bias = node.inputs[2].const_value.numpy() if biased else np.zeros(1, np.float32)
+            bias = np.broadcast_to(bias.reshape(-1), matrix.shape[1:])
+            largest = np.abs(bias) if self.per_channel else np.abs(bias).max()
+            steps = np.maximum(steps, largest / (scale * _BIAS_LEVELS))
             steps = np.where(steps > 0, steps, 1.0).astype(np.float32)
             whole = np.clip(np.rint(matrix / steps), -self.levels, self.levels).astype(np.int8)
-            name = f"{node.inputs[1].name}_{number}"
-            weight = self._up(node, name, whole, steps, 1)
-            offset = None
-            if vector is not None:
-                offset = self._up(node, f"{name}_bias", np.rint(vector / (steps * scale)).astype(np.int32), steps * np.float32(scale), 0)
-            self.shared[key] = weight, offset
+            name = f"{node.inputs[1].name}_{len(self.shared)}"
+            units = steps * np.float32(scale)
+            # ONNX Runtime multiplies a Gemm in integers only where its bias is int32.
+            offset = np.rint(bias / units).astype(np.int32)
+            self.shared[key] = (
+                self._up(node, name, whole, steps, 1),
+                self._up(node, f"{name}_bias", offset, units, 0) if biased else None,
+            )
         weight, offset = self.shared[key]
         node.replace_input_with(1, weight)
         if offset is not None:
@@ -198,7 +201,8 @@ def _flag(node: Any, name: str) -> bool:
 def _constant(graph: Any, name: str, array: Any) -> Any:
     import onnx_ir as ir
 
-    value = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array) if np.ndim(array) else np.asarray(array), name=name))
+    # `ascontiguousarray` would make a scalar a vector.
+    value = ir.val(name, const_value=ir.tensor(np.asarray(array, order="C"), name=name))
     graph.register_initializer(value)
     return value
 

@@ -11,8 +11,10 @@ from pydantic import Field
 from bertopt.core import Context, Onnx, Pass, Result
 from bertopt.errors import Unsupported
 
+#: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
+_SPLIT = "_MatMul"
 #: ONNX Runtime's kernels that multiply integers by constant weights.
-KERNELS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulInteger", "QLinearMatMul", "QGemm")
+_KERNELS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulInteger", "QLinearMatMul", "QGemm")
 
 
 class QuantizeInt8(Pass[Onnx, Onnx]):
@@ -113,7 +115,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         quantize_dynamic(
             graph, path, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
-            op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=sorted(kept),
+            op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=[*kept, *(f"{name}{_SPLIT}" for name in kept)],
             use_external_data_format=big,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip
@@ -130,20 +132,20 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         What is inside a fused attention node is no product. A runtime may dequantise weights and multiply floats: it is
         asked for the kernels that it runs.
         """
-        import fnmatch
-
         import onnx_ir
+
+        from bertopt.int8 import qdq
 
         graph = onnx_ir.load(model.path).graph
         products = [
             node for node in graph
             if node.op_type in _PRODUCTS and _weights(node) is not None
-            and not any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in self.keep_fp32)
+            and not qdq.named((node.name or "").removesuffix(_SPLIT), self.keep_fp32)
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
         if "kernels" in facts:
-            integer = sum(facts["kernels"].get(kind, 0) for kind in KERNELS)
+            integer = sum(facts["kernels"].get(kind, 0) for kind in _KERNELS)
             found["products in integer kernels"] = (max(1, len(products)), integer)
         return found
 
@@ -152,19 +154,23 @@ _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger")
 
 
 def _weights(node: Any) -> Any:
-    """The type of a product's constant second factor, dequantised or not, or None where it has none."""
-    value = node.inputs[1]
-    made = None if value is None else value.producer()
-    if made is not None and made.op_type == "DequantizeLinear" and _from_activation(node):
-        value = made.inputs[0]
+    """The type in which a product multiplies by its constant second factor, or None where it has none.
+
+    With quantised weights alone, and activations that are not, floats are multiplied.
+    """
+    value, read = node.inputs[1], _quantised(node.inputs[0])
+    if value is not None and (source := _quantised(value)) is not None:
+        if not source.is_initializer():
+            return None
+        quantised = read is not None and read.producer() is not None and read.producer().op_type == "QuantizeLinear"
+        return source.dtype if quantised else value.dtype
     return value.dtype if value is not None and value.is_initializer() else None
 
 
-def _from_activation(node: Any) -> bool:
-    """Whether a product reads a quantised activation: with quantised weights alone it would multiply floats."""
-    made = node.inputs[0].producer()
-    source = made.inputs[0].producer() if made is not None and made.op_type == "DequantizeLinear" else None
-    return source is not None and source.op_type == "QuantizeLinear"
+def _quantised(value: Any) -> Any:
+    """What a value was dequantised from, or None."""
+    made = value.producer()
+    return made.inputs[0] if made is not None and made.op_type == "DequantizeLinear" else None
 
 
 def _products(graph: Any) -> dict[str, int]:
