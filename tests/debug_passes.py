@@ -87,3 +87,19 @@ def overflow(checkpoint: Path, layer: int = 1) -> None:
     tensors[value.replace("weight", "bias")] *= 2.0**16
     tensors[value.replace("self.value", "output.dense")] *= 2.0**-16
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def outlier(checkpoint: Path, layer: int = 1) -> None:
+    """Let one channel of what a layer attends to be 2048 times as large, and its weights after that as much smaller.
+
+    A power of two changes no digit in float32. One scale of 8 bits for all channels leaves nothing of the others.
+    """
+    from safetensors.torch import load_file, save_file
+
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    value = next(name for name in tensors if name.endswith(f"layer.{layer}.attention.self.value.weight"))
+    tensors[value][0] *= 2.0**11
+    tensors[value.replace("weight", "bias")][0] *= 2.0**11
+    tensors[value.replace("self.value", "output.dense")][:, 0] *= 2.0**-11
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -192,6 +192,37 @@ def test_bfloat16_in_torch_keeps_modules_and_the_printed_step_passes(tiny: Tiny,
     assert report.exit_code == 0, report.reason
 
 
+@pytest.mark.parametrize("scheme", ["dynamic", "static"])
+def test_the_product_that_ruins_int8_is_kept_and_the_printed_step_passes(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, scheme: str
+) -> None:
+    checkpoint = write_tiny(tmp_path_factory.mktemp("outlier"))
+    debug_passes.outlier(checkpoint)
+    limits = {"rel_l2": 0.35, "cosine_min": 0.9, "cosine_mean": 0.96, "label_flips_max": 0.1}
+    step = {**INT8, "scheme": scheme, "limits": limits}
+    data = recipe(checkpoint, [SDPA, ONNX, step])
+    report = bertopt.run(data, tmp_path)
+    assert report.exit_code == 3 and report.stage("export_onnx").status == "ok"
+    found = debug(from_dict(data), tmp_path, "quantize_int8")
+    assert found.keep is not None and len(found.keep.names) < 4, found.notes
+    # The output projection of the second layer's attention, of six products a layer.
+    from bertopt.core import Onnx
+    from bertopt.int8 import qdq
+    from bertopt.stage import open_stage
+
+    parent = next(path for path in (tmp_path / "stages").iterdir() if path.name.startswith("export_onnx"))
+    model = open_stage(parent)
+    assert isinstance(model, Onnx)
+    import onnx_ir
+
+    assert qdq.products(onnx_ir.load(model.path).graph)[9].name in found.keep.names
+    assert not any("CPU kernels compute much of float16" in note for note in found.notes)
+    (kept,) = yaml.safe_load(found.keep.recipe)
+    data["steps"][2] = {**kept, "limits": limits}
+    again = bertopt.run(data, tmp_path)
+    assert again.exit_code == 0, again.reason
+
+
 def test_what_fails_in_float32_too_is_not_searched(look: Debug) -> None:
     found = look([SDPA, ONNX, HALF, spoil_onnx(9)])
     assert found.keep is None

@@ -99,8 +99,9 @@ ROUTES: dict[str, tuple[tuple[AnyPass, ...], set[str]]] = {
     "half23": ((SDPA, E23, CastOnnxHalf()), {"weights in float16", "products in float16"}),
     "half_but": ((SDPA, E23, CastOnnxHalf(keep_fp32=("LayerNormalization", "Gemm"))),
                  {"weights in float16", "products in float16"}),
-    "int8_23": ((SDPA, E23, QuantizeInt8()), {"products with INT8 weights"}),
-    "int8_20_fused": ((SDPA, E20, FuseOrt(), QuantizeInt8()), {"products with INT8 weights"}),
+    "int8_23": ((SDPA, E23, QuantizeInt8()), {"products with INT8 weights", "products in integer kernels"}),
+    "int8_20_fused": ((SDPA, E20, FuseOrt(), QuantizeInt8()),
+                      {"products with INT8 weights", "products in integer kernels"}),
 }  # fmt: skip
 
 

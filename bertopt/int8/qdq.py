@@ -29,7 +29,18 @@ _BIAS_LEVELS = 2**30
 
 def products(graph: Any) -> list[Any]:
     """The products of a float32 graph with a constant matrix as second factor."""
-    return [node for node in graph if node.op_type in PRODUCTS and not node.domain and _plain(node)]
+    return [node for node in fed(graph) if node.op_type in PRODUCTS and not node.domain and _plain(node)]
+
+
+def fed(graph: Any) -> list[Any]:
+    """The nodes, in order, that depend on the graph's inputs. Runtimes compute the others once, when they load it:
+    DeBERTa's products of its relative positions are of constants alone."""
+    reached, found = set(graph.inputs), []
+    for node in graph:
+        if not reached.isdisjoint(node.inputs):
+            reached.update(node.outputs)
+            found.append(node)
+    return found
 
 
 def _plain(node: Any) -> bool:

@@ -138,7 +138,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
         graph = onnx_ir.load(model.path).graph
         products = [
-            node for node in graph
+            node for node in qdq.fed(graph)
             if node.op_type in _PRODUCTS and _weights(node) is not None
             and not qdq.named((node.name or "").removesuffix(_SPLIT), self.keep_fp32)
         ]  # fmt: skip
@@ -146,7 +146,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
         if "kernels" in facts:
             integer = sum(facts["kernels"].get(kind, 0) for kind in _KERNELS)
-            found["products in integer kernels"] = (max(1, len(products)), integer)
+            found["products in integer kernels"] = (max(1, len(products)), min(len(products), integer))
         return found
 
 

@@ -90,7 +90,9 @@ class OnnxRuntimeSession(Session):
         }
 
     def _quantised(self) -> bool:
-        return any(kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear") for _, kind in self._placed())
+        return any(
+            kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear") for _, kind in self._placed()
+        )
 
     def _kernels(self) -> dict[str, int]:
         """How often each kind of product stands in the graph that the session made of the model's, and runs."""
