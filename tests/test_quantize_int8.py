@@ -198,8 +198,15 @@ def test_what_keep_fp32_names_must_be_there(shop: Shop) -> None:
     parent = shop.build("bert", SDPA, E23).model
     with pytest.raises(Unsupported, match=r"must name products of the graph, such as .*; got 'layer\.9'"):
         QuantizeInt8(keep_fp32=("layer.9",))(parent, shop.context())
-    with pytest.raises(Unsupported, match="names every product"):
-        QuantizeInt8(scheme="static", keep_fp32=("*",))(parent, shop.context())
+
+
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_where_everything_is_kept_nothing_is_found(shop: Shop, scheme: Any) -> None:
+    apply = QuantizeInt8(scheme=scheme, keep_fp32=("*",))
+    result = apply(shop.build("bert", SDPA, E23).model, shop.context())
+    assert not any(result.changes.values())
+    shown = apply.effects(result.model, open_session(result.model, threads=1).facts())
+    assert shown == {"products with INT8 weights": (1, 0)}
 
 
 # Calibration

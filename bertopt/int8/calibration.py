@@ -108,6 +108,8 @@ def measure(path: Path, names: Sequence[str], given: Iterable[Sample], method: M
     information about the distribution (ONNX Runtime's calibrators). Raises Unsupported for a value that is not finite.
     """
     found = {name: Range() for name in names}
+    if not found:
+        return found
     histograms = _histograms(method)
     for sample, values in _run(path, names, given):
         for name, value in values.items():
