@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertopt import packing
 from bertopt.core import Spec
 
 if TYPE_CHECKING:
@@ -72,40 +73,13 @@ def odd(spec: Spec, frame: Array, number: int, rng: np.random.Generator) -> Inpu
 
 
 def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:
-    """A padded batch [B, S] as the network takes it: as it is, or its valid tokens packed into rows [R, L], first fit."""
+    """A padded batch [B, S] as the network takes it: as it is, or its valid tokens packed into rows [R, L]."""
     if spec.layout == "padded":
         return {name: padded[name] for name in spec.inputs}
-    mask = padded["attention_mask"].astype(bool)
-    taken = [np.flatnonzero(row) for row in mask]
-    width = max(spec.row_length or 0, *(len(columns) for columns in taken))
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for text, columns in enumerate(taken):
-        row = next((r for r, left in enumerate(room) if left >= len(columns)), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(text)
-        room[row] -= len(columns)
-    packed = {name: np.zeros((len(rows), width), np.int64) for name in spec.network_inputs}
-    packed["input_ids"][:] = spec.pad_id
-    first = np.zeros((len(rows), max(map(len, rows))), np.int64)
-    for r, texts in enumerate(rows):
-        start = 0
-        for k, text in enumerate(texts):
-            columns = taken[text]
-            here = slice(start, start + len(columns))
-            positions = columns if spec.positions == "column" else np.arange(len(columns))
-            for name in ("input_ids", "token_type_ids"):
-                if name in packed:
-                    packed[name][r, here] = padded[name][text, columns]
-            packed["position_ids"][r, here] = positions + spec.position_offset
-            packed["segment_ids"][r, here] = k + 1
-            first[r, k] = start
-            start += len(columns)
-    if "first_tokens" in packed:
-        packed["first_tokens"] = first
-    return packed
+    _, texts = packing.unpadded(spec, padded)
+    rows = packing.best_fit(texts.lengths, spec.row_length or int(texts.lengths.max()))
+    (batch,) = packing.batches(spec, texts, rows, [len(rows.used)])
+    return batch.inputs
 
 
 def counting(spec: Spec, inputs: Mapping[str, Array], answer: Array) -> Array:

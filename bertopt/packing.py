@@ -43,6 +43,26 @@ def flat(spec: Spec, ids: Array, types: Array | None, lengths: Array) -> Flat:
     return Flat(ids, types, positions, starts)
 
 
+def unpadded(spec: Spec, inputs: Mapping[str, Array]) -> tuple[Array, Flat]:
+    """The tokens of a padded batch that count, bool [B, S], and the texts that they are, row after row.
+
+    Tokens keep the positions that a padded network gives them in their columns. Where nothing counts, the first token does:
+    something must be run.
+    """
+    mask = inputs["attention_mask"] != 0
+    if not mask.any():
+        mask[0, 0] = True
+    lengths = mask.sum(axis=1)
+    positions = np.nonzero(mask)[1] + spec.position_offset
+    if spec.positions == "counted":
+        ids = inputs["input_ids"]
+        begins = np.repeat(np.arange(ids.shape[0]) * ids.shape[1], ids.shape[1])
+        positions = counted(spec, ids.ravel(), begins)[mask.ravel()]
+    types = inputs["token_type_ids"][mask] if "token_type_ids" in spec.inputs else None
+    starts = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
+    return mask, Flat(inputs["input_ids"][mask], types, positions, starts)
+
+
 def counted(spec: Spec, ids: Array, begins: Array) -> Array:
     """Positions [T] as RoBERTa counts them: over the ids that are not its embedding's padding index, which the others
     get. `begins` [T] says where each token's own text begins.

@@ -36,8 +36,8 @@ ALLOWED: dict[str, str] = {
     "checkpoint": "core errors network source tokenizer",
     # core <- {passes, sessions, checks}
     "vendor": "errors",
-    "calibration": "core",
-    "int8": "core errors",
+    "calibration": "core packing",
+    "int8": "calibration core errors",
     "passes": "calibration core errors int8 layers vendor",
     "sessions": "core errors packing vendor",
     "checks": "core errors results",
@@ -145,7 +145,8 @@ def test_every_allowed_edge_is_used() -> None:
 @pytest.mark.parametrize("file", sorted((PACKAGE / "passes").glob("[a-z]*.py")), ids=ids)
 def test_passes_know_only_the_nouns(file: Path) -> None:
     assert {name for name, _ in own(file)} <= {
-        "bertopt.core", "bertopt.errors", "bertopt.layers", "bertopt.calibration", "bertopt.vendor",
+        "bertopt.core", "bertopt.errors", "bertopt.layers", "bertopt.calibration", "bertopt.int8.calibration",
+        "bertopt.int8.qdq", "bertopt.vendor",
     }  # fmt: skip
 
 

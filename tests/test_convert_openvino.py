@@ -306,13 +306,15 @@ def test_calibration_packs_rows_for_a_packed_network(made: Made) -> None:
     mask = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
     packed = calibration.as_network(spec, {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids * 0})
     assert list(packed) == list(spec.network_inputs)
-    assert packed["input_ids"].tolist() == [[5, 6, 7, 8, 9, 9, 3, 0], [4, 4, 4, 4, 4, 0, 0, 0]]
-    assert packed["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 2, 3, 0], [1, 1, 1, 1, 1, 0, 0, 0]]
+    assert packed["input_ids"].tolist() == [[4, 4, 4, 4, 4, 5, 6, 7], [8, 9, 9, 3, 0, 0, 0, 0]]
+    assert packed["segment_ids"].tolist() == [[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 0, 0, 0, 0]]
     # Left padding keeps its columns' positions, as the padded model has them.
-    assert packed["position_ids"].tolist() == [[2, 3, 4, 4, 5, 6, 2, 0], [2, 3, 4, 5, 6, 0, 0, 0]]
-    assert packed["first_tokens"].tolist() == [[0, 3, 6], [0, 0, 0]]
-    answer = np.arange(2 * 3 * 2).reshape(2, 3, 2)
+    assert packed["position_ids"].tolist() == [[2, 3, 4, 5, 6, 2, 3, 4], [4, 5, 6, 2, 0, 0, 0, 0]]
+    assert packed["first_tokens"].tolist() == [[0, 5], [0, 3]]
+    answer = np.arange(2 * 2 * 2).reshape(2, 2, 2)
     assert calibration.counting(spec, packed, answer).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    counted = spec.model_copy(update={"positions": "counted"})
+    # Counted positions begin after the padding index, which is 1 here.
+    counted = spec.model_copy(update={"positions": "counted", "pad_id": 1})
+    ids = np.where(mask, ids, 1)
     arrays = calibration.as_network(counted, {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids * 0})
-    assert arrays["position_ids"][0].tolist() == [2, 3, 4, 2, 3, 4, 2, 0]
+    assert arrays["position_ids"].tolist() == [[2, 3, 4, 5, 6, 2, 3, 4], [2, 3, 4, 2, 0, 0, 0, 0]]

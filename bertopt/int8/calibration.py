@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bertopt.calibration import as_network
 from bertopt.core import Context, Spec
 from bertopt.errors import Unsupported
 
@@ -65,7 +66,7 @@ def samples(spec: Spec, ctx: Context, count: int) -> list[Sample]:
     for number, start in enumerate(range(0, len(chosen), BATCH)):
         texts = ctx.encode(chosen[start : start + BATCH])
         for inputs in (texts, _odd(spec, number, rng)):
-            fed = _packed(spec, inputs) if spec.layout == "packed" else inputs
+            fed = as_network(spec, inputs)
             valid = fed["segment_ids"] if spec.layout == "packed" else fed["attention_mask"]
             found.append(Sample(fed, valid > 0))
     return found
@@ -88,17 +89,6 @@ def _odd(spec: Spec, number: int, rng: np.random.Generator) -> dict[str, Array]:
         types[:, length // 2 :] = 1
     arrays = {"input_ids": np.where(mask, ids, spec.pad_id), "attention_mask": mask, "token_type_ids": types}
     return {name: arrays[name] for name in spec.inputs}
-
-
-def _packed(spec: Spec, inputs: dict[str, Array]) -> dict[str, Array]:
-    """The valid tokens of a padded batch as one row of several texts: see `Spec.network_inputs`."""
-    valid = inputs["attention_mask"] > 0
-    lengths = valid.sum(axis=1)
-    arrays = {name: values[valid][None] for name, values in inputs.items()}
-    arrays["position_ids"] = np.concatenate([np.arange(n) for n in lengths])[None] + spec.position_offset
-    arrays["segment_ids"] = np.repeat(np.arange(1, len(lengths) + 1), lengths)[None]
-    arrays["first_tokens"] = (np.cumsum(lengths) - lengths)[None]
-    return {name: arrays[name].astype(np.int64) for name in spec.network_inputs}
 
 
 def measure(path: Path, names: Sequence[str], given: Iterable[Sample], method: Method) -> dict[str, Range]:

@@ -66,22 +66,8 @@ class _Packing:
         self.spec = spec
         self.mask = inputs["attention_mask"] != 0
         self.texts = np.flatnonzero(self.mask.any(axis=1))
-        mask = self.mask
-        if not len(self.texts):
-            # Something must be run: the first column, whose answer is dropped.
-            mask = np.zeros_like(self.mask)
-            mask[0, 0] = True
-        lengths = mask.sum(axis=1)
-        lengths = lengths[lengths > 0]
-        column = np.nonzero(mask)[1]
-        positions = column
-        if spec.positions == "counted":
-            ids = inputs["input_ids"]
-            begins = np.repeat(np.arange(ids.shape[0]) * ids.shape[1], ids.shape[1])
-            positions = packing.counted(spec, ids.ravel(), begins)[mask.ravel()]
-        types = inputs["token_type_ids"][mask] if "token_type_ids" in spec.inputs else None
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        flat = packing.Flat(inputs["input_ids"][mask], types, positions, starts)
+        _, flat = packing.unpadded(spec, inputs)
+        lengths = flat.lengths
         # Texts of one length leave no padding to save: then longer rows only mean more attention.
         even = bool((lengths == lengths[0]).all())
         rows = packing.singly(lengths) if even else packing.best_fit(lengths, spec.row_length or int(lengths.max()))
