@@ -16,7 +16,7 @@ def load(
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
-    `threads` are for all `streams` together; so many batches of a call then run at once. See `Predictor` for
+    `threads` are for all `streams` together; so many batches of a call then run at once, by default as the form can. See `Predictor` for
     `max_batch_tokens`. Raises IntegrityError where a file is not the one exported, Unsupported where this machine cannot run
     it or lacks the instructions that it was measured with, UsageError for several streams where its runtime runs one batch
     at a time.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,14 @@ if TYPE_CHECKING:
 
 #: What a matrix product is called in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
+#: Streams by default at most: each has buffers of its own.
+MOST_STREAMS = 16
 
 
 class OpenVinoSession(Session):
-    """Runs an IR in `streams` streams that share `threads` threads (all cores where None). `run` and `run_all` may be
-    called by several threads at once; `load`, `step` and `fetch` belong to one caller."""
+    """Runs an IR on `threads` threads (all cores where None): one batch alone on all of them, several in `streams`
+    streams that share them, by default one a thread. `run` and `run_all` may be called by several threads at once;
+    `load`, `step` and `fetch` belong to one caller."""
 
     def __init__(self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None) -> None:
         ov = vendor.openvino()
@@ -32,25 +37,26 @@ class OpenVinoSession(Session):
                 "export with precision: f32 or int8"
             )
         self.spec = model.spec
-        self.streams, self.concurrent = streams or 1, True
+        self.streams, self.concurrent = streams or min(threads or _cores(), MOST_STREAMS), True
         properties: dict[str, Any] = {
             # Left alone, OpenVINO runs float32 in bf16 on CPUs that have it.
             "INFERENCE_PRECISION_HINT": "bf16" if model.precision == "bfloat16" else "f32",
-            "NUM_STREAMS": self.streams,
             # Two processes that pin their threads pin them to the same cores.
             "ENABLE_CPU_PINNING": False,
         }
         if threads is not None:
             properties["INFERENCE_NUM_THREADS"] = threads
-        self.compiled = ov.Core().compile_model(model.path, "CPU", properties)
+        self._core, self._path, self._properties = ov.Core(), model.path, properties
+        self.compiled = self._compile(1)
         self._tensor = ov.Tensor
         self._version = ov.get_version()
         self._request = self.compiled.create_infer_request()
         self._inputs: list[Any] = []
+        self._alone, self._lock = threading.Lock(), threading.Lock()
+        self._single = self.compiled.create_infer_request()
+        self._several: Any = None
         #: Requests that nobody uses, so that as many callers run at once as there are streams.
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for _ in range(self.streams):
-            self._free.put(self.compiled.create_infer_request())
 
     def load(self, inputs: Mapping[str, Array]) -> None:
         self._inputs = self._set(self._request, inputs)
@@ -62,18 +68,23 @@ class OpenVinoSession(Session):
         return self._answers(self._request)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # Alone, a batch has all threads; beside others, a stream.
+        if self._alone.acquire(blocking=self.streams == 1):
+            try:
+                return self._infer(self._single, inputs)
+            finally:
+                self._alone.release()
+        self._throughput()
         request = self._free.get()
         try:
-            held = self._set(request, inputs)
-            request.infer()
-            del held
-            return self._answers(request)
+            return self._infer(request, inputs)
         finally:
             self._free.put(request)
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
         running: deque[tuple[Any, list[Any]]] = deque()
-        requests = [self.compiled.create_infer_request() for _ in range(self.streams)]
+        model = self._throughput()
+        requests = [model.create_infer_request() for _ in range(self.streams)]
         try:
             for inputs in batches:
                 answers = None
@@ -103,9 +114,28 @@ class OpenVinoSession(Session):
             "runtime": f"openvino {self._version}",
             "precision": str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
             "threads": threads or "all cores",
-            "streams": int(self.compiled.get_property("NUM_STREAMS")),
+            "streams": self.streams,
             "products": executed(self.compiled),
         }
+
+    def _compile(self, streams: int) -> Any:
+        return self._core.compile_model(self._path, "CPU", {**self._properties, "NUM_STREAMS": streams})
+
+    def _throughput(self) -> Any:
+        """The model compiled for all streams, when it is first needed: one that answers single texts never pays for it."""
+        with self._lock:
+            if self._several is None:
+                several = self.compiled if self.streams == 1 else self._compile(self.streams)
+                for _ in range(self.streams):
+                    self._free.put(several.create_infer_request())
+                self._several = several
+        return self._several
+
+    def _infer(self, request: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        held = self._set(request, inputs)
+        request.infer()
+        del held
+        return self._answers(request)
 
     def _set(self, request: Any, inputs: Mapping[str, Array]) -> list[Any]:
         """Hand the arrays over without copying; they must live until the request has run, so they are returned."""
@@ -130,3 +160,8 @@ def executed(compiled: Any) -> dict[str, int]:
         if "layerType" in info and info["layerType"].astype(str) in _PRODUCTS:
             found[info["runtimePrecision"].astype(str)] += 1
     return dict(found)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
