@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bertopt import calibration, vendor
+from bertopt import vendor
 from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, Spec
 from bertopt.errors import Unsupported
 
@@ -110,6 +110,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
 
     def _quantize(self, ov: Any, graph: Any, spec: Spec, ctx: Context) -> tuple[Any, tuple[str, ...]]:
         """The graph quantised, and which of its products were left in float32. Raises Unsupported without texts."""
+        from bertopt import calibration
+
         if ctx.encode is None or not ctx.texts:
             raise Unsupported(
                 "precision: int8 measures ranges on texts; give inputs.texts, and a tokenizer to the context"
@@ -242,6 +244,8 @@ def _int8(graph: Any) -> int:
 
 def _answers(ov: Any, graph: Any, spec: Spec, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The first answer to each sample, its vectors that count, [N, D]."""
+    from bertopt import calibration
+
     request = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     found = []
     for sample in samples:
