@@ -12,7 +12,7 @@ import pytest
 
 from bertopt import checkpoint, stage, vendor
 from bertopt.checks import parity, probes
-from bertopt.core import Context, Eager, OpenVino
+from bertopt.core import Context, Eager, OpenVino, Spec
 from bertopt.errors import Unsupported
 from bertopt.passes import ExportOnnx, UseSdpa
 from bertopt.sessions import open_session
@@ -143,3 +143,31 @@ def test_without_openvino_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(Unsupported, match=r"pip install 'bertopt\[cpu\]'"):
         OpenVinoSession(models[1], "cpu")
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
+def test_int8_is_run_in_whole_blocks_and_answered_as_asked(tiny: Tiny, tmp_path: Path, task: str) -> None:
+    """The padding that a session adds shows in no answer. (The graph may be float32: blocks depend on what is claimed.)"""
+    pytest.importorskip("openvino")
+    reference = checkpoint.load(tiny(task=task))
+    graph = ExportOnnx()(UseSdpa()(reference, Context(tmp_path)).model, Context(tmp_path)).model
+    path = tmp_path / "elsewhere" / "model.xml"
+    openvino = vendor.openvino()
+    openvino.save_model(openvino.Core().read_model(graph.path), path, compress_to_fp16=False)
+    plain, blocks = (OpenVinoSession(OpenVino(reference.spec, kind, path), "cpu", 1) for kind in ("float32", "int8"))
+    longest = reference.spec.max_length
+    for batch in [*batches(OpenVino(reference.spec, "int8", path), 20), _full(reference.spec, longest - 3)]:
+        for expected, got in zip(plain.run(batch).items(), blocks.run(batch).items(), strict=True):
+            assert got[1].shape == expected[1].shape and np.abs(got[1] - expected[1]).max() <= 1e-5
+            (streamed,) = blocks.run_all([batch])
+            assert np.array_equal(streamed[got[0]], got[1])
+        blocks.load(batch)
+        assert blocks._inputs[1].shape[1] == min(-(-batch["input_ids"].shape[1] // 16) * 16, longest)
+        blocks.step()
+        assert all(np.array_equal(value, streamed[name]) for name, value in blocks.fetch().items())
+
+
+def _full(spec: Spec, length: int) -> dict[str, np.ndarray]:
+    arrays = {"input_ids": np.full((1, length), 7), "attention_mask": np.ones((1, length), np.int64)}
+    arrays["token_type_ids"] = np.zeros((1, length), np.int64)
+    return {name: arrays[name] for name in spec.inputs}
