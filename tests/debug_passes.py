@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.core import Context, Eager, Onnx, Pass, Result
+from bertopt.errors import Unsupported
 from bertopt.passes import register
 
 
@@ -40,6 +41,8 @@ class SpoilOnnx(Pass[Onnx, Onnx]):
 
         graph = ir.load(model.path)
         nodes = [node for node in graph.graph if node.op_type == self.op and node.inputs[1].const_value is not None]
+        if self.nth >= len(nodes):
+            raise Unsupported(f"spoil_onnx takes at least {self.nth + 1} nodes {self.op} with a constant; got {len(nodes)}")
         value = nodes[self.nth].inputs[1]
         array = value.const_value.numpy()
         # INT8 weights cannot be scaled; another order of the rows is as wrong.

@@ -385,14 +385,6 @@ def test_a_sample_is_what_was_answered_to_its_inputs() -> None:
     np.testing.assert_array_equal(answers["logits"], 2 * batches[1]["input_ids"])
 
 
-def test_the_recorder_changes_nothing() -> None:
-    recorder = clocks.Recorder(Doubling())
-    inputs = clocks.fresh(SPEC, (2, 6), np.random.default_rng(0))
-    answers = recorder.run(inputs)
-    np.testing.assert_array_equal(answers["logits"], 2 * inputs["input_ids"])
-    assert len(recorder.runs) == 1 and recorder.runs[0][0] is inputs
-
-
 def test_turned_texts_have_the_same_words() -> None:
     assert [clocks.turned("a cat sat", by) for by in range(4)] == ["a cat sat", "cat sat a", "sat a cat", "a cat sat"]
     assert [clocks.turned(text, 5) for text in ("", "one", "狗坐着")] == ["", "one", "狗坐着"]
