@@ -225,6 +225,9 @@ class Session(abc.ABC):
     #: Batches that `run_all` keeps in flight, and whether several threads may call `run` and `run_all` at once.
     streams: int = 1
     concurrent: bool = False
+    #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
+    #: then the same to the last bit wherever it lies.
+    block: int = 1
 
     @abc.abstractmethod
     def load(self, inputs: Mapping[str, Array]) -> None:

@@ -84,6 +84,11 @@ class Rows:
     used: Array
 
 
+def whole(lengths: Array, block: int) -> Array:
+    """Lengths up to the next multiple of `block`, so that what is laid out by them begins at one."""
+    return -(-lengths // block) * block if block > 1 else lengths
+
+
 def singly(lengths: Array) -> Rows:
     """A row for each text."""
     return Rows(np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths)

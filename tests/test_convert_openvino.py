@@ -24,6 +24,7 @@ from bertopt.runtime.load import load
 from bertopt.runtime.tokens import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
+from bertopt.sessions.packed import PackedSession
 from tests.conftest import WORDS, Tiny
 
 TEXTS = tuple(" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(2 + i % 17)) for i in range(40))
@@ -135,6 +136,14 @@ def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, precision: s
     assert cosine.min() > (0.999999 if precision == "f32" else 0.95)
     shown = by.effects(model, session.facts())
     assert shown and all(expected == found for expected, found in shown.values()), shown
+    # Where a text lies in its row, and beside which, shows in no bit of its INT8 answer.
+    packed = PackedSession(session, model.spec)
+    assert packed.block == (16 if precision == "int8" else 1)
+    padded = encode(TEXTS)
+    beside = packed.run(padded)["sentence_embedding"]
+    for number in range(0, len(TEXTS), 3):
+        alone = packed.run({name: array[number : number + 1] for name, array in padded.items()})["sentence_embedding"][0]
+        assert np.abs(alone - beside[number]).max() <= (1e-5 if precision == "f32" else 0)
 
 
 def test_static_scales_give_a_text_one_answer(made: Made, int8: Result[OpenVino]) -> None:
@@ -142,7 +151,7 @@ def test_static_scales_give_a_text_one_answer(made: Made, int8: Result[OpenVino]
     session = open_session(int8.model, threads=1)
     alone = [session.run(tokenizer.batch(tokenizer.encode([text])))["sentence_embedding"][0] for text in TEXTS[:8]]
     beside = session.run(tokenizer.batch(tokenizer.encode(TEXTS)))["sentence_embedding"][:8]
-    assert np.abs(beside - np.stack(alone)).max() <= 1e-5
+    assert np.array_equal(beside, np.stack(alone))
 
 
 def test_products_can_be_kept_in_float32(made: Made) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,6 +144,49 @@ def test_without_openvino_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(Unsupported, match=r"pip install 'bertopt\[cpu\]'"):
         OpenVinoSession(models[1], "cpu")
+
+
+def test_one_short_text_has_a_model_of_its_own(
+    models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, model = models
+    session, spec = OpenVinoSession(model, "cpu", threads=1), reference.spec
+    shapes = []
+    compile_model = session._compile
+    monkeypatch.setattr(session, "_compile", lambda *args: shapes.append(args) or compile_model(*args))
+    wide = {name: np.repeat(array, 2, axis=0) for name, array in _full(spec, 5).items()}
+    for others in (wide, _full(spec, 17)):
+        session.run(others)
+    assert not shapes
+    for length in (5, 16, 3):
+        one, usual = _full(spec, length), open_session(reference)
+        expected = usual.run(one)
+        for _ in range(2):
+            got = session.run(one)
+            session.load(one)
+            session.step()
+            for name, value in session.fetch().items():
+                assert np.array_equal(value, got[name]) and np.abs(value - expected[name]).max() <= 1e-5
+    assert shapes == [(1, (1, 16))] and session._short is not None
+    for others in (wide, _full(spec, 17)):
+        assert session.run(others)["logits"].shape[0] == len(others["input_ids"])
+
+
+def test_a_short_model_that_answers_otherwise_is_not_used(
+    models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = OpenVinoSession(models[1], "cpu", threads=1)
+    one = _full(models[0].spec, 5)
+    usual = session._infer(session._single, one)
+    answers = session._answers
+
+    def off(request: Any, held: list[np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: value if request is session._single else value + 1e-6 for name, value in answers(request, held).items()}
+
+    monkeypatch.setattr(session, "_answers", off)
+    for _ in range(2):
+        assert all(np.array_equal(value, usual[name]) for name, value in session.run(one).items())
+    assert session._short is None
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])

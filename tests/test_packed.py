@@ -14,6 +14,8 @@ from bertopt.checks import parity, probes
 from bertopt.core import Context, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.passes import PackSequences
+from bertopt.runtime.costs import Costs
+from bertopt.runtime.plan import Room, plan
 from bertopt.sessions import open_session
 from bertopt.sessions.packed import PackedSession
 from tests.conftest import Tiny
@@ -56,6 +58,18 @@ def test_best_fit_fills_rows() -> None:
     assert len(rows.used) <= 1.02 * lengths.sum() / 256
     alone = packing.best_fit(np.array([300, 10, 10]), 256)
     assert sorted(alone.used.tolist()) == [20, 300]
+
+
+def test_texts_take_whole_blocks() -> None:
+    lengths = np.array([1, 15, 16, 17, 40, 0])
+    assert packing.whole(lengths, 16).tolist() == [16, 16, 16, 32, 48, 0]
+    assert packing.whole(lengths, 1) is lengths
+    of = spec("text-classification").model_copy(update={"layout": "packed", "row_length": 64})
+    lengths = np.random.default_rng(3).integers(1, 65, 50)
+    flat = packing.flat(of, np.arange(int(lengths.sum())), None, lengths)
+    chosen = plan(of, lengths, Costs(), Room(8, 512, 64, block=16))
+    first = [batch.inputs["first_tokens"] for batch in packing.batches(of, flat, chosen.rows, chosen.ends)]
+    assert all((columns % 16 == 0).all() for columns in first) and any(columns.any() for columns in first)
 
 
 def test_spread_rows_are_even() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.core import Spec
-from bertopt.packing import Rows, best_fit, singly, spread
+from bertopt.packing import Rows, best_fit, singly, spread, whole
 from bertopt.runtime.costs import Costs
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ SHARES = (1.0, 1.1, 1.25, 1.5)
 
 @dataclass(frozen=True)
 class Room:
-    """What bounds a batch: rows in it, tokens in it, tokens of one row; and how many run at once."""
+    """What bounds a batch: rows in it, tokens in it, tokens of one row; how many run at once; and the tokens of which
+    each text takes a whole number."""
 
     rows: int
     tokens: int
     length: int
     streams: int = 1
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Plan:
 
 def plan(spec: Spec, lengths: Array, costs: Costs, room: Room) -> Plan:
     """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
-    found = (each for rows in _ways(spec, lengths, room) for each in _groupings(rows, costs, room))
+    found = (each for rows in _ways(spec, whole(lengths, room.block), room) for each in _groupings(rows, costs, room))
     return min(found, key=lambda each: each.cost)
 
 
@@ -53,10 +55,10 @@ def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
         yield singly(lengths)
         return
     total, longest = int(lengths.sum()), int(lengths.max())
-    whole = min(spec.row_length or room.length, room.length, max(longest, room.tokens))
+    full = min(spec.row_length or room.length, room.length, max(longest, room.tokens))
     # Longer rows are fewer calls or fuller rows, shorter ones less attention. A text longer than a row has one of its own.
     yield singly(lengths)
-    for length in dict.fromkeys((whole, min(whole, max(longest, whole // 2)))):
+    for length in dict.fromkeys((full, min(full, max(longest, full // 2)))):
         yield best_fit(lengths, length)
         if len(lengths) <= FEW:
             # One row for each stream, or two, …

@@ -58,7 +58,7 @@ class Predictor:
         rows, length = max_shape or (MAX_BATCH, spec.max_length)
         self.session, self.spec = session, spec
         self.tokenizer = Tokenizer(directory, spec, min(length, spec.text_length))
-        room = Room(min(rows, MAX_BATCH), max_batch_tokens, length, session.streams)
+        room = Room(min(rows, MAX_BATCH), max_batch_tokens, length, session.streams, session.block)
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
         self._runner = Runner(feed, spec, self.tokenizer, room, costs)

@@ -26,11 +26,11 @@ class PackedSession(Session):
 
     def __init__(self, rows: Session, spec: Spec) -> None:
         self.rows, self.spec = rows, spec
-        self.streams, self.concurrent = rows.streams, rows.concurrent
+        self.streams, self.concurrent, self.block = rows.streams, rows.concurrent, rows.block
         self._packing: _Packing | None = None
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        self._packing = _Packing(self.spec, inputs)
+        self._packing = _Packing(self.spec, inputs, self.block)
         self.rows.load(self._packing.batch.inputs)
 
     def step(self) -> None:
@@ -41,7 +41,7 @@ class PackedSession(Session):
         return self._packing.padded(self.rows.fetch())
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        packed = _Packing(self.spec, inputs)
+        packed = _Packing(self.spec, inputs, self.block)
         return packed.padded(self.rows.run(packed.batch.inputs))
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
@@ -49,7 +49,7 @@ class PackedSession(Session):
 
         def packed() -> Iterator[Mapping[str, Array]]:
             for inputs in batches:
-                pending.append(_Packing(self.spec, inputs))
+                pending.append(_Packing(self.spec, inputs, self.block))
                 yield pending[-1].batch.inputs
 
         for answers in self.rows.run_all(packed()):
@@ -62,7 +62,7 @@ class PackedSession(Session):
 class _Packing:
     """One padded batch as rows, and the way back."""
 
-    def __init__(self, spec: Spec, inputs: Mapping[str, Array]) -> None:
+    def __init__(self, spec: Spec, inputs: Mapping[str, Array], block: int) -> None:
         self.spec = spec
         self.mask = inputs["attention_mask"] != 0
         self.texts = np.flatnonzero(self.mask.any(axis=1))
@@ -70,7 +70,8 @@ class _Packing:
         lengths = flat.lengths
         # Texts of one length leave no padding to save: then longer rows only mean more attention.
         even = bool((lengths == lengths[0]).all())
-        rows = packing.singly(lengths) if even else packing.best_fit(lengths, spec.row_length or int(lengths.max()))
+        room = packing.whole(lengths, block)
+        rows = packing.singly(lengths) if even else packing.best_fit(room, spec.row_length or int(room.max()))
         (self.batch,) = packing.batches(spec, flat, rows, [len(rows.used)])
 
     def padded(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
