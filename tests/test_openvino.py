@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from bertopt.errors import Unsupported
 from bertopt.passes import ExportOnnx, UseSdpa
 from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
+from bertopt.sessions.openvino_request import Short
 from tests.conftest import Tiny
 
 
@@ -146,29 +146,25 @@ def test_without_openvino_it_says_how_to_get_it(
         OpenVinoSession(models[1], "cpu")
 
 
-def test_one_short_text_has_a_model_of_its_own(
-    models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_short_text_has_a_model_of_its_own(models: tuple[Eager, OpenVino]) -> None:
     reference, model = models
-    session, spec = OpenVinoSession(model, "cpu", threads=1), reference.spec
-    shapes = []
-    compile_model = session._compile
-    monkeypatch.setattr(session, "_compile", lambda *args: shapes.append(args) or compile_model(*args))
+    session, usual, spec = OpenVinoSession(model, "cpu", threads=1), open_session(reference), reference.spec
     wide = {name: np.repeat(array, 2, axis=0) for name, array in _full(spec, 5).items()}
-    for others in (wide, _full(spec, 17)):
+    for others in (wide, _full(spec, 33)):
         session.run(others)
-    assert not shapes
-    for length in (5, 16, 3):
-        one, usual = _full(spec, length), open_session(reference)
+    assert not session._short
+    for length, compiled in ((5, {8}), (8, {8}), (9, {8, 16}), (3, {8, 16}), (17, {8, 16, 32})):
+        one = _full(spec, length)
         expected = usual.run(one)
         for _ in range(2):
-            got = session.run(one)
             session.load(one)
             session.step()
+            got = session.run(one)
+            session.run({**one, "input_ids": one["input_ids"] + 1})
             for name, value in session.fetch().items():
                 assert np.array_equal(value, got[name]) and np.abs(value - expected[name]).max() <= 1e-5
-    assert shapes == [(1, (1, 16))] and session._short is not None
-    for others in (wide, _full(spec, 17)):
+        assert set(session._short) == compiled and all(session._short.values())
+    for others in (wide, _full(spec, 33)):
         assert session.run(others)["logits"].shape[0] == len(others["input_ids"])
 
 
@@ -177,16 +173,12 @@ def test_a_short_model_that_answers_otherwise_is_not_used(
 ) -> None:
     session = OpenVinoSession(models[1], "cpu", threads=1)
     one = _full(models[0].spec, 5)
-    usual = session._infer(session._single, one)
-    answers = session._answers
-
-    def off(request: Any, held: list[np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: value if request is session._single else value + 1e-6 for name, value in answers(request, held).items()}
-
-    monkeypatch.setattr(session, "_answers", off)
+    usual = session._single.run(one)
+    answers = Short.answers
+    monkeypatch.setattr(Short, "answers", lambda self: {name: value + 1e-6 for name, value in answers(self).items()})
     for _ in range(2):
         assert all(np.array_equal(value, usual[name]) for name, value in session.run(one).items())
-    assert session._short is None
+    assert session._short == {8: {}}
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
@@ -206,9 +198,15 @@ def test_int8_is_run_in_whole_blocks_and_answered_as_asked(tiny: Tiny, tmp_path:
             (streamed,) = blocks.run_all([batch])
             assert np.array_equal(streamed[got[0]], got[1])
         blocks.load(batch)
-        assert blocks._inputs[1].shape[1] == min(-(-batch["input_ids"].shape[1] // 16) * 16, longest)
+        rows, tokens = batch["input_ids"].shape
+        block = next((length for length in (8, 16, 32) if tokens <= length), 16) if rows == 1 else 16
+        assert _width_run(blocks) == min(-(-tokens // block) * block, longest)
         blocks.step()
         assert all(np.array_equal(value, streamed[name]) for name, value in blocks.fetch().items())
+
+
+def _width_run(session: OpenVinoSession) -> int:
+    return int(session._loaded.request.get_tensor("input_ids").shape[1])
 
 
 def _full(spec: Spec, length: int) -> dict[str, np.ndarray]:
