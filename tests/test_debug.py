@@ -325,6 +325,11 @@ def test_keep_fp32_must_name_modules_and_goes_with_cast(tiny: Tiny) -> None:
         from_dict(recipe(tiny(), steps))
 
 
+def test_packed_rows_are_refused_with_a_way_on(look: Debug) -> None:
+    with pytest.raises(Unsupported, match="several texts: debug the same steps without pack_sequences"):
+        look([SDPA, {"pass": "pack_sequences", "row_length": 64}])
+
+
 # The numbers, and the command.
 
 

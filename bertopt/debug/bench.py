@@ -45,6 +45,11 @@ class Bench:
             raise Unsupported(
                 f"debug looks inside torch and ONNX forms; '{self.line[-1].name}' is {self.model.form}: debug the stage it was built from"
             )
+        if self.model.spec.layout == "packed":
+            raise Unsupported(
+                f"debug compares tensors of padded batches; the rows of '{self.line[-1].name}' hold several texts: "
+                "debug the same steps without pack_sequences"
+            )
         self.every = self._probes()
         self.probes = self._chosen(worst)
         self._scratch = tempfile.TemporaryDirectory(prefix="bertopt-debug-")
