@@ -78,7 +78,7 @@ def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:
         return {name: padded[name] for name in spec.inputs}
     _, texts = packing.unpadded(spec, padded)
     rows = packing.best_fit(texts.lengths, spec.row_length or int(texts.lengths.max()))
-    (batch,) = packing.batches(spec, texts, rows, [len(rows.used)])
+    (batch,) = packing.batches(spec, texts, rows, [(0, len(rows.used))])
     return batch.inputs
 
 

@@ -222,7 +222,7 @@ class Pass(BaseModel, Generic[In, Out]):
 class Session(abc.ABC):
     """Runs one model on one device. Copies to and from the device happen in `load` and `fetch`, never in `step`."""
 
-    #: Batches that `run_all` keeps in flight, and whether several threads may call `run` and `run_all` at once.
+    #: Batches that `run_all` runs at once, and whether several threads may call `run` and `run_all` at once.
     streams: int = 1
     concurrent: bool = False
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
@@ -248,8 +248,8 @@ class Session(abc.ABC):
         return self.fetch()
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, np.ndarray]]:
-        """The answers to each batch, in order. Sessions with several streams keep that many batches in flight, and
-        take the next one from `batches` while they run."""
+        """The answers to each batch, in order. Sessions with several streams run that many batches at once,
+        hold as many that wait, and take the next one from `batches` meanwhile."""
         for inputs in batches:
             yield self.run(inputs)
 

@@ -225,13 +225,13 @@ def _slots(row: Array, column: Array) -> Array:
     return slot
 
 
-def batches(spec: Spec, of: Flat, rows: Rows, ends: Sequence[int]) -> Iterator[Batch]:
-    """Batches, made when asked for, of neighbouring rows, longest first, each up to one of `ends` in the order by length."""
+def batches(spec: Spec, of: Flat, rows: Rows, spans: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+    """Batches, made when asked for, of neighbouring rows: each from one place to another in their order by length, longest
+    first."""
     rank = np.empty(len(rows.used), np.int64)
     rank[np.argsort(-rows.used, kind="stable")] = np.arange(len(rows.used))
     place = rank[rows.row]
     order = np.argsort(place, kind="stable")
-    bounds = np.searchsorted(place[order], [0, *ends]).tolist()
-    for low, high, first in zip(bounds, bounds[1:], [0, *ends], strict=False):
+    for (first, _), (low, high) in zip(spans, np.searchsorted(place[order], spans).tolist(), strict=True):
         chosen = order[low:high]
         yield batch(spec, of, chosen, place[chosen] - first, rows.column[chosen])

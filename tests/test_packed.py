@@ -68,7 +68,7 @@ def test_texts_take_whole_blocks() -> None:
     lengths = np.random.default_rng(3).integers(1, 65, 50)
     flat = packing.flat(of, np.arange(int(lengths.sum())), None, lengths)
     chosen = plan(of, lengths, Costs(), Room(8, 512, 64, block=16))
-    first = [batch.inputs["first_tokens"] for batch in packing.batches(of, flat, chosen.rows, chosen.ends)]
+    first = [batch.inputs["first_tokens"] for batch in packing.batches(of, flat, chosen.rows, chosen.batches)]
     assert all((columns % 16 == 0).all() for columns in first) and any(columns.any() for columns in first)
 
 
@@ -84,7 +84,7 @@ def test_rows_and_back() -> None:
     flat = packing.flat(of, ids, ids % 2, lengths)
     rows = packing.best_fit(lengths, 16)
     seen = []
-    for batch in packing.batches(of, flat, rows, [2, len(rows.used)]):
+    for batch in packing.batches(of, flat, rows, [(0, 2), (2, len(rows.used))]):
         segments, positions = batch.inputs["segment_ids"], batch.inputs["position_ids"]
         assert list(batch.inputs) == ["input_ids", "token_type_ids", "position_ids", "segment_ids"]
         assert (batch.inputs["input_ids"][segments == 0] == of.pad_id).all()
@@ -111,7 +111,7 @@ def test_first_tokens_and_slots() -> None:
     lengths = np.array([4, 9, 3, 12, 2])
     flat = packing.flat(of, np.arange(int(lengths.sum())), None, lengths)
     rows = packing.best_fit(lengths, 16)
-    (batch,) = packing.batches(of, flat, rows, [len(rows.used)])
+    (batch,) = packing.batches(of, flat, rows, [(0, len(rows.used))])
     first = batch.inputs["first_tokens"]
     assert first.shape == (2, 4)
     for text, row, slot in zip(batch.texts, batch.row, batch.slot, strict=True):

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertopt import packing
 from bertopt.core import Session, Spec
 
-#: Shapes [B, S] timed: a small one, one of many tokens, and (packed) as many tokens in longer rows, whose attention costs more.
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Shapes [B, S] timed: a small one, one of many tokens, and as many tokens in longer rows, whose attention costs more.
 SMALL, WIDE, LONG = (2, 16), (8, 32), (1, 256)
-#: A shape is timed again until it has taken this long, at least and at most so many times.
-ENOUGH_S, FEWEST, MOST = 0.03, 3, 12
+#: All are timed in turn until each has taken this long, at least and at most so many times.
+ENOUGH_S, FEWEST, MOST = 0.05, 4, 12
 #: A call costs no more than so many tokens: what says more was disturbed. On a GPU, where it may, batches are full anyway.
 HIGHEST_CALL = 512.0
-#: Work in Python for one batch, which `Session.run` does not show (arrays, answers).
+#: Work in Python for one batch, which `Session.run_all` does not show (arrays, answers).
 AROUND_S = 1e-4
 
 
@@ -39,44 +43,53 @@ def expected(spec: Spec) -> Costs:
 
 
 def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> Costs:
-    """Time `session` (which takes `spec.network_inputs`) on two shapes, or three where it is packed: as long as 1,000
-    tokens or more take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
+    """Time `session` (which takes `spec.network_inputs`) on three shapes, with a batch on every stream: as long as 2,000
+    tokens on each take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
     known = expected(spec)
     rows, longest = max_shape or (WIDE[0], spec.max_length)
     shapes = [(min(b, rows), min(s, longest, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
-    (small, wide, long) = ([b * s for b, s in shapes][i] for i in range(3))
-    dice = np.random.default_rng(0)
-    small_s, wide_s = (_seconds(session, spec, shape, dice) for shape in shapes[:2])
-    if wide <= small or wide_s <= small_s:
+    seconds = _seconds(session, spec, shapes)
+    # Seconds of a call, of a token, and of a pair of tokens in a row.
+    terms = np.array([[1, b * s, b * s * s] for b, s in shapes], float)
+    if np.linalg.matrix_rank(terms) == 3:
+        call, token, pair = np.linalg.solve(terms, seconds)
+    elif shapes[0] != shapes[1]:
+        pairless = np.stack([terms[:2, 0], terms[:2, 1] + known.pair * terms[:2, 2]], axis=1)
+        call, token = np.linalg.solve(pairless, seconds[:2])
+        pair = known.pair * token
+    else:
         return known
-    pair = known.pair
-    if spec.layout == "packed" and long == wide and shapes[2][1] > shapes[1][1]:
-        # As many tokens, in rows of another length: what is more is attention.
-        more = _seconds(session, spec, shapes[2], dice) / wide_s - 1
-        pair = float(np.clip(more / (shapes[2][1] - shapes[1][1]), pair / 4, pair * 16))
-    token_s = (wide_s - small_s) / (wide - small)
-    call = max(0.0, small_s - small * token_s + AROUND_S) / token_s
-    return Costs(call=min(call, HIGHEST_CALL), pair=pair)
+    if token <= 0:
+        return known
+    return Costs(
+        call=float(np.clip((call + AROUND_S) / token, 0, HIGHEST_CALL)),
+        pair=float(np.clip(pair / token, known.pair / 4, known.pair * 16)),
+    )
 
 
-def _seconds(session: Session, spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> float:
-    """The shortest run on random texts that fill [B, S], after one to warm up."""
-    best, spent = np.inf, 0.0
+def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) -> Array:
+    """The shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
+
+    Shapes take turns, as they do later: a runtime may have to work out a new shape's memory."""
+    dice = np.random.default_rng(0)
+    best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for number in range(MOST + 1):
-        inputs = _random(spec, shape, dice)
-        start = time.perf_counter()
-        session.run(inputs)
-        taken = time.perf_counter() - start
-        if number:
-            best, spent = min(best, taken), spent + taken
-            if spent >= ENOUGH_S and number >= FEWEST:
-                break
-    return float(best)
+        for place, shape in enumerate(shapes):
+            inputs = [_random(spec, shape, dice) for _ in range(session.streams)]
+            start = time.perf_counter()
+            for _ in session.run_all(inputs):
+                pass
+            taken = time.perf_counter() - start
+            if number:
+                best[place], spent[place] = min(best[place], taken), spent[place] + taken
+        if number >= FEWEST and spent.min() >= ENOUGH_S:
+            break
+    return best
 
 
-def _random(spec: Spec, shape: Sequence[int], dice: np.random.Generator) -> dict[str, np.ndarray]:
+def _random(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict[str, np.ndarray]:
     rows, length = shape
     lengths = np.full(rows, length)
     flat = packing.flat(spec, dice.integers(0, spec.vocabulary, rows * length), None, lengths)
-    (batch,) = packing.batches(spec, flat, packing.singly(lengths), [rows])
+    (batch,) = packing.batches(spec, flat, packing.singly(lengths), [(0, rows)])
     return batch.inputs

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 #: A batch has so many tokens that starting it is 1 / WORTH of its cost, but at least SMALLEST.
 WORTH, SMALLEST = 32, 256
-#: Rows of nearly one length are tried for at most so many texts; beyond, best fit leaves no gaps anyway.
+#: The best batches are sought, and rows of nearly one length tried, for at most so many rows or texts; beyond, simpler ways
+#: leave no gaps anyway.
 FEW = 96
-#: Of a stream's even share of the tokens, how much a batch may have: which is best is tried for few rows.
-SHARES = (1.0, 1.1, 1.25, 1.5)
+#: What a batch may cost at most, in a stream's even share of the work: which of these gives the best batches is tried.
+CAPS = np.geomspace(0.2, 1.5, 24)
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,17 @@ class Room:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows, longest first, and where each batch of them ends."""
+    """Rows; batches of them in the order to run, each from one place to another in the rows' order by length, longest first;
+    and the predicted time."""
 
     rows: Rows
-    ends: list[int]
+    batches: list[tuple[int, int]]
     cost: float
 
 
 def plan(spec: Spec, lengths: Array, costs: Costs, room: Room) -> Plan:
     """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
-    found = (each for rows in _ways(spec, whole(lengths, room.block), room) for each in _groupings(rows, costs, room))
+    found = (_batched(rows, costs, room) for rows in _ways(spec, whole(lengths, room.block), room))
     return min(found, key=lambda each: each.cost)
 
 
@@ -67,38 +69,69 @@ def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
                 yield rows
 
 
-def _groupings(rows: Rows, costs: Costs, room: Room) -> Iterator[Plan]:
-    used: list[int] = (-np.sort(-rows.used)).tolist()
+def _batched(rows: Rows, costs: Costs, room: Room) -> Plan:
+    """The batches that are done first on all streams."""
+    used = -np.sort(-rows.used)
     target = min(float(room.tokens), max(SMALLEST, WORTH * costs.call))
-    # Every stream gets as many batches as the others, and all about as large: padding, which is not known yet, and whole
-    # rows make them larger than their share of the tokens.
-    turns = max(1, round(sum(used) / (target * room.streams)))
-    share = sum(used) / (turns * room.streams)
-    few = len(used) <= FEW
-    for more in SHARES if few and room.streams > 1 else SHARES[:1]:
-        for waste in (costs.call, float(room.tokens)) if few else (costs.call,):
-            yield _priced(rows, list(_cut(used, min(float(room.tokens), share * more), waste, room)), costs, room)
+    if len(used) > FEW:
+        # Every stream gets as many batches as the others, and all about as large.
+        turns = max(1, round(used.sum() / (target * room.streams)))
+        share = float(used.sum()) / (turns * room.streams)
+        return _priced(rows, list(_cut(used.tolist(), min(float(room.tokens), share), costs, room)), costs, room)
+    most = costs.call + target * (1 + costs.pair * int(used[0]))
+    share = float((used + costs.pair * used * used).sum()) / room.streams
+    caps = np.unique(np.minimum(most, costs.call + CAPS * share))
+    found = (_priced(rows, batches, costs, room) for batches in _cheapest(used, caps, costs, room))
+    return min(found, key=lambda each: each.cost)
 
 
-def _priced(rows: Rows, cut: list[tuple[int, int]], costs: Costs, room: Room) -> Plan:
-    """The time until the last stream is done, each batch going to the stream that is free first."""
-    ends: list[int] = []
+def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, room: Room) -> Plan:
+    """The time until the last stream is done: dearest batches first, each to the stream that is free first."""
+    used = -np.sort(-rows.used)
+    price = {(low, high): costs.batch(high - low, int(used[low])) for low, high in batches}
+    order = sorted(batches, key=lambda batch: -price[batch])
     loads = [0.0] * room.streams
-    for count, width in cut:
-        ends.append((ends[-1] if ends else 0) + count)
-        loads[loads.index(min(loads))] += costs.batch(count, width)
-    return Plan(rows, ends, max(loads))
+    for batch in order:
+        loads[loads.index(min(loads))] += price[batch]
+    return Plan(rows, order, max(loads))
 
 
-def _cut(used: list[int], target: float, most: float, room: Room) -> Iterator[tuple[int, int]]:
-    """Rows and width of each batch of about `target` tokens, of which `most` are padding; `used` is sorted, longest first."""
+def _cheapest(used: Array, caps: Array, costs: Costs, room: Room) -> Iterator[list[tuple[int, int]]]:
+    """For each cap the batches of neighbouring rows that cost least in all, none more than it but those of one row.
+
+    `used` [R] is sorted, longest first. By dynamic programming over where the last batch begins, for all caps at once.
+    """
+    count = len(used)
+    low, high = np.arange(count)[:, None], np.arange(count)[None, :] + 1
+    rows, width = high - low, used[:, None].astype(float)
+    price = costs.call + rows * (width + costs.pair * width * width)
+    price[(rows < 1) | (rows > room.rows) | ((rows > 1) & (rows * width > room.tokens))] = np.inf
+    least = np.zeros((len(caps), count + 1))
+    begin = np.zeros((len(caps), count + 1), np.int64)
+    for end in range(1, count + 1):
+        last = price[:end, end - 1]
+        allowed = last <= caps[:, None]
+        allowed[:, -1] = True
+        total = np.where(allowed, least[:, :end] + last, np.inf)
+        begin[:, end] = total.argmin(axis=1)
+        least[:, end] = total.min(axis=1)
+    for froms in begin.tolist():
+        batches, end = [], count
+        while end:
+            batches.append((froms[end], end))
+            end = froms[end]
+        yield batches
+
+
+def _cut(used: list[int], target: float, costs: Costs, room: Room) -> Iterator[tuple[int, int]]:
+    """Batches of about `target` tokens; `used` is sorted, longest first."""
     # Padding that would cost more than another call is not computed.
-    count, width, waste = 0, used[0], 0
-    for tokens in used:
+    low, width, waste = 0, used[0], 0
+    for place, tokens in enumerate(used):
+        count = place - low
         full = (count + 0.5) * width > target or (count + 1) * width > room.tokens or count == room.rows
-        if count and (full or waste + width - tokens > most):
-            yield count, width
-            count, width, waste = 0, tokens, 0
-        count += 1
+        if count and (full or waste + width - tokens > costs.call):
+            yield low, place
+            low, width, waste = place, tokens, 0
         waste += width - tokens
-    yield count, width
+    yield low, len(used)

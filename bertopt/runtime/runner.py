@@ -96,7 +96,7 @@ class Runner:
 
     def _batches(self, piece: Encoded) -> Iterator[packing.Batch]:
         chosen = plan(self.spec, piece.lengths, self._priced(), self.room)
-        return packing.batches(self.spec, piece.flat, chosen.rows, chosen.ends)
+        return packing.batches(self.spec, piece.flat, chosen.rows, chosen.batches)
 
     def _pieces(self, texts: Sequence[Text], truncate: bool, first: int) -> Iterator[Encoded]:
         located = self.spec.task in _LOCATED

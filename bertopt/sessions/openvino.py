@@ -102,7 +102,8 @@ class OpenVinoSession(Session):
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
         running: deque[Request] = deque()
-        requests = self._requests(self._throughput(), self.streams)
+        # Twice as many as streams: one that is done finds its next batch waiting, however long the others take.
+        requests = self._requests(self._throughput(), 2 * self.streams)
         try:
             for inputs in batches:
                 answers = None

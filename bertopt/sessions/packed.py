@@ -72,7 +72,7 @@ class _Packing:
         even = bool((lengths == lengths[0]).all())
         room = packing.whole(lengths, block)
         rows = packing.singly(lengths) if even else packing.best_fit(room, spec.row_length or int(room.max()))
-        (self.batch,) = packing.batches(spec, flat, rows, [len(rows.used)])
+        (self.batch,) = packing.batches(spec, flat, rows, [(0, len(rows.used))])
 
     def padded(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
         found = {}
