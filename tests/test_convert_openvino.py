@@ -148,6 +148,12 @@ def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, precision: s
     for number in range(0, len(TEXTS), 3):
         alone = packed.run({name: array[number : number + 1] for name, array in padded.items()})["sentence_embedding"][0]
         assert np.abs(alone - beside[number]).max() <= (1e-5 if precision == "f32" else 0)
+    # A row as short as a single text that gets a model of its own, but with two texts in it.
+    few = encode(["cat", "the dog"])
+    for answers in (packed.run(few), next(packed.run_all([few]))):
+        for number, got in enumerate(answers["sentence_embedding"]):
+            alone = packed.run({name: array[number : number + 1] for name, array in few.items()})["sentence_embedding"]
+            assert np.abs(got - alone[0]).max() <= (1e-5 if precision == "f32" else 0)
 
 
 def test_static_scales_give_a_text_one_answer(made: Made, int8: Result[OpenVino]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,11 @@ class SharedWorkers(Workers):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        # One of their own, so that what is left there is theirs.
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
         example_passes.make_cheap(patch)
         shared = SharedWorkers()
         patch.setattr("bertopt.pipeline.Workers", lambda: shared)
@@ -323,6 +327,12 @@ def test_keep_fp32_must_name_modules_and_goes_with_cast(tiny: Tiny) -> None:
     steps = [{"pass": "cast_half", "mode": "autocast", "keep_fp32": ["classifier"]}]
     with pytest.raises(UsageError, match="keep_fp32 goes with mode: cast"):
         from_dict(recipe(tiny(), steps))
+
+
+def test_nothing_is_left_in_the_temporary_directory(tiny: Tiny, tmp_path: Path) -> None:
+    data = recipe(tiny("bert"), [ONNX, {"pass": "quantize_int8"}])
+    debug(from_dict(data), tmp_path, "quantize_int8")
+    assert not list(Path(tempfile.gettempdir()).glob("bertopt-debug-*"))
 
 
 def test_packed_rows_are_refused_with_a_way_on(look: Debug) -> None:

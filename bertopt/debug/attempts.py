@@ -29,7 +29,7 @@ class Attempts:
 
     def __init__(
         self, parent: Path, records: Sequence[Mapping[str, Any]], reference: Path, spec: Spec, device: Device,
-        context: Mapping[str, Any], limits: Limits, probes: Sequence[Probe], every: Sequence[Probe],
+        context: Mapping[str, Any], limits: Limits, probes: Sequence[Probe], every: Sequence[Probe], scratch: Path,
     ) -> None:  # fmt: skip
         self.model = stage.open_stage(parent)
         self.cast: Any
@@ -41,13 +41,13 @@ class Attempts:
         self._reference = open_session(stage.open_stage(reference), device)
         self._tokenizer = Tokenizer(reference, spec)
         self._answers: dict[str, Answers] = {}
-        self._scratch = tempfile.TemporaryDirectory(prefix="bertopt-debug-")
+        self._scratch = scratch
         self._folders = 0
 
     def attempt(self, keep: Sequence[str], every: bool) -> list[str]:
         """The limits that are missed with `keep` in float32, in words. A probe that fails is looked at from then on."""
         wanted = self.every if every else self.probes
-        with tempfile.TemporaryDirectory(dir=self._scratch.name) as folder:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             session = open_session(self._built(keep, Path(folder)), self.device)
             try:
                 cases = [self._case(session, probe) for probe in wanted]
@@ -101,7 +101,7 @@ class Attempts:
         from bertopt.debug.trace_onnx import Tapped, halves_of, quantised_of, values_of
 
         assert isinstance(self.model, Onnx)
-        folder = Path(self._scratch.name) / "scores"
+        folder = self._scratch / "scores"
         (folder / "half").mkdir(parents=True)
         half: Any = self.cast(self.model, self._context(folder / "half")).model
         if half.precision == "int8":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -30,11 +29,13 @@ MORE = 9
 
 
 class Bench:
-    """Opens stages from their directories. `line` are the stage's, the reference first, the stage last."""
+    """Opens stages from their directories. `line` are the stage's, the reference first, the stage last; `scratch` is an empty
+    directory to work in."""
 
     def __init__(
-        self, line: list[str], device: Device, shapes: list[list[int]], texts: list[str], worst: str | None
-    ) -> None:
+        self, line: list[str], device: Device, shapes: list[list[int]], texts: list[str], worst: str | None,
+        scratch: str,
+    ) -> None:  # fmt: skip
         self.line, self.device, self.shapes = [Path(path) for path in line], device, [(b, s) for b, s in shapes]
         self.texts = texts
         manifest = stage.read_manifest(self.line[0])
@@ -52,7 +53,7 @@ class Bench:
             )
         self.every = self._probes()
         self.probes = self._chosen(worst)
-        self._scratch = tempfile.TemporaryDirectory(prefix="bertopt-debug-")
+        self._scratch = Path(scratch)
         self._tapped: dict[tuple[tuple[int, ...], tuple[int, ...]], Any] = {}
 
     def _probes(self) -> list[Probe]:
@@ -86,7 +87,7 @@ class Bench:
         context = {"shapes": self.shapes, "texts": self.texts, "seed": 0}
         self._attempts = Attempts(
             Path(parent), records, self.line[0], self.spec, self.device, context, Limits.model_validate(limits),
-            self.probes, self.every,
+            self.probes, self.every, self._scratch,
         )  # fmt: skip
 
     def units(self) -> list[str] | dict[str, list[str]]:
@@ -181,7 +182,7 @@ class Bench:
         from bertopt.debug.trace_onnx import Tapped, floats_of, nearest
 
         model: Any = self.model
-        tapped = Tapped(model, floats_of(model.path), [], Path(self._scratch.name) / "every", self.device)
+        tapped = Tapped(model, floats_of(model.path), [], self._scratch / "every", self.device)
         probes = self.probes[:2]
         values = {probe.name: tapped.run(probe.inputs, {}) for probe in probes}
         found: dict[int, str] = {}
@@ -206,7 +207,7 @@ class Bench:
         def run(probe: Probe, wanted: Sequence[int], given: Mapping[int, Array]) -> Mapping[int, Array]:
             key = (tuple(wanted), tuple(given))
             if key not in self._tapped:
-                folder = Path(self._scratch.name) / str(len(self._tapped))
+                folder = self._scratch / str(len(self._tapped))
                 self._tapped[key] = Tapped(
                     model, [names[i] for i in wanted], [names[i] for i in given], folder, self.device
                 )

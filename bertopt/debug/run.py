@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,13 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
         device, paths = _build(recipe, store, workers, steps, texts, row, tell)
         limits = _limits(recipe, steps[-1], paths[-1])
         timeout = steps[-1].timeout
-        with workers.start() as worker:
+        # Ours, not the worker's: a worker is killed, and would leave it behind.
+        with tempfile.TemporaryDirectory(prefix="bertopt-debug-") as scratch, workers.start() as worker:
             tell(f"{name}: comparing with the reference")
             ask = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,
                 "texts": list(texts.texts), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
+                "scratch": scratch,
             }  # fmt: skip
             worker.call("debug", timeout=timeout, do="open", ask=ask)
             found = Found.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))

@@ -147,7 +147,9 @@ class OpenVinoSession(Session):
         """The request for these inputs: for one short text one of its own, if that answers as the `usual` one does."""
         rows, tokens = inputs["input_ids"].shape
         length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)
-        if rows != 1 or length is None:
+        # A packed row may hold several texts.
+        texts = inputs["first_tokens"].size if "first_tokens" in inputs else rows
+        if texts != 1 or rows != 1 or length is None:
             return usual
         if length not in self._short:
             model = self._core.read_model(self._path)
