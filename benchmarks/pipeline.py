@@ -3,7 +3,7 @@
     python -m benchmarks.pipeline [--layers 2,6,12] [--steps 1,2,4] [--starts 5] [--out FILE]
 
 Tiny random models, so that nearly all of the time is bertopt's own and its libraries' start. Each run is
-`python -m bertopt.export` on a fresh directory, once with everything and once with --build-only. About 4 minutes.
+`python -m bertopt.export` on a fresh directory, once with everything and once with --build-only. About 10 minutes on two cores.
 """
 
 from __future__ import annotations
