@@ -340,18 +340,18 @@ def test_every_stream_gets_as_much_to_do(tiny: Tiny, streams: int) -> None:
     assert sum(rows for rows, _ in session.shapes) == len(lengths)
     # Not one large batch: nearly the best of all ways to cut the sorted texts into batches.
     best = min(
-        until_done([list(group) for group in cut(lengths, ends)], streams)
+        until_done([list(group) for group in cut(lengths, ends)], streams, Costs())
         for number in range(len(lengths))
         for ends in combinations(range(1, len(lengths)), number)
     )
-    assert until_done([[columns] * rows for rows, columns in session.shapes], streams) <= 1.1 * best
+    assert until_done([[columns] * rows for rows, columns in session.shapes], streams, Costs()) <= 1.1 * best
 
 
 def cut(values: list[int], ends: tuple[int, ...]) -> list[list[int]]:
     return [values[start:end] for start, end in pairwise([0, *ends, len(values)])]
 
 
-def until_done(groups: list[list[int]], streams: int, price: Costs = Costs()) -> float:  # noqa: B008
+def until_done(groups: list[list[int]], streams: int, price: Costs) -> float:
     loads = [0.0] * streams
     for group in groups:
         loads[loads.index(min(loads))] += price.batch(len(group), max(group))
