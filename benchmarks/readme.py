@@ -117,21 +117,24 @@ def proof(found: dict[str, Any]) -> str:
 
 def verdicts(found: dict[str, Any]) -> str:
     """How often a model was called faster or slower than itself, and a slower one slower, for each shape."""
-    rows, share = found["rows"], found["settings"]["slow_down"]
+    rows, settings = found["rows"], found["settings"]
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
     lines = []
     for kind, what, wanted in (
         ("aa", "A model against itself is called faster or slower", ("FASTER", "SLOWER")),
-        ("slow", f"A model slowed down by {share:.0%} is called slower", ("SLOWER",)),
+        ("slow", f"The same, counted {settings['slow_down']:.0%} slower, is called slower", ("SLOWER",)),
     ):
-        counts = []
-        for shape in shapes:
-            of = [row["verdict"] in wanted for row in rows if (row["kind"], row["shape"]) == (kind, shape)]
-            counts.append(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}")
-        lines.append(f"- {what} in {', '.join(counts)}.")
-    budget = found["settings"]["shape_budget_s"]
-    lines.append(f"  (Real MiniLM, {budget:g} s of timing a shape, {cores} cores of {cpu}; the rest were inconclusive or equal.)")
+        hits = {shape: [row["verdict"] in wanted for row in rows if (row["kind"], row["shape"]) == (kind, shape)]
+                for shape in shapes}  # fmt: skip
+        every = [hit for of in hits.values() for hit in of]
+        counts = ", ".join(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}" for shape, of in hits.items())
+        lines.append(f"- {what} in {sum(every)} of {len(every)} races ({counts}).")
+    cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
+    model = "fp32" if " > " not in settings["model"] else "`" + "` > `".join(settings["model"].split(" > ")[1:]) + "`"
+    lines.append(
+        f"  (Real MiniLM, {model}; {found['seconds'] / len(rows) * 2:.0f} s of timing a race, at most {settings['shape_budget_s']:g}; "
+        f"{cores} cores of {cpu}; the rest were inconclusive or equal.)"
+    )  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -17,12 +17,17 @@ from bertopt.worker import RemoteSession, Worker
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+
 @dataclass(frozen=True)
 class Budget:
-    """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it."""
+    """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it.
+
+    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio.
+    """
 
     shape_s: float = 2.5
     mix_s: float = 4.0
+    narrow: float = latency.NARROW
 
 
 def race(
@@ -68,8 +73,9 @@ def race_case(
         )
     machine = Machine([worker.pid for worker in racing.values()])
     left = latency.race(
-        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + spare, between=machine.calibrate
-    )
+        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + spare, between=machine.calibrate,
+        withheld=machine.withheld, narrow=budget.narrow,
+    )  # fmt: skip
     reference = contenders.get("reference")
     figures = latency.measure(
         contenders["stage"], shape, len(mix), reference, contenders.get("parent", reference), machine.warnings()

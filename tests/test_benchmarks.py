@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import cpu_peers, peaks, pipeline, readme, roofline
+from benchmarks import aa, cpu_peers, peaks, pipeline, readme, roofline
 from benchmarks.peers import figures, models, race, roster, tables
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from bertopt import recipe
+from bertopt.checks import latency
 from bertopt.errors import UsageError
 from bertopt.spec import Spec
 from tests.conftest import write_tiny
@@ -198,6 +199,21 @@ def test_ratios_are_paired_by_round() -> None:
     assert figures.ratio({0: 1.0, 1: 1.0, 5: 9.0}, {0: 2.0, 1: 2.0})["rounds"] == 2  # type: ignore[index]
     assert figures.beaten(race_["turns"], "offline", ["p1", "p2", "ours"], 3, 1.7) == {"p1", "p2"}
     assert not figures.beaten(race_["turns"], "offline", ["p1", "ours"], 7, 1.7)
+
+
+def test_a_slow_down_that_is_counted_is_one_that_is_measured() -> None:
+    times = np.random.default_rng(0).uniform(9, 11, (2, 40))
+
+    def timed(row: np.ndarray) -> latency.Contender:
+        return latency.Contender("x", lambda _: latency.Turn([]), rounds=[latency.Turn([float(ms)]) for ms in row])
+
+    as_measured = latency.ratio(timed(times[0]), timed(times[1]))
+    really = latency.ratio(timed(times[0] * 1.25), timed(times[1]))
+    counted = aa.slowed(as_measured, 0.25)
+    assert (counted.ratio, counted.low, counted.high) == pytest.approx((really.ratio, really.low, really.high))
+    assert counted.verdict == really.verdict == "SLOWER"
+    row = {"shape": "1 x 16", "kind": "aa", "verdict": as_measured.verdict}
+    assert "1 comparisons" in aa.rates([row]) and "SLOWER 0.0%" in aa.rates([row])
 
 
 def test_fidelity_is_of_comparable_finite_answers() -> None:

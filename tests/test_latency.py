@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -135,10 +134,15 @@ def test_between_rounds_all_sleep(clock: Clock) -> None:
 # Ratios and verdicts
 
 
-def raced(of: np.ndarray, to: np.ndarray) -> tuple[Contender, Contender]:
-    """Two contenders with these medians, one a round."""
-    a, b = (Contender(name, lambda _: Turn([]), rounds=[Turn([float(ms)] * 2) for ms in given])
-            for name, given in (("a", of), ("b", to)))  # fmt: skip
+def raced(of: np.ndarray, to: np.ndarray, withheld: np.ndarray | None = None) -> tuple[Contender, Contender]:
+    """Two contenders with these medians, one a round, and what was withheld meanwhile."""
+    lost = np.zeros((2, len(of))) if withheld is None else withheld
+    a, b = (
+        Contender(name, lambda _: Turn([]), rounds=[
+            Turn([float(ms)] * 2, withheld=float(share)) for ms, share in zip(given, shares, strict=True)
+        ])
+        for name, given, shares in (("a", of, lost[0]), ("b", to, lost[1]))
+    )  # fmt: skip
     return a, b
 
 
@@ -167,6 +171,43 @@ def test_twice_as_fast_is_faster(clock: Clock, jitter: float) -> None:
 def test_a_drift_that_hits_both_is_no_difference() -> None:
     drift = np.array([10 + i for i in range(10)])
     assert latency.ratio(*raced(drift, drift)).verdict == "NO DIFFERENCE"
+
+
+def test_rounds_from_which_much_was_withheld_do_not_count() -> None:
+    """Even where they are most, as long as enough are left."""
+    calm, lost = np.full(80, 10.0), np.zeros((2, 80))
+    slow = calm.copy()
+    slow[30:] = 19.0
+    lost[0, 30:55] = lost[1, 55:] = 0.2
+    found = latency.ratio(*raced(slow, calm, lost))
+    assert (found.ratio, found.verdict) == (pytest.approx(1.0), "NO DIFFERENCE")
+    assert latency.ratio(*raced(slow, calm)).verdict != "NO DIFFERENCE"
+
+
+def test_disturbed_rounds_that_must_count_widen_the_interval() -> None:
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.05, (2, 80)))
+    lost = np.full((2, 80), 0.2)
+    lost[:, :5] = 0.0
+    logs, disturbed = latency._logs(*raced(*noise, lost))
+    assert (len(logs), disturbed) == (80, True)
+    lost[:, 5:20] = 0.1
+    logs, disturbed = latency._logs(*raced(*noise, lost))
+    assert (len(logs), disturbed) == (20, True)
+    lost[:, :20] = latency.WITHHELD
+    logs, disturbed = latency._logs(*raced(*noise, lost))
+    assert (len(logs), disturbed) == (20, False)
+    middle, half = latency._interval(*raced(*noise, lost))
+    lost[0, 0] = 0.1
+    assert latency._interval(*raced(*noise, lost)) == pytest.approx((middle, latency.DISTURBED * half))
+
+
+def test_a_race_notes_what_was_withheld(clock: Clock) -> None:
+    """As a share of the turn that it was withheld in."""
+    a, b = clock.contender("a", 10.0), clock.contender("b", 30.0)
+    lost = {"a": 0.0, "b": 0.25}
+    latency.race([a, b], 0.5, withheld=lambda: clock.now * lost[clock.awake or "a"])
+    assert {turn.withheld for turn in a.rounds} == {0.0}
+    assert [turn.withheld for turn in b.rounds] == pytest.approx([0.25] * len(b.rounds))
 
 
 def test_a_few_disturbed_rounds_change_nothing() -> None:
@@ -205,7 +246,7 @@ def simulate(kind: str, slower: float, seed: int) -> Counter[str]:
         mood, own = rng.normal(0, 0.1), rng.normal(0, sigma, 2)
         # As many rounds as the budget holds for a model that takes 40 ms.
         for done in range(30):
-            if done >= latency.MIN_ROUNDS and latency._narrow(racing, done):
+            if done >= latency.MIN_ROUNDS and latency._narrow(racing, done, latency.NARROW):
                 break
             own = stays * own + math.sqrt(1 - stays**2) * rng.normal(0, sigma, 2)
             mood += rng.normal(0, mood_step)
@@ -330,7 +371,7 @@ def test_the_timed_processes_are_not_others() -> None:
     processes = [subprocess.Popen(spin), subprocess.Popen(spin)]
     try:
         both, none = Machine([process.pid for process in processes]), Machine([])
-        while sum(machine._cpu_s(process.pid, os.sysconf("SC_CLK_TCK")) for process in processes) < 0.5:
+        while sum(machine._cpu_s(process.pid) for process in processes) < 0.5:
             both.calibrate()
         used = [now - then for now, then in zip(both._ticks(), both._before, strict=True)]
         unseen = [now - then for now, then in zip(none._ticks(), none._before, strict=True)]

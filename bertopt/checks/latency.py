@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,10 @@ MIN_ROUNDS, MAX_ROUNDS = 8, 1000
 NARROW, NARROW_APART = 0.004, 0.1
 #: Share of rounds left out at each end before their mean is taken: a disturbed round is no measurement.
 TRIM = 0.2
+#: Share of its CPUs that may be withheld from the machine during a turn for its round to count, and of how many rounds the
+#: least disturbed count all the same: chosen by what was withheld, never by what was measured. An interval with disturbed
+#: rounds in it is `DISTURBED` times as wide, since such noise lasts for several rounds (measured on a virtual machine).
+WITHHELD, LEAST_KEPT, DISTURBED = 0.03, 20, 1.5
 #: Most that one round is taken to resemble the one before it, when the interval is widened for it.
 ALIKE = 0.5
 #: What two processes that run the same model may differ by for good, through where their memory happens to lie:
@@ -43,10 +47,14 @@ LATE, LATE_MS = 0.5, 0.1
 
 @dataclass(frozen=True)
 class Turn:
-    """Milliseconds of each step in a row, and how much longer than a mere copy it took to get one of their answers."""
+    """Milliseconds of each step in a row, and how much longer than a mere copy it took to get one of their answers.
+
+    The race adds for what share of this time the machine's CPUs were withheld.
+    """
 
     taken: list[float]
     late: float = 0.0
+    withheld: float = 0.0
 
 
 @dataclass
@@ -76,13 +84,15 @@ class Contender:
 
 
 def race(
-    contenders: Sequence[Contender], budget_s: float, seed: int = 0, between: Callable[[], None] = lambda: None
-) -> float:
-    """Time all contenders in turn, in a random order and then its reverse, until the first one's intervals are narrow
-    or the budget is spent. Gives the seconds that are left of it.
+    contenders: Sequence[Contender], budget_s: float, seed: int = 0, between: Callable[[], None] = lambda: None,
+    withheld: Callable[[], float] = lambda: 0.0, narrow: float = NARROW,
+) -> float:  # fmt: skip
+    """Time all contenders in turn, in a random order and then its reverse, until the first one's intervals are
+    `narrow` or the budget is spent. Gives the seconds that are left of it.
 
     Stopping looks at widths, never at verdicts, so that no verdict is waited for. The first turns of each warm it up and
     are not kept. All others sleep meanwhile, and all when `between` is called before, between and after rounds.
+    `withheld` tells for how many seconds the machine had no CPUs so far.
     """
     rng = np.random.default_rng(seed)
     start = time.monotonic()
@@ -99,7 +109,7 @@ def race(
     for done in range(MAX_ROUNDS):
         # Alone there is nothing to compare, so no interval to narrow.
         if done >= MIN_ROUNDS and (
-            len(contenders) == 1 or time.monotonic() - start > budget_s or _narrow(contenders, done)
+            len(contenders) == 1 or time.monotonic() - start > budget_s or _narrow(contenders, done, narrow)
         ):
             break
         between()
@@ -108,7 +118,10 @@ def race(
         for i in order:
             contender = contenders[i]
             contender.wake()
-            contender.rounds.append(contender.turn(contender.per_turn))
+            began, before = time.monotonic(), withheld()
+            turn = contender.turn(contender.per_turn)
+            lost, took = withheld() - before, time.monotonic() - began
+            contender.rounds.append(replace(turn, withheld=lost / took if lost else 0.0))
             contender.sleep()
     between()
     for contender in contenders:
@@ -118,12 +131,12 @@ def race(
     return max(0.0, budget_s - (time.monotonic() - start))
 
 
-def _narrow(contenders: Sequence[Contender], done: int) -> bool:
-    """Whether the first contender's intervals against all others are narrow; only after a round and its reverse."""
+def _narrow(contenders: Sequence[Contender], done: int, narrow: float) -> bool:
+    """Whether the first contender's intervals against all others are `narrow`; only after a round and its reverse."""
     if done % 2:
         return False
     against = [_interval(contenders[0], other) for other in contenders[1:]]
-    return all(half <= max(NARROW, NARROW_APART * abs(middle)) for middle, half in against)
+    return all(half <= max(narrow, NARROW_APART * abs(middle)) for middle, half in against)
 
 
 def estimate(logs: Array) -> tuple[float, float]:
@@ -157,16 +170,20 @@ def _student(df: float) -> float:
     return sum(term / df**power for power, term in enumerate(terms))
 
 
-def _logs(of: Contender, to: Contender) -> Array:
-    """Log of how many times faster `of` was in each round: paired, since a round shares the machine's mood."""
-    return np.asarray(np.log(to.medians()) - np.log(of.medians()))
+def _logs(of: Contender, to: Contender) -> tuple[Array, bool]:
+    """Log of how many times faster `of` was in each round that counts: paired, since a round shares the machine's mood.
+    Then whether disturbed ones had to be counted."""
+    logs = np.log(to.medians()) - np.log(of.medians())
+    lost = np.array([max(ours.withheld, theirs.withheld) for ours, theirs in zip(of.rounds, to.rounds, strict=True)])
+    limit = max(WITHHELD, float(np.sort(lost)[:LEAST_KEPT][-1]))
+    return logs[lost <= limit], limit > WITHHELD
 
 
 def _interval(of: Contender, to: Contender) -> tuple[float, float]:
-    """The estimate, its interval widened where rounds are few."""
-    logs = _logs(of, to)
+    """The estimate, its interval widened where rounds are few or disturbed."""
+    logs, disturbed = _logs(of, to)
     middle, half = estimate(logs)
-    return middle, half * (1 + (FEW / len(logs)) ** 2)
+    return middle, half * (1 + (FEW / len(logs)) ** 2) * (DISTURBED if disturbed else 1.0)
 
 
 def ratio(of: Contender, to: Contender) -> Ratio:

@@ -15,6 +15,7 @@ from pathlib import Path
 OTHERS_SHARE, WITHHELD_SHARE = 0.10, 0.03
 #: Change of speed from the first to the last third of a race from which a warning is given.
 DRIFT = 0.15
+_HERTZ = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 #: Additions in one calibration: about 2 ms.
 _WORK = 40_000
 
@@ -35,6 +36,11 @@ class Machine:
             total += number
         self.speeds.append(time.perf_counter() - start)
 
+    def withheld(self) -> float:
+        """Seconds so far that all CPUs together were withheld, by a hypervisor or quota: one of two for 1 s counts 0.5."""
+        _, stolen, _, throttled = self._ticks()
+        return (stolen + throttled) / (os.cpu_count() or 1)
+
     def warnings(self) -> list[str]:
         busy, steal, ours, throttled = (
             after - before for after, before in zip(self._ticks(), self._before, strict=True)
@@ -46,18 +52,17 @@ class Machine:
 
     def _ticks(self) -> tuple[float, float, float, float]:
         """Seconds so far: all processes', stolen, this process's and the timed ones', held back by a quota."""
-        hertz = os.sysconf("SC_CLK_TCK")
         busy = steal = throttled = 0.0
         stat = Path("/proc/stat")
         if stat.is_file():
             # user nice system idle iowait irq softirq steal …
-            fields = [int(field) / hertz for field in stat.read_text().split("\n", 1)[0].split()[1:]]
+            fields = [int(field) / _HERTZ for field in stat.read_text().split("\n", 1)[0].split()[1:]]
             busy, steal = sum(fields[:3]) + sum(fields[5:7]), fields[7]
         quota = Path("/sys/fs/cgroup/cpu.stat")
         if quota.is_file():
             found = dict(line.split() for line in quota.read_text().splitlines())
             throttled = int(found.get("throttled_usec", 0)) / 1e6
-        return busy, steal, sum(_cpu_s(pid, hertz) for pid in [os.getpid(), *self.pids]), throttled
+        return busy, steal, sum(_cpu_s(pid) for pid in [os.getpid(), *self.pids]), throttled
 
 
 def findings(speeds: Sequence[float], others: float, stolen: float, throttled: float, available: float) -> list[str]:
@@ -79,10 +84,10 @@ def findings(speeds: Sequence[float], others: float, stolen: float, throttled: f
     return found
 
 
-def _cpu_s(pid: int, hertz: int) -> float:
+def _cpu_s(pid: int) -> float:
     """CPU seconds of a process so far, with those of its children that it waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(map(int, fields[11:15])) / hertz
+    return sum(map(int, fields[11:15])) / _HERTZ
