@@ -36,7 +36,7 @@ def settings(model: str, share: float, budget: Budget) -> dict[str, Any]:
     return {
         "model": model, "shapes": [list(shape) for shape in SHAPES], "slow_down": share, "shape_budget_s": budget.shape_s,
         "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
-        "turn_ms": latency.TURN_MS, "alike": latency.ALIKE, "trim": latency.TRIM, "placement": latency.PLACEMENT,
+        "turn_ms": latency.TURN_MS, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
         "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
     }  # fmt: skip
 

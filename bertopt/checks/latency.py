@@ -22,8 +22,9 @@ MIN_ROUNDS, MAX_ROUNDS = 8, 1000
 #: Half-width of an interval, as a share of its ratio, that is narrow enough to stop before the budget is spent. Where
 #: contenders are far apart, `NARROW_APART` of their distance is narrow enough.
 NARROW, NARROW_APART = 0.004, 0.1
-#: Share of rounds left out at each end before their mean is taken: a disturbed round is no measurement.
-TRIM = 0.2
+#: Share of rounds left out at each end before their mean is taken, a disturbed round being no measurement, and the same where
+#: there are `MANY` rounds.
+TRIM, TRIM_MANY, MANY = 0.2, 0.35, 20
 #: Share of its CPUs that may be withheld from the machine during a turn for its round to count, and of how many rounds the
 #: least disturbed count all the same: chosen by what was withheld, never by what was measured. An interval with disturbed
 #: rounds in it is `DISTURBED` times as wide, since such noise lasts for several rounds (measured on a virtual machine).
@@ -147,7 +148,7 @@ def estimate(logs: Array) -> tuple[float, float]:
     slow-down in more races than the bootstrap of medians or of trimmed means does, at no more false alarms.
     """
     n = len(logs)
-    cut = int(TRIM * n)
+    cut = int((TRIM_MANY if n >= MANY else TRIM) * n)
     ordered = np.sort(logs)
     winsorised = np.clip(logs, ordered[cut], ordered[n - 1 - cut])
     apart = winsorised - winsorised.mean()
