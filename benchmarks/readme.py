@@ -26,6 +26,7 @@ LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
+AA_LONG = ROOT / "benchmarks" / "results" / "aa_long.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
@@ -119,23 +120,22 @@ def verdicts(found: dict[str, Any]) -> str:
     """How often a model was called faster or slower than itself, and a slower one slower, for each shape."""
     rows, settings = found["rows"], found["settings"]
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    lines = []
-    for kind, what, wanted in (
-        ("aa", "A model against itself is called faster or slower", ("FASTER", "SLOWER")),
-        ("slow", f"The same, counted {settings['slow_down']:.0%} slower, is called slower", ("SLOWER",)),
-    ):
+    parts = []
+    for kind, wanted in (("aa", ("FASTER", "SLOWER")), ("slow", ("SLOWER",))):
         hits = {shape: [row["verdict"] in wanted for row in rows if (row["kind"], row["shape"]) == (kind, shape)]
                 for shape in shapes}  # fmt: skip
-        every = [hit for of in hits.values() for hit in of]
         counts = ", ".join(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}" for shape, of in hits.items())
-        lines.append(f"- {what} in {sum(every)} of {len(every)} races ({counts}).")
+        every = [hit for of in hits.values() for hit in of]
+        parts.append(f"{sum(every)} of {len(every)} races ({counts})")
     cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
-    model = "fp32" if " > " not in settings["model"] else "`" + "` > `".join(settings["model"].split(" > ")[1:]) + "`"
-    lines.append(
-        f"  (Real MiniLM, {model}; {found['seconds'] / len(rows) * 2:.0f} s of timing a race, at most {settings['shape_budget_s']:g}; "
-        f"{cores} cores of {cpu}; the rest were inconclusive or equal.)"
-    )  # fmt: skip
-    return "\n".join(lines) + "\n"
+    model = "`" + "` > `".join(settings["model"].split(" > ")[1:]) + "`" if " > " in settings["model"] else "fp32"
+    withheld = sum("withheld" in (row["warning"] or "") for row in rows) / len(rows)
+    return (
+        f"- With {settings['shape_budget_s']:g} s for each shape, {2 * found['seconds'] / len(rows):.0f} s a race on average, a model "
+        f"against itself is called faster or slower in {parts[0]}; counted {settings['slow_down']:.0%} slower, it is called slower in "
+        f"{parts[1]}.\n  (Real MiniLM, {model}, {cores} cores of {cpu}; in {withheld:.0%} of the races a hypervisor withheld more than "
+        "3 % of them.)\n"
+    )
 
 
 def cpu_peers(found: dict[str, Any]) -> str:
@@ -151,7 +151,8 @@ def updated(readme: str) -> str:
         "quickstart": lambda: section(Report.model_validate_json(RESULT.read_text("utf-8"))),
         "limits": lambda: limits(json.loads(LIMITS.read_text("utf-8"))),
         "matrix": lambda: matrix(json.loads(MATRIX.read_text("utf-8"))),
-        "proof": lambda: proof(json.loads(PROOF.read_text("utf-8"))) + verdicts(json.loads(AA.read_text("utf-8"))),
+        "proof": lambda: proof(json.loads(PROOF.read_text("utf-8")))
+        + "".join(verdicts(json.loads(path.read_text("utf-8"))) for path in (AA, AA_LONG)),
         "cpu_peers": lambda: cpu_peers(json.loads(CPU_PEERS.read_text("utf-8"))),
         "roofline": lambda: roofline.table(json.loads(ROOFLINE.read_text("utf-8"))),
         "pipeline": lambda: pipeline.table(json.loads(PIPELINE.read_text("utf-8"))),
