@@ -49,6 +49,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "fuse_ort": ("use_sdpa", "export_onnx"),
     "cast_onnx_half": ("use_sdpa", "export_onnx", "fuse_ort"),
     "quantize_int8": ("use_sdpa", "export_onnx", "fuse_ort"),
+    "convert_openvino": ("use_sdpa", "export_onnx"),
     "build_tensorrt": ("use_sdpa", "export_onnx", "cast_onnx_half"),
 }
 #: Options without which a pass says nothing here.
