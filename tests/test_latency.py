@@ -18,6 +18,7 @@ from bertopt.checks import latency, machine
 from bertopt.checks.latency import Contender, Turn
 from bertopt.checks.machine import Machine
 from bertopt.core import Session, Spec
+from bertopt.race import Budget, race_case
 from bertopt.results import Ratio
 
 NAN = math.nan
@@ -208,6 +209,24 @@ def test_a_race_notes_what_was_withheld(clock: Clock) -> None:
     latency.race([a, b], 0.5, withheld=lambda: clock.now * lost[clock.awake or "a"])
     assert {turn.withheld for turn in a.rounds} == {0.0}
     assert [turn.withheld for turn in b.rounds] == pytest.approx([0.25] * len(b.rounds))
+
+
+def test_a_race_of_workers_asks_the_machine_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    given: dict[str, Any] = {}
+
+    def begin(contenders: Any, seconds: float, **options: Any) -> float:
+        given.update(options, seconds=seconds)
+        raise Begun
+
+    monkeypatch.setattr(latency, "race", begin)
+    monkeypatch.setattr(Machine, "_ticks", lambda _: (9.0, 3.0, 5.0, 1.0))
+    monkeypatch.setattr("bertopt.checks.machine.os.cpu_count", lambda: 2)
+    with pytest.raises(Begun):
+        race_case({}, (1, 8), [], Budget(2.0, 9.0, 0.01), 1.0, None)
+    assert (given["seconds"], given["narrow"], given["withheld"]()) == (3.0, 0.01, 2.0)
 
 
 def test_a_few_disturbed_rounds_change_nothing() -> None:
