@@ -214,3 +214,22 @@ def _full(spec: Spec, length: int) -> dict[str, np.ndarray]:
     arrays = {"input_ids": np.full((1, length), 7), "attention_mask": np.ones((1, length), np.int64)}
     arrays["token_type_ids"] = np.zeros((1, length), np.int64)
     return {name: arrays[name] for name in spec.inputs}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_head_that_reads_padding_sees_no_more_of_it(tiny: Tiny, tmp_path: Path, rows: int) -> None:
+    """Under left padding DeBERTa-v2's head reads a padding token, which attends evenly to all there is."""
+    pytest.importorskip("openvino")
+    reference = checkpoint.load(tiny(family="deberta-v2"))
+    path = tmp_path / "elsewhere" / "model.xml"
+    openvino = vendor.openvino()
+    graph = ExportOnnx()(reference, Context(tmp_path)).model
+    openvino.save_model(openvino.Core().read_model(graph.path), path, compress_to_fp16=False)
+    session = OpenVinoSession(OpenVino(reference.spec, "float32", path), "cpu", threads=1)
+    ids = np.arange(5, 5 + 6 * rows).reshape(rows, 6)
+    mask = np.ones_like(ids)
+    mask[-1, :2] = 0
+    inputs = {name: {"input_ids": ids, "attention_mask": mask}.get(name, 0 * ids) for name in reference.spec.inputs}
+    expected = open_session(reference).run(inputs)["logits"]
+    (streamed,) = session.run_all([inputs])
+    assert max(np.abs(got["logits"] - expected).max() for got in (session.run(inputs), streamed)) <= 1e-6

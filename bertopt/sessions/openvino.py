@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt import vendor
 from bertopt.core import Device, OpenVino, Session
 from bertopt.errors import Unsupported
-from bertopt.sessions.openvino_request import BLOCK, Request, Short
+from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -149,7 +149,7 @@ class OpenVinoSession(Session):
         length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)
         # A packed row may hold several texts.
         texts = inputs["first_tokens"].size if "first_tokens" in inputs else rows
-        if texts != 1 or rows != 1 or length is None:
+        if texts != 1 or rows != 1 or length is None or not widens(self.spec, inputs):
             return usual
         if length not in self._short:
             model = self._core.read_model(self._path)

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 BLOCK = 16
 
 
+def widens(spec: Spec, inputs: Mapping[str, Array]) -> bool:
+    """Whether padding may be added to a batch: not where a head that reads the first token of a row reads padding there.
+
+    What a family computes of padding may depend on how much there is: DeBERTa-v2 lets it attend evenly to everything.
+    """
+    if spec.layout == "packed" or spec.granularity != "text":
+        return True
+    return bool(inputs["attention_mask"][:, 0].all())
+
+
 class Request:
     """Runs one batch at a time. `request` is the runtime's, `tensor` its class of tensors."""
 
@@ -32,7 +42,7 @@ class Request:
         rows, self._width = inputs["input_ids"].shape
         missing = -self._width % BLOCK
         if self.spec.layout == "padded":
-            missing = min(missing, self.spec.max_length - self._width)
+            missing = min(missing, self.spec.max_length - self._width) if widens(self.spec, inputs) else 0
         self._held = []
         for name in self.spec.network_inputs:
             array = inputs[name]
