@@ -6,7 +6,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,6 +102,39 @@ def test_race_stops_when_it_knows_and_says_what_is_left(clock: Clock) -> None:
     near = [clock.contender("e", 100.0, 0.03), clock.contender("f", 103.0, 0.03)]
     latency.race(near, 60.0)
     assert len(near[0].rounds) > 2 * latency.MIN_ROUNDS
+
+
+def test_processes_take_turns(clock: Clock) -> None:
+    """Each is warmed up and its graphs are counted; round after round another one runs."""
+    pair = [clock.contender(name, 10.0, 0.1, processes=3) for name in ("a", "b")]
+    due, seen, compiled = deque("123"), list[str](), {"1": 2, "2": 5, "3": 0}
+    first, plain = pair[0], (pair[0].turn, pair[0].sleep)
+
+    def turn(steps: int) -> Turn:
+        seen.append(due[0])
+        compiled[due[0]] += due[0] == "2" and len(seen) > 6
+        return plain[0](steps)
+
+    def sleep() -> None:
+        plain[1]()
+        due.rotate(-1)
+
+    first.turn, first.sleep, first.graphs = turn, sleep, lambda: compiled[due[0]]
+    latency.race(pair, 0.0)
+    rounds = len(first.rounds)
+    assert "".join(seen) == "112233" + ("123" * rounds)[:rounds]
+    assert first.compiled == seen[6:].count("2") and pair[1].compiled == 0
+
+
+def test_the_more_processes_the_less_it_matters_where_one_lies() -> None:
+    noise = np.random.default_rng(0).uniform(9, 11, (2, 40))
+    found = []
+    for processes in (1, 4):
+        of, to = raced(*noise)
+        of.processes = to.processes = processes
+        ratio = latency.ratio(of, to)
+        found.append(math.log(ratio.high / ratio.ratio))
+    assert found[0] - found[1] == pytest.approx(latency.PLACEMENT / 2)
 
 
 def test_alone_there_is_nothing_to_know(clock: Clock) -> None:

@@ -32,7 +32,8 @@ WITHHELD, LEAST_KEPT, DISTURBED = 0.03, 20, 1.5
 #: Most that one round is taken to resemble the one before it, when the interval is widened for it.
 ALIKE = 0.5
 #: What two processes that run the same model may differ by for good, through where their memory happens to lie:
-#: half-width added to every interval (measured; see benchmarks/aa.py).
+#: half-width added to every interval, over the root of how many processes each contender has (measured; see
+#: benchmarks/aa.py).
 PLACEMENT = 0.005
 #: Noise that stays with one process for seconds does not show in the spread of a few rounds: against itself, the real
 #: model at 8 × 128 was 2.4 times as far from 1 as 8 rounds' intervals said. So they are widened by
@@ -60,7 +61,10 @@ class Turn:
 
 @dataclass
 class Contender:
-    """Something to time: `turn(n)` runs n times without a break."""
+    """Something to time: `turn(n)` runs n times without a break.
+
+    Where it has several `processes`, each `sleep` makes the next one the one that `wake` wakes.
+    """
 
     name: str
     turn: Callable[[int], Turn]
@@ -68,6 +72,7 @@ class Contender:
     sleep: Callable[[], None] = lambda: None
     #: How many graphs the runtime has compiled so far; one more while the clock ran voids the figures.
     graphs: Callable[[], int] = lambda: 0
+    processes: int = 1
     per_turn: int = 1
     compiled: int = 0
     rounds: list[Turn] = field(default_factory=list)
@@ -98,14 +103,15 @@ def race(
     rng = np.random.default_rng(seed)
     start = time.monotonic()
     for contender in contenders:
-        contender.wake()
-        (once,) = contender.turn(1).taken
-        if once < 5 * TURN_MS:
-            # The first run pays for allocations; measure a short one again.
+        for _ in range(contender.processes):
+            contender.wake()
             (once,) = contender.turn(1).taken
-        contender.per_turn = max(1, min(100, int(TURN_MS / max(once, 0.01))))
-        contender.compiled = -contender.graphs()
-        contender.sleep()
+            if once < 5 * TURN_MS:
+                # The first run pays for allocations; measure a short one again.
+                (once,) = contender.turn(1).taken
+            contender.per_turn = max(1, min(100, int(TURN_MS / max(once, 0.01))))
+            contender.compiled -= contender.graphs()
+            contender.sleep()
     order = rng.permutation(len(contenders))
     for done in range(MAX_ROUNDS):
         # Alone there is nothing to compare, so no interval to narrow.
@@ -126,9 +132,10 @@ def race(
             contender.sleep()
     between()
     for contender in contenders:
-        contender.wake()
-        contender.compiled += contender.graphs()
-        contender.sleep()
+        for _ in range(contender.processes):
+            contender.wake()
+            contender.compiled += contender.graphs()
+            contender.sleep()
     return max(0.0, budget_s - (time.monotonic() - start))
 
 
@@ -190,7 +197,7 @@ def _interval(of: Contender, to: Contender) -> tuple[float, float]:
 def ratio(of: Contender, to: Contender) -> Ratio:
     """How many times faster `of` is than `to`, with its 95 % interval."""
     middle, half = _interval(of, to)
-    half += PLACEMENT
+    half += PLACEMENT / math.sqrt(min(of.processes, to.processes))
     return Ratio(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
