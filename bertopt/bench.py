@@ -77,7 +77,7 @@ def bench(
         for number, (directory, manifest) in enumerate(zip(directories, manifests, strict=True)):
             tell(f"timing {directory}")
             worker = _open(workers, directory, manifest) if number else first
-            racing = {"stage": [worker]} | ({"reference": [first]} if number else {})
+            racing = {"stage": worker} | ({"reference": first} if number else {})
             latency, _ = race(racing, spec, grid, mix, budget, None)
             stats = worker.call("stats")
             rows.append(

@@ -59,8 +59,7 @@ class Examiner:
         self.mix: list[Text] = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
         inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine, asdict(budget)]
         self.records = Records(records, inputs)
-        #: The processes that have a stage open: the first is asked, all are timed.
-        self._open: dict[Path, list[Worker]] = {}
+        self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
         self._reference_correct: list[bool] | None = None
@@ -96,14 +95,15 @@ class Examiner:
         return [self.tokenizer.batch(self.tokenizer.encode(texts))]
 
     def close(self) -> None:
-        for directory in list(self._open):
-            self._shut(directory)
+        for worker in self._open.values():
+            worker.close()
+        self._open.clear()
 
     def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> Found:
         self.tell(f"{name}: opening")
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
-            self._shut(path)
+            self._open.pop(path).close()
         while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
             del self._answers[next(path for path in self._answers if path not in keep)]
         worker = self._worker(directory, timeout)
@@ -126,11 +126,11 @@ class Examiner:
         ranked = self._ranking(directory) if parent is not None else None
         correct = self._correct(name, worker, timeout)
         self.tell(f"{name}: latency")
-        racing = {"stage": self._team(directory, timeout)}
+        racing = {"stage": worker}
         if parent is not None:
-            racing["reference"] = self._team(self.reference, timeout)
+            racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
-                racing["parent"] = self._team(parent, timeout)
+                racing["parent"] = self._worker(parent, timeout)
         timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, self.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
@@ -144,31 +144,17 @@ class Examiner:
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float | None) -> Worker:
-        return self._team(directory, timeout, 1)[0]
-
-    def _team(self, directory: Path, timeout: float | None, size: int | None = None) -> list[Worker]:
-        """At least `size` workers, as many as are timed where None, that have a stage open."""
-        if not all(worker.alive for worker in self._open.get(directory, [])):
-            self._shut(directory)
-        team = self._open.setdefault(directory, [])
-        while len(team) < (size or self.budget.processes):
-            team.append(self._opened(directory, timeout))
-        return team
-
-    def _opened(self, directory: Path, timeout: float | None) -> Worker:
-        worker = self.workers.start()
-        try:
-            opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
-        except BaseException:
-            worker.kill()
-            raise
-        worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
-        worker.packed = opened["layout"] == "packed"
-        return worker
-
-    def _shut(self, directory: Path) -> None:
-        for worker in self._open.pop(directory, []):
-            worker.close()
+        if directory not in self._open or not self._open[directory].alive:
+            worker = self.workers.start()
+            try:
+                opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
+            except BaseException:
+                worker.kill()
+                raise
+            worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+            worker.packed = opened["layout"] == "packed"
+            self._open[directory] = worker
+        return self._open[directory]
 
     def _print(self, directory: Path, timeout: float | None) -> str:
         if directory not in self._prints:

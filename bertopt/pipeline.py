@@ -113,7 +113,7 @@ class _Job:
             self.texts,
             self.store.checks,
             machine,
-            Budget(recipe.timing.shape_s, recipe.timing.mix_s, processes=recipe.timing.processes),
+            Budget(recipe.timing.shape_s, recipe.timing.mix_s),
             self.tell,
         )
         self.examiner.examine(row, path, None, Limits(), None)

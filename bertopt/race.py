@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,59 +22,56 @@ if TYPE_CHECKING:
 class Budget:
     """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it.
 
-    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio. Every
-    contender has so many `processes`, which take turns: their memory lies elsewhere, which makes one a per cent faster.
+    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio.
     """
 
     shape_s: float = 2.5
     mix_s: float = 4.0
     narrow: float = latency.NARROW
-    processes: int = 1
 
 
 def race(
-    racing: Mapping[str, Sequence[Worker]], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
+    racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
     timeout: float | None,
 ) -> tuple[list[Latency], list[Case]]:  # fmt: skip
     """Time `racing["stage"]` on every [B, S] it can run, and on the mix, against the others there are.
 
-    The others are `reference`, and `parent` where that is another; each has its workers with the same model open. All
-    but the one that is timed are stopped. The cases hold a few of the stage's answers under the clock against the
-    reference's to the same inputs.
+    The others are `reference`, and `parent` where that is another. All but the one that is timed are stopped. The cases
+    hold a few of the stage's answers under the clock against the reference's to the same inputs.
     """
-    everybody = [worker for team in racing.values() for worker in team]
-    for worker in everybody:
+    for worker in racing.values():
         worker.pause()
     timed: list[Latency] = []
     cases: list[Case] = []
     spare = 0.0
     try:
-        for shape in [*(shape for shape in shapes if all(worker.fits(shape) for worker in everybody)), None]:
+        for shape in [*(shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())), None]:
             figures, spare = race_case(racing, shape, mix, budget, spare, timeout)
             timed.append(figures)
             if "reference" in racing:
                 cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
     finally:
-        for worker in everybody:
+        for worker in racing.values():
             worker.resume()
     return timed, cases
 
 
 def race_case(
-    racing: Mapping[str, Sequence[Worker]], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
+    racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
     timeout: float | None,
 ) -> tuple[Latency, float]:  # fmt: skip
     """The stage's figures, and the seconds left of its budget and of `spare`."""
     contenders = {}
-    for role, workers in racing.items():
-        for worker in workers:
-            worker.resume()
-            if shape is None:
-                worker.call("mix", timeout=timeout, texts=list(mix))
-            RemoteSession(worker, timeout).sampled()
-            worker.pause()
-        contenders[role] = _contender(role, workers, shape, timeout)
-    machine = Machine([worker.pid for workers in racing.values() for worker in workers])
+    for role, worker in racing.items():
+        worker.resume()
+        if shape is None:
+            worker.call("mix", timeout=timeout, texts=list(mix))
+        RemoteSession(worker, timeout).sampled()
+        worker.pause()
+        contenders[role] = Contender(
+            role, _turn(worker, shape, timeout), worker.resume, worker.pause, _graphs(worker, timeout)
+        )
+    machine = Machine([worker.pid for worker in racing.values()])
     left = latency.race(
         list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + spare, between=machine.calibrate,
         withheld=machine.withheld, narrow=budget.narrow,
@@ -87,13 +83,11 @@ def race_case(
     return figures, left
 
 
-def _sampled(racing: Mapping[str, Sequence[Worker]], spec: Spec, what: str, timeout: float | None) -> list[Case]:
-    samples = []
-    for worker in racing["stage"]:
-        worker.resume()
-        samples += RemoteSession(worker, timeout).sampled()
-        worker.pause()
-    reference = racing["reference"][0]
+def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | None) -> list[Case]:
+    stage, reference = racing["stage"], racing["reference"]
+    stage.resume()
+    samples = RemoteSession(stage, timeout).sampled()
+    stage.pause()
     reference.resume()
     cases = []
     for inputs, answers in samples:
@@ -120,27 +114,16 @@ class _Recorded(Session):
         return dict(self.answers)
 
 
-def _contender(
-    role: str, workers: Sequence[Worker], shape: tuple[int, int] | None, timeout: float | None
-) -> Contender:
-    """One contender whose workers take turns."""
-    due = deque(workers)
-
+def _turn(worker: Worker, shape: tuple[int, int] | None, timeout: float | None) -> Callable[[int], Turn]:
     def turn(steps: int) -> Turn:
         if shape is None:
-            found = due[0].call("time_mix", timeout=timeout, steps=steps)
+            found = worker.call("time_mix", timeout=timeout, steps=steps)
         else:
-            found = due[0].call("time", timeout=timeout, shape=list(shape), steps=steps)
+            found = worker.call("time", timeout=timeout, shape=list(shape), steps=steps)
         return Turn(found["taken"], found["late"])
 
-    def wake() -> None:
-        due[0].resume()
+    return turn
 
-    def sleep() -> None:
-        due[0].pause()
-        due.rotate(-1)
 
-    def graphs() -> int:
-        return int(due[0].call("stats", timeout=timeout)["facts"].get("graphs", 0))
-
-    return Contender(role, turn, wake, sleep, graphs, len(due))
+def _graphs(worker: Worker, timeout: float | None) -> Callable[[], int]:
+    return lambda: int(worker.call("stats", timeout=timeout)["facts"].get("graphs", 0))

@@ -42,9 +42,6 @@ class Timing(_Frozen):
 
     shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
     mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
-    processes: int = Field(
-        1, ge=1, le=16, description="processes that each contender is timed in, in turn; more find smaller differences"
-    )
 
 
 class StepKeys(_Frozen):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bertopt
-from bertopt.race import Budget, race
 from bertopt.results import Report
-from bertopt.worker import Worker
 from tests import example_passes
 from tests.conftest import LETTERS, WORDS, Tiny
 from tests.shared import cheap_workers
@@ -63,27 +61,6 @@ def test_an_embedding_model_is_ranked_at_every_stage(tiny: Tiny, tmp_path: Path)
     assert report.exit_code == 3
     assert "spearman must be at least 1; got 0.9" in str(report.reason)
     assert all(row.reused for row in report.stages)
-
-
-def test_each_contender_is_timed_in_as_many_processes_as_the_recipe_says(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raced: list[dict[str, list[int]]] = []
-
-    def note(racing: Mapping[str, Sequence[Worker]], *arguments: Any) -> Any:
-        raced.append({role: [worker.pid for worker in team] for role, team in racing.items()})
-        return race(racing, *arguments)
-
-    monkeypatch.setattr("bertopt.examine.race", note)
-    recipe = {
-        "schema_version": 1, "model": str(tiny()), "device": "cpu", "inputs": {"shapes": [[1, 8]]},
-        "timing": {"shape_s": 0.01, "mix_s": 0.01, "processes": 2}, "steps": [{"pass": "use_sdpa"}],
-    }  # fmt: skip
-    monkeypatch.setattr("bertopt.pipeline.Budget", Budget)
-    assert bertopt.run(recipe, tmp_path / "out").exit_code == 0
-    assert [list(racing) for racing in raced] == [["stage"], ["stage", "reference"]]
-    assert raced[0]["stage"] == raced[1]["reference"]
-    assert len({*raced[1]["stage"], *raced[1]["reference"]}) == 4
 
 
 def test_dynamic_int8_depends_on_its_company_and_can_be_limited(tiny: Tiny, tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ WITHHELD, LEAST_KEPT, DISTURBED = 0.03, 20, 1.5
 #: Most that one round is taken to resemble the one before it, when the interval is widened for it.
 ALIKE = 0.5
 #: What two processes that run the same model may differ by for good, through where their memory happens to lie:
-#: half-width added to every interval, over the root of how many processes each contender has (measured; see
-#: benchmarks/aa.py).
+#: half-width added to every interval (measured; see benchmarks/aa.py).
 PLACEMENT = 0.005
 #: Noise that stays with one process for seconds does not show in the spread of a few rounds: against itself, the real
 #: model at 8 × 128 was 2.4 times as far from 1 as 8 rounds' intervals said. So they are widened by
@@ -41,8 +40,12 @@ PLACEMENT = 0.005
 FEW = 8
 #: Width of an interval, as a share of its ratio, from which a figure carries a warning.
 NOISY = 0.25
-#: Each turn of a contender lasts about this long, so that what wakes it up is small beside it.
-TURN_MS = 20.0
+#: Each turn of the fastest contender lasts about this long, so that what wakes it up is small beside it. The others' have
+#: as many steps up to `LONGEST` times that: the first step after waking takes 7 to 10 % longer than the median, so that
+#: a model in turns of one step looked 15 % slower than itself in turns of five.
+TURN_MS, LONGEST = 20.0, 4
+#: Steps of the warm-up, of which the fastest counts: one that was disturbed says nothing.
+WARM_UP = 3
 #: Share of a step, and milliseconds at least, that may still have to be done when its clock has stopped.
 LATE, LATE_MS = 0.5, 0.1
 
@@ -61,10 +64,7 @@ class Turn:
 
 @dataclass
 class Contender:
-    """Something to time: `turn(n)` runs n times without a break.
-
-    Where it has several `processes`, each `sleep` makes the next one the one that `wake` wakes.
-    """
+    """Something to time: `turn(n)` runs n times without a break."""
 
     name: str
     turn: Callable[[int], Turn]
@@ -72,7 +72,6 @@ class Contender:
     sleep: Callable[[], None] = lambda: None
     #: How many graphs the runtime has compiled so far; one more while the clock ran voids the figures.
     graphs: Callable[[], int] = lambda: 0
-    processes: int = 1
     per_turn: int = 1
     compiled: int = 0
     rounds: list[Turn] = field(default_factory=list)
@@ -102,16 +101,19 @@ def race(
     """
     rng = np.random.default_rng(seed)
     start = time.monotonic()
+    once = []
     for contender in contenders:
-        for _ in range(contender.processes):
-            contender.wake()
-            (once,) = contender.turn(1).taken
-            if once < 5 * TURN_MS:
-                # The first run pays for allocations; measure a short one again.
-                (once,) = contender.turn(1).taken
-            contender.per_turn = max(1, min(100, int(TURN_MS / max(once, 0.01))))
-            contender.compiled -= contender.graphs()
-            contender.sleep()
+        contender.wake()
+        taken = contender.turn(1).taken
+        if taken[0] < 5 * TURN_MS:
+            # The first run pays for allocations; measure a short one again.
+            taken = contender.turn(WARM_UP).taken
+        once.append(max(0.01, min(taken)))
+        contender.compiled = -contender.graphs()
+        contender.sleep()
+    steps = min(100, TURN_MS / min(once, default=1.0))
+    for contender, ms in zip(contenders, once, strict=True):
+        contender.per_turn = max(1, int(min(steps, LONGEST * TURN_MS / ms)))
     order = rng.permutation(len(contenders))
     for done in range(MAX_ROUNDS):
         # Alone there is nothing to compare, so no interval to narrow.
@@ -132,10 +134,9 @@ def race(
             contender.sleep()
     between()
     for contender in contenders:
-        for _ in range(contender.processes):
-            contender.wake()
-            contender.compiled += contender.graphs()
-            contender.sleep()
+        contender.wake()
+        contender.compiled += contender.graphs()
+        contender.sleep()
     return max(0.0, budget_s - (time.monotonic() - start))
 
 
@@ -197,7 +198,7 @@ def _interval(of: Contender, to: Contender) -> tuple[float, float]:
 def ratio(of: Contender, to: Contender) -> Ratio:
     """How many times faster `of` is than `to`, with its 95 % interval."""
     middle, half = _interval(of, to)
-    half += PLACEMENT / math.sqrt(min(of.processes, to.processes))
+    half += PLACEMENT
     return Ratio(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
