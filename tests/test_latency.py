@@ -80,8 +80,9 @@ def test_race_is_interleaved_there_and_back(clock: Clock) -> None:
 
 def test_race_stops_in_time(clock: Clock) -> None:
     noisy = [clock.contender(name, 100.0, 0.3) for name in ("a", "b")]
-    assert latency.race(noisy, 4.0) == 0.0
-    assert 16 <= len(noisy[0].rounds) <= 25
+    warm_up = latency.WARM_UP * 2 * 0.1
+    assert latency.race(noisy, 4.0 + warm_up) == 0.0
+    assert 19 <= len(noisy[0].rounds) <= 25
     endless = [clock.contender(name, 0.001, 0.3) for name in ("c", "d")]
     latency.race(endless, 1e9)
     assert [(len(c.rounds), c.per_turn) for c in endless] == [(latency.MAX_ROUNDS, 100)] * 2
