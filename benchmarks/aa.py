@@ -37,7 +37,7 @@ def settings(model: str, share: float, budget: Budget, shapes: Shapes) -> dict[s
     """Everything that the rates depend on, besides the machine."""
     return {
         "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share, "shape_budget_s": budget.shape_s,
-        "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS,
+        "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS, "look": latency.LOOK,
         "turn_ms": [latency.TURN_MS, latency.LONGEST], "warm_up": latency.WARM_UP, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
         "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
     }  # fmt: skip

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Clock:
         def turn(steps: int) -> Turn:
             assert self.awake == name
             self.log.append(f"{name} runs {steps}")
-            taken = ms * (1 + jitter * rng.standard_normal() * np.ones(steps))
+            taken = ms * max(0.01, 1 + jitter * rng.standard_normal()) * np.ones(steps)
             self.now += float(taken.sum()) / 1e3
             return Turn([float(each) for each in taken])
 
@@ -267,21 +268,23 @@ MACHINES = {
     "spiky": (0.02, 0.2, 0.01, 0.25, 0.4, 0.004),
     "drifting": (0.01, 0.2, 0.05, 0.05, 0.3, 0.004),
 }
-RACES = 300
+RACES = 1000
 
 
 def simulate(kind: str, slower: float, seed: int) -> Counter[str]:
     """Verdicts of `RACES` simulated races, each stopped as `latency.race` stops."""
     sigma, stays, mood_step, often, much, placement = MACHINES[kind]
-    rng = np.random.default_rng(seed)
     verdicts: Counter[str] = Counter()
-    for _ in range(RACES):
+    for number in range(RACES):
+        # Of its own, so that no race depends on when another ended.
+        rng = np.random.default_rng((seed, number))
         base = math.log1p(slower) + rng.normal(0, placement)
         racing = [Contender(name, lambda _: Turn([])) for name in "ab"]
         mood, own = rng.normal(0, 0.1), rng.normal(0, sigma, 2)
+        ends = latency.Ends(latency.NARROW)
         # As many rounds as the budget holds for a model that takes 40 ms.
         for done in range(30):
-            if done >= latency.MIN_ROUNDS and latency._narrow(racing, done, latency.NARROW):
+            if ends.now(racing, done):
                 break
             own = stays * own + math.sqrt(1 - stays**2) * rng.normal(0, sigma, 2)
             mood += rng.normal(0, mood_step)
@@ -302,6 +305,26 @@ def test_false_alarms(kind: str) -> None:
 def test_a_five_percent_slow_down_is_found(kind: str, share: float) -> None:
     found = simulate(kind, 0.05, seed=2)
     assert found["SLOWER"] >= share * RACES and not found["FASTER"], found
+
+
+def test_a_race_that_ends_when_narrow_is_as_sure_as_it_says() -> None:
+    """Rounds with the long tails of a shared machine. Looked at after every other round, 11 % of intervals missed."""
+    rng = np.random.default_rng(4)
+    apart, lengths = [], []
+    for _ in range(300):
+        a, b = raced(np.ones(1000), np.exp(0.08 * rng.standard_t(3, 1000)))
+        ends, racing = latency.Ends(0.016), (a, b)
+        for done in range(2, 1000, 2):
+            if done == ends.look:
+                racing = replace(a, rounds=a.rounds[:done]), replace(b, rounds=b.rounds[:done])
+            if ends.now(racing, done):
+                break
+        middle, half = latency._interval(*racing)
+        apart.append(middle / half)
+        lengths.append(done)
+    assert max(lengths) < 500
+    assert np.std(apart) < 1.12 / 1.96
+    assert np.mean(np.abs(apart) > 1) < 0.08
 
 
 @pytest.mark.parametrize(
