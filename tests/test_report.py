@@ -224,8 +224,20 @@ def test_html_is_one_file_and_escaped(tmp_path: Path) -> None:
     for words in ("FASTER 2.41x [2.35, 2.47]", "cosine_min NaN, not ≥ 0.98", "CPUExecutionProvider", "exit code 3"):
         assert words in text
     assert text.count('<tr class="worst over">') == 1
-    assert text.count("<details") == len(report().stages) + 1
+    # Each stage, the warnings and the recipe.
+    assert text.count("<details") == len(report().stages) + 2
     assert text.index("exit code") < text.index("<h2>Stages") < text.index("Model and machine")
+
+
+def test_many_warnings_leave_the_first_screen_to_the_verdict() -> None:
+    found = report()
+    few, many = (found.stages[0].latency * times for times in (1, 7))
+    pages = [
+        html.page(found.model_copy(update={"stages": [found.stages[0].model_copy(update={"latency": each})]}))
+        for each in (few, many)
+    ]
+    assert '<details class="warnings" open><summary><b>1 warning</b>' in pages[0]
+    assert '<details class="warnings"><summary><b>7 warnings</b>' in pages[1]
 
 
 def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
