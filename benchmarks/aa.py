@@ -5,7 +5,7 @@
 A stage or artefact, without one the real MiniLM checkpoint, is opened in two new workers and raced against itself, as a
 run times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer
 than it took. To find a small slow-down on a machine that others use too, a race needs more than a run's 2.5 s for each
-shape: `--budget 60 --narrow 0.012` ends it as soon as its interval tells 5 %. Stopped, it goes on where it was.
+shape: `--budget 120 --narrow 0.016` ends it when its interval tells 5 %. Stopped, it goes on where it was.
 """
 
 from __future__ import annotations

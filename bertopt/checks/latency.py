@@ -21,8 +21,8 @@ P99_SAMPLES = 5000
 #: Most is what a long budget may spend on one case.
 MIN_ROUNDS, MAX_ROUNDS = 8, 4000
 #: Intervals are looked at first after `MIN_ROUNDS`, then whenever there are so many times as many rounds, and end a race
-#: when narrow twice in a row. Looked at after every other round, a race ended at the first interval that was too narrow
-#: by chance, and a model was called faster or slower than itself in 4 of 172 races.
+#: when narrow twice in a row. Looked at after every other round, a race ends at the first interval that chance makes too
+#: narrow.
 LOOK = 1.25
 #: Half-width of an interval, as a share of its ratio, that is narrow enough to stop before the budget is spent. Where
 #: contenders are far apart, `NARROW_APART` of their distance is narrow enough.
