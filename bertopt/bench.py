@@ -45,12 +45,12 @@ class Bench(BaseModel):
 
 def bench(
     directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None, processes: int = 1,
 ) -> Bench:  # fmt: skip
     """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
     the built-in ones; each race takes `seconds` at most.
 
-    Each runs in a worker of its own; all but the first take turns with the first. Raises UsageError where they do not
+    Each runs in a worker of its own, or in `processes` one after another; all but the first take turns with the first. Raises UsageError where they do not
     take the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
     """
     manifests = [stage.read_manifest(directory) for directory in directories]
@@ -70,7 +70,7 @@ def bench(
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     step = max(1, len(found.texts) // MIX_TEXTS)
     mix = [("what?", text) if paired else text for text in found.texts[::step]][:MIX_TEXTS]
-    budget = Budget(seconds, seconds)
+    budget = Budget(seconds, seconds, processes=processes)
     rows: list[Timed] = []
     with Workers() as workers:
         first = _open(workers, directories[0], manifests[0])
@@ -78,7 +78,12 @@ def bench(
             tell(f"timing {directory}")
             worker = _open(workers, directory, manifest) if number else first
             racing = {"stage": worker} | ({"reference": first} if number else {})
-            latency, _ = race(racing, spec, grid, mix, budget, None)
+
+            def again(role: str, tested: int = number) -> Worker:
+                which = tested if role == "stage" else 0
+                return _open(workers, directories[which], manifests[which])
+
+            latency, _ = race(racing, spec, grid, mix, budget, None, again)
             stats = worker.call("stats")
             rows.append(
                 Timed(

@@ -131,7 +131,11 @@ class Examiner:
             racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
-        timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, self.budget, timeout)
+        opened = {"stage": directory, "reference": self.reference, "parent": parent or self.reference}
+        timed, under_the_clock = race(
+            racing, self.spec, self.shapes, self.mix, self.budget, timeout,
+            lambda role: self._start(opened[role], timeout),
+        )  # fmt: skip
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         # After memory was read: graph files are read again for these.
@@ -145,16 +149,19 @@ class Examiner:
 
     def _worker(self, directory: Path, timeout: float | None) -> Worker:
         if directory not in self._open or not self._open[directory].alive:
-            worker = self.workers.start()
-            try:
-                opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
-            except BaseException:
-                worker.kill()
-                raise
-            worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
-            worker.packed = opened["layout"] == "packed"
-            self._open[directory] = worker
+            self._open[directory] = self._start(directory, timeout)
         return self._open[directory]
+
+    def _start(self, directory: Path, timeout: float | None) -> Worker:
+        worker = self.workers.start()
+        try:
+            opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
+        except BaseException:
+            worker.kill()
+            raise
+        worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+        worker.packed = opened["layout"] == "packed"
+        return worker
 
     def _print(self, directory: Path, timeout: float | None) -> str:
         if directory not in self._prints:

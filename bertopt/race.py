@@ -1,8 +1,10 @@
-"""Time a stage, the reference and its parent against each other, each open in a worker of its own."""
+"""Time a stage, the reference and its parent against each other, each open in a worker of its own, or in several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,47 +24,81 @@ if TYPE_CHECKING:
 class Budget:
     """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it.
 
-    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio.
+    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio. `processes`
+    run each contender, one after another: two that run the same model differ by about 1 % for longer than a race.
     """
 
     shape_s: float = 2.5
     mix_s: float = 4.0
     narrow: float = latency.NARROW
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One team after the race of one shape, and what was wrong with the machine meanwhile."""
+
+    team: dict[str, Contender]
+    noticed: list[str]
 
 
 def race(
     racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
-    timeout: float | None,
+    timeout: float | None, start: Callable[[str], Worker],
 ) -> tuple[list[Latency], list[Case]]:  # fmt: skip
-    """Time `racing["stage"]` on every [B, S] it can run, and on the mix, against the others there are.
+    """Time `racing["stage"]` on every [B, S] it can run, and on the mix if there is any, against the others there are.
 
-    The others are `reference`, and `parent` where that is another. All but the one that is timed are stopped. The cases
-    hold a few of the stage's answers under the clock against the reference's to the same inputs.
+    The others are `reference`, and `parent` where that is another. Where the budget asks for more processes, `start` opens
+    a role's model in a new one; these share the budget, and all of one team are closed before the next is opened. All but
+    the one that is timed are stopped. The cases hold a few of the stage's answers under the clock against the
+    reference's to the same inputs.
     """
-    for worker in racing.values():
-        worker.pause()
-    timed: list[Latency] = []
+    shapes = [shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())]
+    found: dict[tuple[int, int] | None, list[Raced]] = {}
     cases: list[Case] = []
     spare = 0.0
+    for number in range(budget.processes):
+        with _team(racing, number, start) as team:
+            for shape in [*shapes, *([None] if mix else [])]:
+                raced, spare = race_case(team, shape, mix, budget, spare, timeout)
+                found.setdefault(shape, []).append(raced)
+                if "reference" in team:
+                    cases += _sampled(team, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
+    return [
+        latency.measure(
+            [each.team for each in all_teams], shape, len(mix), [notice for each in all_teams for notice in each.noticed]
+        )
+        for shape, all_teams in found.items()
+    ], cases
+
+
+@contextmanager
+def _team(racing: dict[str, Worker], number: int, start: Callable[[str], Worker]) -> Iterator[dict[str, Worker]]:
+    """The first team is `racing`, asleep; any other is new processes of the same roles, opened in turn in this order and
+    in its reverse, as the one opened first may be a little slower for good."""
+    opened: dict[str, Worker] = {}
     try:
-        for shape in [*(shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())), None]:
-            figures, spare = race_case(racing, shape, mix, budget, spare, timeout)
-            timed.append(figures)
-            if "reference" in racing:
-                cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
+        if number:
+            for role in reversed(racing) if number % 2 else racing:
+                opened[role] = start(role)
+                opened[role].pause()
+        for worker in racing.values():
+            worker.pause()
+        yield {role: opened[role] for role in racing} if number else racing
     finally:
+        for worker in opened.values():
+            worker.close()
         for worker in racing.values():
             worker.resume()
-    return timed, cases
 
 
 def race_case(
-    racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
+    team: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
     timeout: float | None,
-) -> tuple[Latency, float]:  # fmt: skip
-    """The stage's figures, and the seconds left of its budget and of `spare`."""
+) -> tuple[Raced, float]:  # fmt: skip
+    """One team's race, and the seconds left of its share of the budget and of `spare`."""
     contenders = {}
-    for role, worker in racing.items():
+    for role, worker in team.items():
         worker.resume()
         if shape is None:
             worker.call("mix", timeout=timeout, texts=list(mix))
@@ -71,16 +107,12 @@ def race_case(
         contenders[role] = Contender(
             role, _turn(worker, shape, timeout), worker.resume, worker.pause, _graphs(worker, timeout)
         )
-    machine = Machine([worker.pid for worker in racing.values()])
+    machine = Machine([worker.pid for worker in team.values()])
     left = latency.race(
-        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + spare, between=machine.calibrate,
-        withheld=machine.withheld, narrow=budget.narrow,
+        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) / budget.processes + spare,
+        between=machine.calibrate, withheld=machine.withheld, narrow=budget.narrow * math.sqrt(budget.processes),
     )  # fmt: skip
-    reference = contenders.get("reference")
-    figures = latency.measure(
-        contenders["stage"], shape, len(mix), reference, contenders.get("parent", reference), machine.warnings()
-    )
-    return figures, left
+    return Raced(contenders, machine.warnings()), left
 
 
 def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | None) -> list[Case]:

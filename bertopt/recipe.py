@@ -42,6 +42,8 @@ class Timing(_Frozen):
 
     shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
     mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
+    narrow: float = Field(0.004, gt=0, lt=1, description="half-width of the interval, as a share of its ratio, that ends a race")
+    processes: int = Field(1, ge=1, le=64, description="processes that run each contender, one after another, within the same seconds")
 
 
 class StepKeys(_Frozen):

@@ -207,8 +207,8 @@ def test_a_slow_down_that_is_counted_is_one_that_is_measured() -> None:
     def timed(row: np.ndarray) -> latency.Contender:
         return latency.Contender("x", lambda _: latency.Turn([]), rounds=[latency.Turn([float(ms)]) for ms in row])
 
-    as_measured = latency.ratio(timed(times[0]), timed(times[1]))
-    really = latency.ratio(timed(times[0] * 1.25), timed(times[1]))
+    as_measured = latency.ratio((timed(times[0]), timed(times[1])))
+    really = latency.ratio((timed(times[0] * 1.25), timed(times[1])))
     counted = aa.slowed(as_measured, 0.25)
     assert (counted.ratio, counted.low, counted.high) == pytest.approx((really.ratio, really.low, really.high))
     assert counted.verdict == really.verdict == "SLOWER"

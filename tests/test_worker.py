@@ -154,8 +154,9 @@ def test_what_is_answered_under_the_clock_is_checked(
         for worker, directory in ((timed, tmp_path / "stage"), (against, reference)):
             worker.call("open", directory=str(directory), device="cpu")
         figures, cases = race(
-            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], Budget(0.0, 0.0), None
-        )
+            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], Budget(0.0, 0.0), None,
+            lambda _: workers.start(),
+        )  # fmt: skip
     assert [case.kind for case in figures] == ["shape", "shape", "mix"]
     assert {case.where.split("], ")[1] for case in cases} == {
         f"{what}, under the clock" for what in ("1 × 8", "2 × 8", "mix")

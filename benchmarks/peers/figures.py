@@ -43,7 +43,7 @@ def ratio(of: Mapping[int, float], to: Mapping[int, float]) -> dict[str, Any] | 
         return None
     logs = np.log([to[r] for r in common]) - np.log([of[r] for r in common])
     centre, half = estimate(logs)
-    half += PLACEMENT
+    half = math.hypot(half, PLACEMENT)
     return {
         "ratio": math.exp(centre), "low": math.exp(centre - half), "high": math.exp(centre + half), "rounds": len(common)
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,9 +36,9 @@ TRIM, TRIM_MANY, MANY = 0.2, 0.35, 20
 WITHHELD, LEAST_KEPT, DISTURBED = 0.03, 20, 1.5
 #: Most that one round is taken to resemble the one before it, when the interval is widened for it.
 ALIKE = 0.5
-#: What two processes that run the same model may differ by for good, through where their memory happens to lie:
-#: half-width added to every interval (measured; see benchmarks/aa.py).
-PLACEMENT = 0.005
+#: What two processes that run the same model may differ by for longer than a race, through where their memory happens to
+#: lie: half-width that no number of rounds makes smaller, only more pairs of processes do (measured; see ARCHITECTURE.md).
+PLACEMENT = 0.018
 #: Noise that stays with one process for seconds does not show in the spread of a few rounds: against itself, the real
 #: model at 8 × 128 was 2.4 times as far from 1 as 8 rounds' intervals said. So they are widened by
 #: 1 + (FEW / rounds)².
@@ -219,35 +219,41 @@ def _interval(of: Contender, to: Contender) -> tuple[float, float]:
     return middle, half * (1 + (FEW / len(logs)) ** 2) * (DISTURBED if disturbed else 1.0)
 
 
-def ratio(of: Contender, to: Contender) -> Ratio:
-    """How many times faster `of` is than `to`, with its 95 % interval."""
-    middle, half = _interval(of, to)
-    half += PLACEMENT
+def ratio(*pairs: tuple[Contender, Contender]) -> Ratio:
+    """How many times faster the first of each pair is than the second, with its 95 % interval.
+
+    Each pair, raced by itself, is two processes of the same two models, and counts alike.
+    """
+    found = [_interval(of, to) for of, to in pairs]
+    middle = sum(middle for middle, _ in found) / len(found)
+    half = math.hypot(*(half for _, half in found)) / len(found)
+    half = math.hypot(half, PLACEMENT / math.sqrt(len(found)))
     return Ratio(ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
 
 
 def measure(
-    contender: Contender,
-    shape: tuple[int, int] | None,
-    texts: int,
-    reference: Contender | None,
-    parent: Contender | None,
-    noticed: Sequence[str] = (),
+    teams: Sequence[Mapping[str, Contender]], shape: tuple[int, int] | None, texts: int, noticed: Sequence[str] = ()
 ) -> Latency:
-    """The figures of one contender after a race. `shape` is None for the mix, in which a sample is all `texts`.
+    """The figures of `stage` after the races of one team or more, against `reference` and `parent` where they ran.
 
-    `noticed` is what was wrong with the machine meanwhile.
+    `shape` is None for the mix, in which a sample is all `texts`. `noticed` is what was wrong with the machine meanwhile.
     """
-    samples = contender.samples()
+    stages = [team["stage"] for team in teams]
+    samples = np.concatenate([stage.samples() for stage in stages])
     p50, p90 = (float(value) for value in np.quantile(samples, [0.5, 0.9]))
     voided = []
-    if contender.compiled > 0:
-        voided.append(f"void: {contender.compiled} graphs were compiled while the clock ran")
-    if contender.late():
+    compiled = sum(stage.compiled for stage in stages)
+    if compiled > 0:
+        voided.append(f"void: {compiled} graphs were compiled while the clock ran")
+    if any(stage.late() for stage in stages):
         voided.append("void: answers were not ready when the clock stopped; step() must wait for its device")
-    vs_reference = ratio(contender, reference) if reference and not voided else None
+
+    def against(role: str) -> Ratio | None:
+        return ratio(*((team["stage"], team[role]) for team in teams)) if role in teams[0] and not voided else None
+
+    vs_reference = against("reference")
     spread = (vs_reference.high - vs_reference.low) / vs_reference.ratio if vs_reference else 0.0
-    warnings = [*voided, *noticed]
+    warnings = [*voided, *dict.fromkeys(noticed)]
     if spread > NOISY:
         warnings.append(f"the interval is {spread:.0%} of the ratio: the machine is too noisy to trust it")
     return Latency(
@@ -255,6 +261,6 @@ def measure(
         n=len(samples) if shape else texts, p50_ms=p50, p90_ms=p90,
         p99_ms=float(np.quantile(samples, 0.99)) if len(samples) >= P99_SAMPLES else None,
         texts_per_s=(shape[0] if shape else texts) / (p50 / 1e3),
-        vs_reference=vs_reference, vs_parent=ratio(contender, parent) if parent and not voided else None,
+        vs_reference=vs_reference, vs_parent=against("parent" if "parent" in teams[0] else "reference"),
         warning="; ".join(warnings) or None,
     )  # fmt: skip

@@ -28,6 +28,7 @@ def bench(
     ] = None,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the mix.")] = None,
     seconds: Seconds = 2.5,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of each artefact, one after another.")] = 1,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -36,7 +37,7 @@ def bench(
         shapes = _shapes(shape or ())
         from bertopt.bench import bench as measure
 
-        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr))
+        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr), processes)
         if json_:
             print(timed.model_dump_json())
             return
