@@ -209,6 +209,20 @@ def test_bfloat16_is_refused_without_its_arithmetic(made: Made, monkeypatch: pyt
     assert by.effects(model, {"products": {"f32": 12}}) == {"products that run in bf16": (12, 0)}
 
 
+def test_bfloat16_runs_where_there_is_its_arithmetic(made: Made) -> None:
+    """In the products themselves: the answers are within bfloat16's limits, and further off than float32's ever are."""
+    if not vendor.runs_bfloat16():
+        pytest.skip("this CPU has no bfloat16 arithmetic")
+    by = ConvertOpenvino(precision="bf16")
+    model = by(made.graph, made.context("really bf16")).model
+    found = cases(made, model)
+    judged = parity.judge(found, parity.DEFAULT_LIMITS["bfloat16"], None)
+    assert judged.passed, judged.failures
+    assert max(case.rel_l2 for case in found) > 10 * (parity.DEFAULT_LIMITS["float32"].rel_l2 or 0)
+    [(expected, ran)] = effects(model, by).values()
+    assert ran == expected > 1
+
+
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [
