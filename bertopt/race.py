@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bertopt.checks import latency, parity, probes
 from bertopt.checks.latency import Contender, Turn
-from bertopt.checks.machine import Machine
+from bertopt.checks.machine import Machine, Seen, findings
 from bertopt.core import Session, Spec
 from bertopt.results import Case, Latency
 from bertopt.runtime.tokens import Text
@@ -36,10 +36,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Raced:
-    """One team after the race of one shape, and what was wrong with the machine meanwhile."""
+    """One team after the race of one shape, and what was seen of the machine meanwhile."""
 
     team: dict[str, Contender]
-    noticed: list[str]
+    seen: Seen
 
 
 def race(
@@ -66,7 +66,7 @@ def race(
                     cases += _sampled(team, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
     return [
         latency.measure(
-            [each.team for each in all_teams], shape, len(mix), [notice for each in all_teams for notice in each.noticed]
+            [each.team for each in all_teams], shape, len(mix), findings(*(each.seen for each in all_teams))
         )
         for shape, all_teams in found.items()
     ], cases
@@ -112,7 +112,7 @@ def race_case(
         list(contenders.values()), (budget.shape_s if shape else budget.mix_s) / budget.processes + spare,
         between=machine.calibrate, withheld=machine.withheld, narrow=budget.narrow * math.sqrt(budget.processes),
     )  # fmt: skip
-    return Raced(contenders, machine.warnings()), left
+    return Raced(contenders, machine.seen()), left
 
 
 def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | None) -> list[Case]:

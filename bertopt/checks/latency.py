@@ -253,7 +253,7 @@ def measure(
 
     vs_reference = against("reference")
     spread = (vs_reference.high - vs_reference.low) / vs_reference.ratio if vs_reference else 0.0
-    warnings = [*voided, *dict.fromkeys(noticed)]
+    warnings = [*voided, *noticed]
     if spread > NOISY:
         warnings.append(f"the interval is {spread:.0%} of the ratio: the machine is too noisy to trust it")
     return Latency(

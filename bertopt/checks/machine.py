@@ -6,9 +6,11 @@ others, and other processes where the system hides them from /proc/stat.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 #: Share of all cores that others may use, and that a hypervisor or quota may withhold, before a warning.
@@ -18,6 +20,25 @@ DRIFT = 0.15
 _HERTZ = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 #: Additions in one calibration: about 2 ms.
 _WORK = 40_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Seconds of each calibration, in time order, and CPU seconds: that others used, that a hypervisor or a quota withheld,
+    and of all there are."""
+
+    speeds: Sequence[float]
+    others: float
+    stolen: float
+    throttled: float
+    available: float
+
+    @property
+    def drift(self) -> float:
+        """How many times as long a calibration took in the last third as in the first."""
+        third = len(self.speeds) // 3
+        # The fastest of each third: what disturbs one calibration is no drift.
+        return min(self.speeds[-third:]) / min(self.speeds[:third]) if third else 1.0
 
 
 class Machine:
@@ -41,14 +62,12 @@ class Machine:
         _, stolen, _, throttled = self._ticks()
         return (stolen + throttled) / (os.cpu_count() or 1)
 
-    def warnings(self) -> list[str]:
+    def seen(self) -> Seen:
         busy, steal, ours, throttled = (
             after - before for after, before in zip(self._ticks(), self._before, strict=True)
         )
-        return findings(
-            self.speeds, others=busy - ours, stolen=steal, throttled=throttled,
-            available=(time.monotonic() - self._began) * (os.cpu_count() or 1),
-        )  # fmt: skip
+        available = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        return Seen(self.speeds, others=busy - ours, stolen=steal, throttled=throttled, available=available)
 
     def _ticks(self) -> tuple[float, float, float, float]:
         """Seconds so far: all processes', stolen, this process's and the timed ones', held back by a quota."""
@@ -65,8 +84,11 @@ class Machine:
         return busy, steal, sum(_cpu_s(pid) for pid in [os.getpid(), *self.pids]), throttled
 
 
-def findings(speeds: Sequence[float], others: float, stolen: float, throttled: float, available: float) -> list[str]:
-    """Warnings from seconds of one calibration each, in time order, and CPU seconds of `available` ones."""
+def findings(*seen: Seen) -> list[str]:
+    """Warnings about all of it together; of drifts the largest."""
+    others, stolen, throttled, available = (
+        sum(getattr(each, what) for each in seen) for what in ("others", "stolen", "throttled", "available")
+    )
     found = []
     if others > OTHERS_SHARE * available:
         found.append(f"other processes used {others / available:.0%} of the CPUs meanwhile")
@@ -74,13 +96,9 @@ def findings(speeds: Sequence[float], others: float, stolen: float, throttled: f
         found.append(f"the hypervisor withheld {stolen / available:.0%} of the CPUs")
     if throttled > WITHHELD_SHARE * available:
         found.append(f"a CPU quota held processes back for {throttled:.2g} s")
-    third = len(speeds) // 3
-    if third:
-        # The fastest of each third: what disturbs one calibration is no drift.
-        first, last = min(speeds[:third]), min(speeds[-third:])
-        if not 1 / (1 + DRIFT) <= last / first <= 1 + DRIFT:
-            slower = "slower" if last > first else "faster"
-            found.append(f"the machine became {abs(last / first - 1):.0%} {slower} meanwhile")
+    drift = max((each.drift for each in seen), key=lambda drift: abs(math.log(drift)), default=1.0)
+    if not 1 / (1 + DRIFT) <= drift <= 1 + DRIFT:
+        found.append(f"the machine became {abs(drift - 1):.0%} {'slower' if drift > 1 else 'faster'} meanwhile")
     return found
 
 
