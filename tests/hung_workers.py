@@ -36,7 +36,7 @@ ENDS = {
 
 
 class Watch(threading.Thread):
-    """Notes when the first of the processes in the directory `pids` was seen, and when the last of them was gone."""
+    """Notes when the first process was noted in the directory `pids`, and when the last of those was gone."""
 
     def __init__(self, pids: Path) -> None:
         super().__init__(daemon=True)
@@ -45,7 +45,8 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.wait(0.02):
-            if self.alive():
+            # A worker without children may be noted and gone between two looks.
+            if self.alive() or (not self.born and any(self.pids.iterdir())):
                 self.seen = time.monotonic()
                 self.born = self.born or self.seen
 
