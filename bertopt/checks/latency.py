@@ -36,8 +36,8 @@ TRIM, TRIM_MANY, MANY = 0.2, 0.35, 20
 WITHHELD, LEAST_KEPT, DISTURBED = 0.03, 20, 1.5
 #: Most that one round is taken to resemble the one before it, when the interval is widened for it.
 ALIKE = 0.5
-#: What two processes that run the same model may differ by for longer than a race, through where their memory happens to
-#: lie: half-width that no number of rounds makes smaller, only more pairs of processes do (measured; see ARCHITECTURE.md).
+#: What two processes that run the same model may differ by for longer than a race, for reasons unknown: a half-width that
+#: no number of rounds makes smaller, only more pairs of processes do (measured; see ARCHITECTURE.md).
 PLACEMENT = 0.018
 #: Noise that stays with one process for seconds does not show in the spread of a few rounds: against itself, the real
 #: model at 8 × 128 was 2.4 times as far from 1 as 8 rounds' intervals said. So they are widened by
