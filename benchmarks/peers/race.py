@@ -15,7 +15,7 @@ from benchmarks.peers import figures
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from benchmarks.peers.roster import Ready
-from bertopt.checks.machine import Machine
+from bertopt.checks.machine import Machine, findings
 
 #: A contender this many times slower than the fastest sits out after so many rounds.
 BEATEN, AFTER = 1.7, 3
@@ -77,7 +77,7 @@ def race(
         save()
         machine = Machine([contender.pid for contender in running.values()])
         rounds(race_, running, job, save, say, machine)
-        race_["warnings"] = sorted({*race_.get("warnings", []), *machine.warnings()})
+        race_["warnings"] = sorted({*race_.get("warnings", []), *findings(machine.seen())})
         for name, contender in running.items():
             race_["contenders"][name]["facts"] = contender.ask("facts")
         save()
