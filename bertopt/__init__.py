@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from bertopt._version import __version__
 
 if TYPE_CHECKING:
+    from bertopt.commands.export import run
     from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, OpenVino, Pass, Result, Session
     from bertopt.errors import BertoptError, Unsupported
-    from bertopt.export import run
     from bertopt.passes import register
     from bertopt.results import Report
     from bertopt.runtime.load import load
@@ -26,7 +26,7 @@ _HOMES = {
     "Report": "bertopt.results",
     "load": "bertopt.runtime.load",
     "register": "bertopt.passes",
-    "run": "bertopt.export",
+    "run": "bertopt.commands.export",
 }
 
 __all__ = [

@@ -277,6 +277,6 @@ class Report(_Result):
         return html.fragment(self)
 
     def _repr_markdown_(self) -> str:
-        from bertopt.report import table
+        from bertopt.report import terminal
 
-        return table.markdown(self)
+        return terminal.markdown(self)

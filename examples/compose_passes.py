@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bertopt import Context, Predictor
-from bertopt.checkpoint import load
+from bertopt.modeling.checkpoint import load
 from bertopt.passes import ExportOnnx, FuseOrt, UseSdpa
 from bertopt.sessions import open_session
 

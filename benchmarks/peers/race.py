@@ -15,7 +15,7 @@ from benchmarks.peers import figures
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from benchmarks.peers.roster import Ready
-from bertopt.checks.machine import Machine, findings
+from bertopt.system.cpu_contention import Machine, findings
 
 #: A contender this many times slower than the fastest sits out after so many rounds.
 BEATEN, AFTER = 1.7, 3

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertopt import __version__
+from bertopt._version import __version__
 from bertopt.errors import BertoptError
 
 if TYPE_CHECKING:
-    from bertopt.diff import Diff
+    from bertopt.report.diff import Diff
     from bertopt.results import Report
 
 app = typer.Typer(
@@ -72,12 +72,12 @@ def ci_files(junit: Path | None, summary: Path | None, report: Report | None, di
 
         xml.write(junit, report, diff)
     if summary is not None:
-        from bertopt.report import summary as text
+        from bertopt.report import markdown_summary as text
 
         text.write(summary, report, diff)
 
 
 def table(report: Any) -> None:
-    from bertopt.report.table import console, render
+    from bertopt.report.terminal import console, render
 
     console().print(render(report))

@@ -15,7 +15,7 @@ from bertopt.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bertopt.bench import Bench
+    from bertopt.commands.bench import Bench
 
 Seconds = Annotated[float, typer.Option(min=0.1, help="Most seconds of each race; more rounds see smaller differences.")]
 
@@ -35,13 +35,13 @@ def bench(
     """Time artefacts on this machine, interleaved with the first one; checks nothing."""
     with exit_codes(verbose):
         shapes = _shapes(shape or ())
-        from bertopt.bench import bench as measure
+        from bertopt.commands.bench import bench as measure
 
         timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr), processes)
         if json_:
             print(timed.model_dump_json())
             return
-        from bertopt.report.table import console
+        from bertopt.report.terminal import console
 
         console().print(_table(timed))
         for row in timed.artefacts:
@@ -65,7 +65,7 @@ def _table(found: Bench) -> Table:
     from rich import box
     from rich.table import Table
 
-    from bertopt.report import cells
+    from bertopt.report import formatting
 
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("artefact", "form", "case"):
@@ -76,9 +76,9 @@ def _table(found: Bench) -> Table:
     for row in found.artefacts:
         for number, case in enumerate(row.latency):
             named = (row.directory, f"{row.form}, {row.precision}") if number == 0 else ("", "")
-            versus = cells.verdict(case.vs_reference) if case.vs_reference else cells.NONE
+            versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE
             table.add_row(
-                *named, _what(case.batch, case.sequence), cells.figure(case.p50_ms), cells.figure(case.p90_ms),
-                cells.figure(case.texts_per_s), versus,
+                *named, _what(case.batch, case.sequence), formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
+                formatting.figure(case.texts_per_s), versus,
             )  # fmt: skip
     return table

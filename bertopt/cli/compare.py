@@ -11,7 +11,7 @@ import typer
 from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_codes
 
 if TYPE_CHECKING:
-    from bertopt.diff import Diff, Tolerances
+    from bertopt.report.diff import Diff, Tolerances
 
 Stated = Annotated[
     list[str] | None,
@@ -44,7 +44,7 @@ def compare(
 ) -> None:
     """Compare two artefacts or two reports; exit 3 where B is worse than A by more than is tolerated."""
     with exit_codes(verbose):
-        from bertopt.compare import compare as hold
+        from bertopt.commands.compare import compare as hold
 
         found = hold(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
         ci_files(junit, summary, None, found)
@@ -59,8 +59,8 @@ def compare(
 def tolerances(
     stated: list[str] | None, slower: float, bigger: float, memory: float, quality_drop: float
 ) -> Tolerances:
-    from bertopt.compare import limits
-    from bertopt.diff import Tolerances
+    from bertopt.commands.compare import limits
+    from bertopt.report.diff import Tolerances
 
     return Tolerances(
         slower=slower, bigger=bigger, memory=memory, quality_drop=quality_drop, limits=limits(stated or ())
@@ -69,8 +69,8 @@ def tolerances(
 
 def show(diff: Diff) -> None:
     """The table and the differences of environment."""
-    from bertopt.report.comparison import render
-    from bertopt.report.table import console
+    from bertopt.report.diff_table import render
+    from bertopt.report.terminal import console
 
     console().print(render(diff))
     for text in diff.environment:

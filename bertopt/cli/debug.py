@@ -11,7 +11,7 @@ import typer
 from bertopt.cli.app import Json, Verbose, app, exit_codes
 
 if TYPE_CHECKING:
-    from bertopt.debug.found import Found, Row
+    from bertopt.debug.findings import Found, Row
 
 
 @app.command()
@@ -28,8 +28,8 @@ def debug(
 ) -> None:
     """Compare a stage with the reference layer by layer; in reduced precision, find what to keep in float32."""
     with exit_codes(verbose):
-        from bertopt.debug.run import debug as look
-        from bertopt.recipe import load
+        from bertopt.commands.debug import debug as look
+        from bertopt.recipe.parse import load
 
         checked = load(recipe, set_ or ())
         where = out or Path("out") / recipe.stem
@@ -48,7 +48,7 @@ def debug(
 def _table(title: str, rows: list[Row], marked: Row | None) -> None:
     from rich.table import Table
 
-    from bertopt.report.table import console
+    from bertopt.report.terminal import console
 
     table = Table(title=title, title_justify="left")
     for column in ("where", "adds rel_l2", "max abs", "total rel_l2", "growth", "peak", "worst at"):

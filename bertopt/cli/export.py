@@ -40,7 +40,7 @@ def export(
         if dry_run:
             _dry_run(recipe, set_ or (), json_)
             return
-        from bertopt.export import run
+        from bertopt.commands.export import run
 
         report: Report | None = None
 
@@ -78,7 +78,7 @@ def export(
 def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
-    from bertopt.recipe import load
+    from bertopt.recipe.parse import load
 
     checked = load(recipe, overrides)
     if as_json:

@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Show a report again: as a table, or as the page and its pictures. Runs nothing."""
     with exit_codes(verbose):
-        from bertopt.compare import read_report
+        from bertopt.commands.compare import read_report
         from bertopt.errors import UsageError
 
         if format_ and pictures is None:

@@ -39,11 +39,11 @@ def verify(
     """Re-check an artefact here: files and environment, against its checkpoint parity and latency, and all of it
     against an earlier report."""
     with exit_codes(verbose):
-        from bertopt.verify import verify as check
+        from bertopt.commands.verify import verify as check
 
         tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
         if baseline is not None:
-            from bertopt.compare import delivered, read_report, with_baseline
+            from bertopt.commands.compare import delivered, read_report, with_baseline
 
             before = read_report(baseline)
             delivered(before, baseline)

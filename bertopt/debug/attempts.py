@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from bertopt import passes, stage
+from bertopt import passes, stages
 from bertopt.checks import parity
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Session, Spec
 from bertopt.results import Case, Limits
-from bertopt.runtime.tokens import Tokenizer
+from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 
 #: What float16 can hold; an operator that gives more in float32 must be kept.
@@ -31,14 +31,14 @@ class Attempts:
         self, parent: Path, records: Sequence[Mapping[str, Any]], reference: Path, spec: Spec, device: Device,
         context: Mapping[str, Any], limits: Limits, probes: Sequence[Probe], every: Sequence[Probe], scratch: Path,
     ) -> None:  # fmt: skip
-        self.model = stage.open_stage(parent)
+        self.model = stages.open_stage(parent)
         self.cast: Any
         self.cast, *self.tail = [passes.need(r["name"]).model_validate(r["options"]) for r in records]
         self.spec, self.device, self.limits = spec, device, _tighter(limits)
         self.plain = limits
         self.context = context
         self.probes, self.every = list(probes), list(every)
-        self._reference = open_session(stage.open_stage(reference), device)
+        self._reference = open_session(stages.open_stage(reference), device)
         self._tokenizer = Tokenizer(reference, spec)
         self._answers: dict[str, Answers] = {}
         self._scratch = scratch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Onnx
-from bertopt.debug.points import Point
+from bertopt.debug.trace_points import Point
 from bertopt.sessions import open_session
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bertopt.debug.points import Traced
+from bertopt.debug.trace_points import Traced
 
 if TYPE_CHECKING:
     from bertopt.core import Array

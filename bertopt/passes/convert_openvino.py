@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bertopt import vendor
 from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, Spec
 from bertopt.errors import Unsupported
+from bertopt.system import openvino_import
 
 _PRECISIONS: dict[str, Precision] = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
 #: Of the calibration samples every so many is held out, to compare answers on: texts and odd ones, so no multiple of 3.
@@ -71,10 +71,10 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[OpenVino]:
-        ov = vendor.openvino()
+        ov = openvino_import.openvino()
         if model.precision != "float32":
             raise Unsupported(f"convert_openvino takes a float32 graph; got {model.precision}; branch from export_onnx")
-        if self.precision == "bf16" and not vendor.runs_bfloat16():
+        if self.precision == "bf16" and not openvino_import.runs_bfloat16():
             raise Unsupported(
                 "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "
                 "use precision: f32 or int8"
@@ -95,7 +95,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
 
     def effects(self, model: OpenVino, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         """Every product but those kept in float32 has INT8 weights and a quantised input, and runs in INT8."""
-        graph = vendor.openvino().Core().read_model(model.path)
+        graph = openvino_import.openvino().Core().read_model(model.path)
         products = _products(graph)
         runs: Mapping[str, int] = facts.get("products", {})
         if self.precision != "int8":
@@ -110,13 +110,13 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
 
     def _quantize(self, ov: Any, graph: Any, spec: Spec, ctx: Context) -> tuple[Any, tuple[str, ...]]:
         """The graph quantised, and which of its products were left in float32. Raises Unsupported without texts."""
-        from bertopt import calibration
+        from bertopt.quantization import calibration_inputs
 
         if ctx.encode is None or not ctx.texts:
             raise Unsupported(
                 "precision: int8 measures ranges on texts; give inputs.texts, and a tokenizer to the context"
             )
-        samples = [*calibration.samples(spec, ctx.encode, ctx.texts, self.samples, ctx.seed)]
+        samples = [*calibration_inputs.samples(spec, ctx.encode, ctx.texts, self.samples, ctx.seed)]
         held = samples[::_HELD_OUT]
         used = [sample for number, sample in enumerate(samples) if number % _HELD_OUT] or samples
         names = {node.get_friendly_name() for node in _products(graph)}
@@ -141,7 +141,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         return quantized, kept
 
     def _once(self, graph: Any, samples: list[Any], kept: tuple[str, ...]) -> Any:
-        nncf = vendor.nncf()
+        nncf = openvino_import.nncf()
         advanced = nncf.AdvancedQuantizationParameters(disable_bias_correction=not self.bias_correction)
         advanced.smooth_quant_alphas.matmul = -1 if self.smooth_quant is None else self.smooth_quant
         ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
@@ -244,13 +244,13 @@ def _int8(graph: Any) -> int:
 
 def _answers(ov: Any, graph: Any, spec: Spec, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The first answer to each sample, its vectors that count, [N, D]."""
-    from bertopt import calibration
+    from bertopt.quantization import calibration_inputs
 
     request = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     found = []
     for sample in samples:
         request.infer(dict(sample))
-        found.append(calibration.counting(spec, sample, request.get_tensor(spec.outputs[0]).data))
+        found.append(calibration_inputs.counting(spec, sample, request.get_tensor(spec.outputs[0]).data))
     return found
 
 

@@ -37,19 +37,19 @@ class KeepClsOnly(Pass[Eager, Eager]):
         return model.rewritten(self)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt import layers
+        from bertopt.modeling import encoder_layers
 
         model: Any = network
         family = model.base.config.model_type
-        if family not in layers.PARTS:
-            raise Unsupported(f"keep_cls_only does not know the layers of {family}; known: {', '.join(layers.PARTS)}")
+        if family not in encoder_layers.PARTS:
+            raise Unsupported(f"keep_cls_only does not know the layers of {family}; known: {', '.join(encoder_layers.PARTS)}")
         if model.spec.pooling not in (None, "cls"):
             raise Unsupported(f"'{model.spec.pooling}' pooling reads every token; leave keep_cls_only out")
         if model.spec.granularity != "text":
             raise Unsupported(f"{model.spec.task} answers for every token; leave keep_cls_only out")
         if model.first_only:
             return {"narrowed_products": 0}
-        layers.part_with_last(model.base)
+        encoder_layers.part_with_last(model.base)
         model.first_only = True
         return {"narrowed_products": _products(model)[0]}
 
@@ -65,13 +65,13 @@ def _products(network: Any) -> tuple[int, int]:
     """How many products the last layer computes for one token a text, and how many for all, in one forward."""
     import torch
 
-    from bertopt import layers
+    from bertopt.modeling import encoder_layers
 
     batch, sequence = 2, 6
     seen: list[int] = []
     hooks = [
         module.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[1]))
-        for module in layers.distinct(network.base)[-1].modules()
+        for module in encoder_layers.distinct(network.base)[-1].modules()
         if isinstance(module, torch.nn.Linear) and network.first_only
     ]
     try:

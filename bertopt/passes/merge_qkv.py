@@ -38,19 +38,19 @@ class MergeQkv(Pass[Eager, Eager]):
         return model.rewritten(self)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt import layers
+        from bertopt.modeling import encoder_layers
 
         base: Any = network.base
         family = base.config.model_type
-        if family not in layers.PARTS:
+        if family not in encoder_layers.PARTS:
             raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}"))
         before = _calls(network)[0]
-        for layer in layers.distinct(base):
-            attention = layers.attention(layer, base)
+        for layer in encoder_layers.distinct(base):
+            attention = encoder_layers.attention(layer, base)
             query, key, value = attention.parts.projections
             if query not in attention._modules or key not in attention._modules:
                 continue
-            last = network.first_only and layer is layers.distinct(base)[-1]
+            last = network.first_only and layer is encoder_layers.distinct(base)[-1]
             attention.merge((key, value) if last else (query, key, value), "kv" if last else "qkv")
         return {"merged_products": _calls(network)[0] - before}
 
@@ -63,9 +63,9 @@ def _calls(network: Any) -> tuple[int, int]:
     """How many merged products, and how many keys and values of their own, one forward computes."""
     import torch
 
-    from bertopt import layers
+    from bertopt.modeling import encoder_layers
 
-    parts = layers.PARTS[network.base.config.model_type]
+    parts = encoder_layers.PARTS[network.base.config.model_type]
     calls = {True: 0, False: 0}
 
     def counting(merged: bool) -> Any:
@@ -76,7 +76,7 @@ def _calls(network: Any) -> tuple[int, int]:
 
     hooks = [
         child.register_forward_hook(counting(name in ("qkv", "kv")))
-        for layer in layers.distinct(network.base)
+        for layer in encoder_layers.distinct(network.base)
         for name, child in layer.get_submodule(parts.attention).named_children()
         if name in ("qkv", "kv", *parts.projections[1:])
     ]

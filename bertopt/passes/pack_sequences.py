@@ -39,14 +39,14 @@ class PackSequences(Pass[Eager, Eager]):
         return Result(replace(result.model, spec=self._packed(model.spec)), result.changes)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt import layers
+        from bertopt.modeling import encoder_layers
 
         model: Any = network
         family, pooling = model.base.config.model_type, model.spec.pooling
-        if family not in layers.PARTS:
+        if family not in encoder_layers.PARTS:
             raise Unsupported(
                 f"{family} takes no mask between tokens that keeps its relative positions; families that can be packed: "
-                f"{', '.join(layers.PARTS)}"
+                f"{', '.join(encoder_layers.PARTS)}"
             )
         if pooling == "max":
             raise Unsupported("max pooling of packed rows would take a copy of the row for every text in it")

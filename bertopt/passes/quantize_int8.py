@@ -68,7 +68,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             raise Unsupported(
                 f"quantize_int8 takes a float32 graph; got {model.precision}: ONNX Runtime could not load the result"
             )
-        from bertopt.int8 import qdq
+        from bertopt.quantization import qdq
 
         nodes = qdq.products(onnx_ir.load(model.path).graph)
         kept = {node.name for node in qdq.excluded(nodes, self.keep_fp32)}
@@ -78,9 +78,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx_ir
 
-        from bertopt.int8 import calibration, qdq
+        from bertopt.quantization import activation_ranges, qdq
 
-        given = calibration.samples(model.spec, ctx, self.samples or 128)
+        given = activation_ranges.samples(model.spec, ctx, self.samples or 128)
         graph = onnx_ir.load(model.path)
         nodes = [node for node in qdq.products(graph.graph) if node.name not in kept]
         names = list(dict.fromkeys(node.inputs[0].name for node in nodes))
@@ -89,12 +89,12 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         external = "model.onnx_data" if (model.path.parent / "model.onnx_data").exists() else None
         changes = {}
         if self.smooth_quant is not None:
-            seen = calibration.measure(model.path, names, given, "minmax")
+            seen = activation_ranges.measure(model.path, names, given, "minmax")
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
             onnx_ir.save(graph, path, external_data=external)
-            ranges = calibration.measure(path, names, given, method)
+            ranges = activation_ranges.measure(path, names, given, method)
         else:
-            ranges = calibration.measure(model.path, names, given, method)
+            ranges = activation_ranges.measure(model.path, names, given, method)
         qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range)
         _clear(path.parent)
         onnx_ir.save(graph, path, external_data=external)
@@ -132,7 +132,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         """
         import onnx_ir
 
-        from bertopt.int8 import qdq
+        from bertopt.quantization import qdq
 
         graph = onnx_ir.load(model.path).graph
         products = [

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertopt.errors import Unsupported, UsageError
-from bertopt.report import cells
-from bertopt.report.marks import Mark, marks
+from bertopt.report import formatting
+from bertopt.report.limit_margins import Mark, marks
 from bertopt.report.svg import Axis, Svg, log_axis, share_axis
 from bertopt.results import Latency, Ratio, Report, Stage
 
@@ -82,7 +82,7 @@ def latency(report: Report, wide: bool, alone: bool = False) -> str | None:
         _links(svg, axis, steps, {name: y + middle for name, y in rows.items()}, [stage for _, stage, _ in timed])
     for tree, stage, case in timed:
         y = rows[stage.name]
-        figure = cells.count(case.texts_per_s) if mixed else f"{case.p50_ms:.2f}"
+        figure = formatting.count(case.texts_per_s) if mixed else f"{case.p50_ms:.2f}"
         unit = "" if wide else " texts/s" if mixed else " ms"
         failed = "" if stage.status == "ok" else f" ({stage.status})"
         _name(svg, tree if wide else "", f"{stage.name}{failed}", y + (17 if wide else 13), 240 if wide else 220, stage)
@@ -96,7 +96,7 @@ def latency(report: Report, wide: bool, alone: bool = False) -> str | None:
         else:
             svg.rect(axis.at(found.begin), axis.at(found.end), y + middle - 7, 14, _TONES[found.ratio.verdict])
             svg.whisker(axis.at(found.low), axis.at(found.high), y + middle)
-            words, kind = cells.verdict(found.ratio), _WORDS.get(found.ratio.verdict, "soft")
+            words, kind = formatting.verdict(found.ratio), _WORDS.get(found.ratio.verdict, "soft")
         svg.text(890 if wide else 0, y + (17 if wide else 51), words, kind)
     if delivered is None or delivered[2].vs_reference is None or steps[delivered[1].name] is None:
         return svg.finish(bottom + 6, alone)
@@ -109,7 +109,7 @@ def latency(report: Report, wide: bool, alone: bool = False) -> str | None:
     svg.text(
         890 if wide else 0,
         y + (17 if wide else 51),
-        cells.verdict(ratio),
+        formatting.verdict(ratio),
         f"strong {_WORDS.get(ratio.verdict, 'soft')}",
     )
     return svg.finish(y + row, alone)
@@ -154,11 +154,11 @@ def _step(stage: Stage, case: Latency) -> _Step | None:
 def _timed(report: Report) -> tuple[list[tuple[str, Stage, Latency]], str, bool]:
     """Each timed stage with the branch glyphs before its name and the case that is compared."""
     mixed = any(stage.mix() for stage in report.stages)
-    shape = cells.largest_shape(report)
+    shape = formatting.largest_shape(report)
     found = [
         (tree, stage, case)
-        for tree, stage in cells.tree_order(report.stages)
-        if (case := stage.mix() if mixed else cells.shape_case(stage, shape))
+        for tree, stage in formatting.tree_order(report.stages)
+        if (case := stage.mix() if mixed else formatting.shape_case(stage, shape))
     ]
     what = "real texts, tokenisation included" if mixed else f"batch {shape[0]} × {shape[1]}" if shape else ""
     return found, what, mixed
@@ -204,9 +204,9 @@ def parity(report: Report, wide: bool, alone: bool = False) -> str | None:
 def _mark(svg: Svg, axis: Axis, mark: Mark, y: float, wide: bool) -> None:
     middle = y + (11 if wide else 24)
     tone, kind = ("good", "") if mark.held else ("bad", "bad strong")
-    value, limit = cells.figure(mark.value, 2), ""
+    value, limit = formatting.figure(mark.value, 2), ""
     if mark.limit is not None:
-        limit = f"≤ {cells.figure(mark.limit, 2)}"
+        limit = f"≤ {formatting.figure(mark.limit, 2)}"
         svg.line(axis.at(mark.value), middle, axis.at(mark.limit), middle, "room" if mark.held else "over")
         svg.line(axis.at(mark.limit), middle - 7, axis.at(mark.limit), middle + 7, "limit")
     svg.dot(axis.at(mark.value), middle, tone if mark.limit is not None else "plain")
@@ -226,7 +226,7 @@ def _heads(svg: Svg, *heads: tuple[float, str]) -> None:
 
 def size(report: Report, wide: bool, alone: bool = False) -> str | None:
     """Bytes on disk and the peaks of memory, each on a scale of its own from 0."""
-    rows = [(tree, stage) for tree, stage in cells.tree_order(report.stages) if any(_bytes(stage).values())]
+    rows = [(tree, stage) for tree, stage in formatting.tree_order(report.stages) if any(_bytes(stage).values())]
     heads = [
         key for key in _bytes(Stage(index=0, name="", status="ok")) if any(_bytes(stage)[key] for _, stage in rows)
     ]
@@ -248,11 +248,11 @@ def size(report: Report, wide: bool, alone: bool = False) -> str | None:
             if not wide:
                 svg.text(0, top + 11, key, "soft")
             if found is None:
-                svg.text(x, top + 11, cells.NONE, "soft")
+                svg.text(x, top + 11, formatting.NONE, "soft")
                 continue
             end = x + (column - 90) * found / largest[key]
             svg.rect(x, end, top, 14, "best" if best else "base" if stage.pass_ is None else "plain")
-            svg.text(end + 8, top + 11, cells.megabytes(found) + ("" if wide else " MB"), "strong" if best else "")
+            svg.text(end + 8, top + 11, formatting.megabytes(found) + ("" if wide else " MB"), "strong" if best else "")
         y += row
     return svg.finish(y + 4, alone)
 

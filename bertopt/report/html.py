@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertopt.report import cells, charts, details
+from bertopt.report import charts, formatting, stage_details
 from bertopt.results import Ratio, Report, Stage
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def page(report: Report) -> str:
-    words = cells.grid(report)
+    words = formatting.grid(report)
     return _environment().get_template("report.html.jinja").render(
         report=report,
         grid=words,
@@ -43,8 +43,8 @@ def page(report: Report) -> str:
         delivered=report.delivered.stage if report.delivered else None,
         tiles=tiles(report),
         pictures={name: (draw(report, True, False), draw(report, False, False)) for name, draw in charts.PICTURES.items()},
-        details=details,
-        warnings=list(details.warnings(report)),
+        details=stage_details,
+        warnings=list(stage_details.warnings(report)),
         meaning=_EXITS.get(report.exit_code, "failed"),
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ def page(report: Report) -> str:
 def fragment(report: Report) -> str:
     """The verdict and the table alone, for a notebook: no style that reaches beyond it."""
     return _environment().get_template("notebook.html.jinja").render(
-        report=report, grid=cells.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
+        report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
         delivered=report.delivered.stage if report.delivered else None, numbers=_NUMBERS,
     )  # fmt: skip
 
@@ -68,15 +68,15 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "figure": cells.figure, "count": cells.count, "flat": cells.flat, "parity": cells.parity,
-        "quality": cells.quality, "ratio": _ratio, "clean": cells.clean, "one_line": cells.one_line,
+        "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity,
+        "quality": formatting.quality, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
     return found
 
 
 def _ratio(found: Ratio | None) -> str:
-    return cells.verdict(found) if found else cells.NONE
+    return formatting.verdict(found) if found else formatting.NONE
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ def tiles(report: Report) -> list[Tile]:
     found = [Tile("delivered", stage.name, kind), *_faster(report, stage), *_nearest([stage])]
     if stage.size_bytes is not None:
         base = report.stages[0].size_bytes
-        note = f"the reference has {cells.megabytes(base)} MB" if base and stage is not report.stages[0] else ""
-        found.append(Tile("size", f"{cells.megabytes(stage.size_bytes)} MB", note))
+        note = f"the reference has {formatting.megabytes(base)} MB" if base and stage is not report.stages[0] else ""
+        found.append(Tile("size", f"{formatting.megabytes(stage.size_bytes)} MB", note))
     return found
 
 
 def _faster(report: Report, stage: Stage) -> list[Tile]:
-    shape = cells.largest_shape(report)
-    timed = stage.mix() or cells.shape_case(stage, shape)
+    shape = formatting.largest_shape(report)
+    timed = stage.mix() or formatting.shape_case(stage, shape)
     if timed is None or timed.vs_reference is None:
         return []
     ratio = timed.vs_reference
@@ -124,6 +124,6 @@ def _nearest(stages: list[Stage]) -> list[Tile]:
     if stage is None or stage.parity is None:
         return []
     worst = stage.parity.worst
-    value = cells.parity(stage.parity).removeprefix(f"{worst.metric} ")
+    value = formatting.parity(stage.parity).removeprefix(f"{worst.metric} ")
     tone = "good" if stage.parity.passed else "warn" if stage.waived else "bad"
     return [Tile(f"worst parity: {worst.metric}", value, f"{stage.name} at {worst.where}", tone)]

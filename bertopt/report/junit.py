@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from bertopt.diff import Diff
-from bertopt.report import files
+from bertopt.report.diff import Diff
 from bertopt.results import Gate, Report, Stage
+from bertopt.system import atomic_write
 
 GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency")
 #: Everything that XML 1.0 has no place for, even escaped.
@@ -31,7 +31,7 @@ class Check:
 
 def write(path: Path, report: Report | None, diff: Diff | None = None) -> None:
     """Write the suites of `report` and `diff` to `path`, whole or not at all."""
-    files.write(path, render(report, diff))
+    atomic_write.write(path, render(report, diff))
 
 
 def render(report: Report | None, diff: Diff | None = None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from bertopt.report import cells
+from bertopt.report import formatting
 
 _HERE = Path(__file__).parent
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -30,7 +30,7 @@ class Svg:
 
     def name(self, x: float, y: float, words: str, width: float, kind: str = "name") -> None:
         """Foreign text in at most `width`; what is cut off shows on hovering."""
-        words = cells.one_line(words)
+        words = formatting.one_line(words)
         most = max(4, int(width / (13 * _CHARACTER)))
         if len(words) <= most:
             self.text(x, y, words, kind)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertopt import environment, stage
+from bertopt import stages
 from bertopt.core import Device
 from bertopt.runtime.predictor import MAX_BATCH_TOKENS, Predictor
 from bertopt.sessions import open_session
+from bertopt.system import environment
 
 
 def load(
@@ -22,9 +23,9 @@ def load(
     at a time.
     """
     path = Path(directory)
-    manifest = stage.verify(path)
+    manifest = stages.verify(path)
     device = device or manifest["device"]
     environment.check_isa(manifest, device)
-    model = stage.open_stage(path, manifest)
+    model = stages.open_stage(path, manifest)
     session = open_session(model, device, threads, streams)
     return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Session, Spec
 from bertopt.errors import UsageError
-from bertopt.packing import Batch
-from bertopt.runtime import answers
-from bertopt.runtime.costs import Costs
-from bertopt.runtime.plan import Room
+from bertopt.modeling.packing import Batch
+from bertopt.runtime import task_outputs
+from bertopt.runtime.batch_plan import Room
+from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.runner import Found, Runner
-from bertopt.runtime.tokens import Text, Tokenizer
+from bertopt.runtime.tokenization import Text, Tokenizer
 from bertopt.sessions.packed import PackedSession
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Predictor:
     def _vectors(self, values: Array) -> Any:
         if self.spec.task != "text-classification":
             return values
-        return answers.classify(self.spec, values) if len(values) else []
+        return task_outputs.classify(self.spec, values) if len(values) else []
 
     def _located(self, texts: Sequence[Text], found: Found) -> list[Any]:
         """Answers about the tokens of each text."""
@@ -156,11 +156,11 @@ class Predictor:
         tokens = [text for piece in found.pieces for text in piece.origins or ()]
         rows = zip(texts, tokens, outputs, strict=True)
         if task == "token-classification":
-            return [answers.tag(self.spec, out[name], text, t) for text, t, out in rows]
+            return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]
         if task == "question-answering":
-            return [answers.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
+            return [task_outputs.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
         decode = self.tokenizer.fast.decode
-        return [answers.fill(out[name], t, self._mask_id, decode) for _, t, out in rows]
+        return [task_outputs.fill(out[name], t, self._mask_id, decode) for _, t, out in rows]
 
 
 def _mask_id(directory: Path, tokenizer: Tokenizer) -> int:

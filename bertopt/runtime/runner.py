@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from bertopt import packing
 from bertopt.core import Session, Spec
-from bertopt.runtime import costs
-from bertopt.runtime.collect import Collector
-from bertopt.runtime.lean import Lean
-from bertopt.runtime.plan import Room, plan
-from bertopt.runtime.tokens import Encoded, Text, Tokenizer
+from bertopt.modeling import packing
+from bertopt.runtime import cost_model
+from bertopt.runtime.batch_plan import Room, plan
+from bertopt.runtime.collector import Collector
+from bertopt.runtime.single_text import Lean
+from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -50,7 +50,7 @@ class Runner:
     session is `concurrent`."""
 
     def __init__(
-        self, session: Session, spec: Spec, tokenizer: Tokenizer, room: Room, known: costs.Costs | None
+        self, session: Session, spec: Spec, tokenizer: Tokenizer, room: Room, known: cost_model.Costs | None
     ) -> None:
         self.session, self.spec, self.tokenizer, self.room = session, spec, tokenizer, room
         self.costs = known
@@ -117,10 +117,10 @@ class Runner:
                     coming = thread.submit(encode, *following)
                 yield piece
 
-    def _priced(self) -> costs.Costs:
+    def _priced(self) -> cost_model.Costs:
         with self._measuring:
             if self.costs is None:
-                self.costs = costs.measure(self.session, self.spec, (self.room.rows, self.room.length))
+                self.costs = cost_model.measure(self.session, self.spec, (self.room.rows, self.room.length))
             return self.costs
 
     def _turns(self) -> AbstractContextManager[object]:

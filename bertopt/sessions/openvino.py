@@ -9,10 +9,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt import vendor
 from bertopt.core import Device, OpenVino, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
+from bertopt.system import openvino_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -39,10 +39,10 @@ class OpenVinoSession(Session):
     `load`, `step` and `fetch` belong to one caller."""
 
     def __init__(self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None) -> None:
-        ov = vendor.openvino()
+        ov = openvino_import.openvino()
         if device != "cpu":
             raise Unsupported("OpenVINO runs on the CPU here; set device: cpu")
-        if model.precision == "bfloat16" and not vendor.runs_bfloat16():
+        if model.precision == "bfloat16" and not openvino_import.runs_bfloat16():
             raise Unsupported(
                 "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "
                 "export with precision: f32 or int8"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt import packing
 from bertopt.core import Session, Spec
+from bertopt.modeling import packing
 
 if TYPE_CHECKING:
     from bertopt.core import Array

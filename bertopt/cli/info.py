@@ -1,0 +1,121 @@
+"""`bertopt inspect`, `passes`, `schema`, `doctor`: what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from bertopt.cli.app import Directory, Json, Verbose, app, exit_codes
+from bertopt.errors import UsageError
+
+
+@app.command()
+def inspect(directory: Directory, json_: Json = False, verbose: Verbose = False) -> None:
+    """Show what an artefact is: form, passes, gates, files. Loads nothing."""
+    with exit_codes(verbose):
+        import json
+
+        from bertopt.stages import read_manifest
+
+        manifest = read_manifest(directory)
+        if json_:
+            print(json.dumps(manifest))
+            return
+        for line in _summary(manifest):
+            print(line)
+
+
+@app.command()
+def passes(
+    name: Annotated[str | None, typer.Argument(help="Show this pass's options.", metavar="NAME")] = None,
+    json_: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the passes, or one pass's options."""
+    with exit_codes(verbose):
+        from bertopt.passes import known
+
+        found = known()
+        if name is not None and name not in found:
+            import difflib
+
+            near = difflib.get_close_matches(name, found, 1)
+            raise UsageError(
+                f"no pass '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(found)}")
+            )
+        if json_:
+            import json
+
+            print(json.dumps({key: _options(cls) for key, cls in found.items() if name in (None, key)}))
+            return
+        for key, cls in found.items():
+            if name in (None, key):
+                takes, gives = (form.__name__ for form in cls.forms())
+                print(f"{key}  ({takes} → {gives})")
+                print(f"  {(cls.__doc__ or '').strip() if name else (cls.__doc__ or '').strip().splitlines()[0]}")
+                for option in _options(cls) if name else ():
+                    print(f"  {option['name']}: {option['type']} = {option['default']}\n      {option['description']}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a recipe, for editors."""
+    import json
+
+    from bertopt.recipe.schema import recipe_schema
+
+    print(json.dumps(recipe_schema(), indent=2))
+
+
+@app.command()
+def doctor(json_: Json = False, verbose: Verbose = False) -> None:
+    """Show what this machine has, and what each extra would add."""
+    with exit_codes(verbose):
+        import json
+
+        from bertopt.system import environment
+
+        found = environment.describe()
+        if json_:
+            print(json.dumps(found))
+            return
+        for key, value in found.items():
+            if key != "packages":
+                print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+        for package, remedy in environment.OPTIONAL.items():
+            have = found["packages"].get(package)
+            print(f"{package}: {have or f'missing; {remedy}'}")
+
+
+def _options(cls: Any) -> list[dict[str, Any]]:
+    properties = cls.model_json_schema().get("properties", {})
+    return [
+        {
+            "name": key,
+            "type": " | ".join(map(str, prop["enum"])) if "enum" in prop else str(prop.get("type", "object")),
+            "default": prop.get("default"),
+            "description": prop.get("description", ""),
+        }
+        for key, prop in properties.items()
+    ]
+
+
+def _summary(manifest: dict[str, Any]) -> Iterator[str]:
+    spec = manifest["spec"]
+    yield f"form: {manifest['form']}, {manifest['precision']}, for {manifest['device']}"
+    yield f"model: {spec['family']}, {spec['task']}, {spec['parameters']:,} parameters, {spec['layers']} layers, texts up to {spec['text_length']} tokens"
+    yield f"passes: {' → '.join(entry['name'] for entry in manifest['passes']) or 'none'}"
+    gates = manifest.get("gates") or {}
+    if gates.get("parity"):
+        worst = gates["parity"]["worst"]
+        yield f"parity: {worst['metric']} {worst['value']:.6g} (limit {worst['limit']:g}) at {worst['where']}"
+    for case in gates.get("latency") or []:
+        versus = case["vs_reference"]
+        what = "mix" if case["kind"] == "mix" else f"{case['batch']} × {case['sequence']}"
+        yield f"latency, {what}: {case['p50_ms']:.2f} ms" + (
+            f", {versus['verdict']} {versus['ratio']:.2f}x" if versus else ""
+        )
+    for name, entry in manifest["files"].items():
+        yield f"{entry['size']:>12,}  {name}"

@@ -1,0 +1,105 @@
+"""`bertopt bench`: how fast artefacts are on this machine, the others raced against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from bertopt import stages
+from bertopt.checks import probes
+from bertopt.core import Spec
+from bertopt.errors import UsageError
+from bertopt.pipeline import pair
+from bertopt.pipeline.race import Budget, race
+from bertopt.recipe.texts import Texts, read
+from bertopt.results import Latency
+from bertopt.system import environment
+from bertopt.workers.client import Worker, Workers
+
+#: Texts in one turn of the mix, taken evenly from those there are.
+MIX_TEXTS = 12
+
+
+class Timed(BaseModel):
+    """The figures of one artefact. `vs_reference` of each is against the first artefact."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    directory: str
+    form: str
+    precision: str
+    latency: list[Latency]
+    facts: dict[str, Any]
+    peak_rss_bytes: int
+
+
+class Bench(BaseModel):
+    """What `bench` measured, and where."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    environment: dict[str, Any]
+    artefacts: list[Timed]
+
+
+def bench(
+    directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
+    tell: Callable[[str], None] = lambda _: None, processes: int = 1,
+) -> Bench:  # fmt: skip
+    """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
+    the built-in ones; each race takes `seconds` at most.
+
+    Each runs in a worker of its own, or in `processes` one after another; all but the first take turns with the first. Raises UsageError where they do not
+    take the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
+    """
+    manifests = [stages.read_manifest(directory) for directory in directories]
+    spec = Spec.model_validate(manifests[0]["spec"])
+    for directory, manifest in zip(directories, manifests, strict=True):
+        other = Spec.model_validate(manifest["spec"])
+        if (other.task, other.inputs) != (spec.task, spec.inputs):
+            raise UsageError(
+                f"'{directory}' takes {', '.join(other.inputs)} for {other.task}, '{directories[0]}' takes "
+                f"{', '.join(spec.inputs)} for {spec.task}; time models of one kind together"
+            )
+    grid = list(shapes) or pair.shapes(manifests[0])
+    too_long = [shape for shape in grid if shape[1] > spec.max_length]
+    if too_long:
+        raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
+    paired = spec.task == "question-answering"
+    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    step = max(1, len(found.texts) // MIX_TEXTS)
+    mix = [("what?", text) if paired else text for text in found.texts[::step]][:MIX_TEXTS]
+    budget = Budget(seconds, seconds, processes=processes)
+    rows: list[Timed] = []
+    with Workers() as workers:
+        first = _open(workers, directories[0], manifests[0])
+        for number, (directory, manifest) in enumerate(zip(directories, manifests, strict=True)):
+            tell(f"timing {directory}")
+            worker = _open(workers, directory, manifest) if number else first
+            racing = {"stage": worker} | ({"reference": first} if number else {})
+
+            def again(role: str, tested: int = number) -> Worker:
+                which = tested if role == "stage" else 0
+                return _open(workers, directories[which], manifests[which])
+
+            latency, _ = race(racing, spec, grid, mix, budget, None, again)
+            stats = worker.call("stats")
+            rows.append(
+                Timed(
+                    directory=str(directory), form=manifest["form"], precision=manifest["precision"], latency=latency,
+                    facts=stats["facts"], peak_rss_bytes=stats["peak_rss_bytes"],
+                )
+            )  # fmt: skip
+            if number:
+                worker.close()
+    return Bench(environment=environment.describe(), artefacts=rows)
+
+
+def _open(workers: Workers, directory: Path, manifest: dict[str, Any]) -> Worker:
+    worker = workers.start()
+    opened = worker.call("open", directory=str(directory.resolve()), device=manifest["device"])
+    worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+    return worker

@@ -1,0 +1,128 @@
+"""`bertopt compare`: two artefacts, or two reports. The first is the baseline."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bertopt import stages
+from bertopt.checks import probes
+from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.errors import IntegrityError, UsageError
+from bertopt.pipeline import pair
+from bertopt.recipe.texts import Texts, read
+from bertopt.report import diff
+from bertopt.report.diff import Diff, Tolerances
+from bertopt.results import Limits, Report, Stage
+from bertopt.workers.client import Workers
+
+#: From the exactest to the one that may differ most.
+_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+
+
+def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None) -> Diff:
+    """Hold `candidate` against `baseline`: two artefact or stage directories, or two reports.
+
+    Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
+    the task metric where they have labels, and an interleaved race. Reports are only read. Raises UsageError where
+    the two do not go together, IntegrityError where a file changed, Unsupported where this machine cannot run one.
+    """
+    sides = [_is_stage(path) for path in (baseline, candidate)]
+    if sides[0] != sides[1]:
+        raise UsageError(
+            "compare takes two artefacts or two reports; got one of each; name both directories that hold manifest.json, "
+            "or both report.json"
+        )
+    names = str(baseline), str(candidate)
+    if all(sides):
+        return _artefacts(baseline, candidate, names, tolerances, texts)
+    if texts is not None:
+        raise UsageError("--texts goes with two artefacts; the figures of reports are those of their own texts")
+    before, after = read_report(baseline), read_report(candidate)
+    for key in ("family", "task"):
+        if before.model.get(key) != after.model.get(key):
+            raise UsageError(
+                f"the reports are of different models: {key} {before.model.get(key)} and {after.model.get(key)}"
+            )
+    differences = diff.environment(before.environment, after.environment)
+    if before.model.get("sha256") != after.model.get("sha256"):
+        differences.insert(0, f"checkpoint: {before.model.get('source')} → {after.model.get('source')}, other weights")
+    return diff.conclude(names, differences, tolerances, diff.reports(before, after, tolerances))
+
+
+def with_baseline(fresh: Report, baseline: Path, tolerances: Tolerances) -> Diff:
+    """What `verify` measured of an artefact just now, against the delivered stage of an earlier report."""
+    before = read_report(baseline)
+    old, new = delivered(before, baseline), fresh.stages[-1]
+    same = not diff.hardware(before.environment, fresh.environment)
+    changes = diff.stages(old, new, tolerances, same)
+    differences = diff.environment(before.environment, fresh.environment)
+    return diff.conclude((str(baseline), fresh.model["source"]), differences, tolerances, changes)
+
+
+def read_report(path: Path) -> Report:
+    """The report in a file, or in a directory as `report.json`. Raises UsageError where there is none."""
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        return Report.model_validate_json(file.read_bytes())
+    except OSError as error:
+        expected = "expected a report.json, a directory that holds one, or an artefact"
+        raise UsageError(f"'{file}' cannot be read ({error.strerror}); {expected}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise UsageError(f"'{file}' is no report of bertopt: {where}: {first['msg']}; export again") from error
+
+
+def delivered(report: Report, path: Path) -> Stage:
+    """The stage that `report` delivered. Raises UsageError where it delivered none."""
+    if report.delivered is None:
+        raise UsageError(f"'{path}' delivered nothing ({report.reason}); give the report of a run that did")
+    return report.stage(report.delivered.stage)
+
+
+def limits(stated: Sequence[str]) -> Limits:
+    """`rel_l2=0.01` and the like as Limits. Raises UsageError with every mistake."""
+    found: dict[str, Any] = {}
+    problems = []
+    for item in stated:
+        name, _, value = item.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            problems.append(f"--limits {item}: expected LIMIT=NUMBER, such as rel_l2=0.01")
+            continue
+        try:
+            Limits.model_validate({name: number})
+        except ValidationError as error:
+            known = f"; known: {', '.join(Limits.model_fields)}" if name not in Limits.model_fields else ""
+            problems.append(f"--limits {item}: {error.errors(include_url=False)[0]['msg']}{known}")
+        found[name] = number
+    if problems:
+        raise UsageError(*problems)
+    return Limits.model_validate(found)
+
+
+def _is_stage(path: Path) -> bool:
+    return path.is_dir() and (path / stages.MANIFEST).is_file()
+
+
+def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None) -> Diff:
+    if a.resolve() == b.resolve():
+        raise UsageError(f"'{a}' and '{b}' are the same directory; give two")
+    before, after = stages.verify(a), stages.verify(b)
+    unknown = [m["precision"] for m in (before, after) if m["precision"] not in _PRECISIONS]
+    if unknown:
+        raise IntegrityError(f"the manifest's precision must be one of {', '.join(_PRECISIONS)}; got '{unknown[0]}'")
+    # What separates the two is at most what the less exact of them may differ from the checkpoint.
+    coarser = max(before["precision"], after["precision"], key=_PRECISIONS.index)
+    held = tolerances.limits.over(DEFAULT_LIMITS[coarser])
+    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    with tempfile.TemporaryDirectory(prefix="bertopt-compare-") as records, Workers() as workers:
+        old, new = pair.examine(workers, a, b, found, pair.shapes(after), held, Path(records))
+    differences = diff.environment(before["environment"], after["environment"])
+    return diff.conclude(names, differences, tolerances, diff.artefacts(old, new, tolerances, held))

@@ -1,0 +1,171 @@
+"""`debug(recipe, out, stage)`: build what is missing of a stage's line, look into it in a worker, search what to keep."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertopt.checks import probes
+from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.commands.minimal_set import Search
+from bertopt.core import Device
+from bertopt.debug.findings import Found, Keep
+from bertopt.errors import Unsupported, UsageError
+from bertopt.pipeline import disk_errors
+from bertopt.pipeline.store import Store
+from bertopt.recipe.parse import Recipe, Step
+from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.yaml_document import nearest
+from bertopt.results import Limits
+from bertopt.workers.client import Worker, Workers
+
+#: Attempts at casting less; one takes about as long as the pass and its parity check.
+RUNS = 80
+
+Tell = Callable[[str], None]
+
+
+def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> Found:
+    """Look into the stage `name` of a run of `recipe` in `out`. Stages that are missing there are built.
+
+    Raises UsageError for a name that is no step's, Unsupported for a form that cannot be looked into.
+    """
+    steps = _line(recipe, name)
+    row = _row(out, name)
+    texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
+    with disk_errors(), Store(out, False, tell) as store, Workers() as workers:
+        device, paths = _build(recipe, store, workers, steps, texts, row, tell)
+        limits = _limits(recipe, steps[-1], paths[-1])
+        timeout = steps[-1].timeout
+        # Ours, not the worker's: a worker is killed, and would leave it behind.
+        with tempfile.TemporaryDirectory(prefix="bertopt-debug-") as scratch, workers.start() as worker:
+            tell(f"{name}: comparing with the reference")
+            ask = {
+                "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,
+                "texts": list(texts.texts), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
+                "scratch": scratch,
+            }  # fmt: skip
+            worker.call("debug", timeout=timeout, do="open", ask=ask)
+            found = Found.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))
+            at = next((i for i, step in enumerate(steps) if "keep_fp32" in type(step.pass_).model_fields), None)
+            if at is not None:
+                try:
+                    _search(found, worker, steps, at, paths, limits, tell)
+                except Unsupported as error:
+                    found.notes.append(f"no search for what to keep in float32: {error}")
+    return found
+
+
+def _line(recipe: Recipe, name: str) -> list[Step]:
+    by_name = {step.name: step for step in recipe.steps}
+    if name not in by_name:
+        raise UsageError(f"--stage must name a step of the recipe; got '{name}'{nearest(name, by_name)}")
+    line = [by_name[name]]
+    while line[0].after:
+        line.insert(0, by_name[line[0].after])
+    return line
+
+
+def _row(out: Path, name: str) -> dict[str, Any]:
+    """The stage's row in the last report, and which stages were reverted there."""
+    path = out / "report.json"
+    try:
+        stages = json.loads(path.read_text("utf-8"))["stages"] if path.is_file() else []
+        mine: dict[str, Any] = next((dict(row) for row in stages if row["name"] == name), {})
+        return {**mine, "reverted": [row["name"] for row in stages if row["status"] == "reverted"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{path}' is no report of bertopt; remove it, or give the --out of an export") from error
+
+
+def _build(
+    recipe: Recipe, store: Store, workers: Workers, steps: list[Step], texts: Texts, row: dict[str, Any], tell: Tell
+) -> tuple[Device, list[Path]]:
+    """The committed stages from the reference to the last step. Reverted ones are left out of `steps`, as in the run."""
+    steps[:] = [step for step in steps if step is steps[-1] or step.name not in row["reverted"]]
+    with workers.start() as worker:
+        tell(f"reference: loading {recipe.model}")
+        cuda = worker.call("device")["cuda"]
+        if recipe.device == "cuda" and not cuda:
+            raise Unsupported(
+                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
+            )
+        device: Device = "cuda" if cuda and recipe.device != "cpu" else "cpu"
+        paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device)[0]]
+    for step in steps:
+        tell(f"{step.name}: building")
+        with workers.start() as worker:
+            paths.append(store.build(worker, step, paths[-1], device, recipe.inputs.shapes, texts)[0])
+    return device, paths
+
+
+def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
+    from bertopt.stages import read_manifest
+
+    precision = read_manifest(path)["precision"]
+    return step.limits.over(recipe.limits.get(precision, Limits()).over(DEFAULT_LIMITS[precision]))
+
+
+def _search(
+    found: Found, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, tell: Tell
+) -> None:
+    """Fill in `found.keep` for the step at `at`, where the stage misses its limits and keeping some helps."""
+    step, name, timeout = steps[at], steps[-1].name, steps[-1].timeout
+    records = [one.pass_.record().model_dump() for one in steps[at:]]
+
+    def call(do: str, ask: dict[str, Any]) -> Any:
+        return worker.call("debug", timeout=timeout, do=do, ask=ask)
+
+    tell(f"{name}: measuring what is sensitive")
+    call("search", {"parent": str(paths[at]), "records": records, "limits": limits.model_dump()})
+    if not (failures := call("attempt", {"keep": [], "every": True})):
+        found.notes.append("the stage passes its parity limits: nothing to keep in float32")
+        return
+    units = call("units", {})
+    count = 0
+
+    def ask(keep: list[str]) -> bool:
+        nonlocal count
+        count += 1
+        tell(f"{name}: attempt {count} of at most {RUNS}, {len(keep)} in float32")
+        try:
+            return not call("attempt", {"keep": keep, "every": False})
+        except Unsupported:
+            return False
+
+    search = Search(ask, RUNS)
+    while True:
+        minimal = search.flat(units) if isinstance(units, list) else search.tree(units)
+        if search.best is None:
+            found.notes.append(
+                f"keeping everything in float32 does not help: {failures[0]}; the error is not the precision's"
+            )
+            return
+        # The search looks at few probes; what it found must hold on all of them. A probe that fails joins the few.
+        passed = not call("attempt", {"keep": search.best, "every": True})
+        if passed or count >= RUNS:
+            break
+        search = Search(ask, RUNS - count)
+    if not passed:
+        found.notes.append(f"no passing set was found in {count} attempts")
+        return
+    if call("on_cpu_half", {}):
+        found.notes.append(
+            "ONNX Runtime's CPU kernels compute much of float16 in float32: on a GPU more may be needed, search there too"
+        )
+    found.keep = Keep(names=search.best, runs=count, minimal=minimal, recipe=_lines(step, search.best))
+
+
+def _lines(step: Step, keep: Sequence[str]) -> str:
+    """The step as it should stand in the recipe."""
+    import yaml
+
+    entry: dict[str, Any] = {"pass": step.pass_.name()}
+    entry |= {"name": step.name} if step.name != step.pass_.name() else {}
+    entry |= {"after": step.after} if step.after else {}
+    entry |= step.pass_.model_dump(mode="json", exclude_defaults=True)
+    entry["keep_fp32"] = [*entry.get("keep_fp32", ()), *keep]
+    written: str = yaml.safe_dump([entry], sort_keys=False, allow_unicode=True, default_flow_style=None, width=10_000)
+    return written

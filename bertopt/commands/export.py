@@ -1,0 +1,56 @@
+"""`bertopt.run`: carry out a recipe and leave artefact and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertopt.errors import UsageError
+from bertopt.recipe.parse import Recipe, from_dict, load
+
+if TYPE_CHECKING:
+    from bertopt.results import Report
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    build_only: bool = False,
+    fresh: bool = False,
+    progress: bool = False,
+    listen: Callable[[Report], None] | None = None,
+) -> Report:
+    """Carry out a recipe (a YAML file, a dict of the same layout, or a Recipe) in `out`, by default `out/<its name>`.
+
+    Leaves `report.json`, `report.html` and, where every gate holds, `artifact/`. A stage that fails is a row of the
+    report and sets its `exit_code`; a mistake in the recipe raises UsageError with all mistakes. `overrides` are
+    `steps.1.dtype=float16` and the like; `build_only` accepts a stage this machine cannot run; `fresh` forgets earlier
+    stages; `progress` shows the live table on stderr. `listen` is told the report whenever it has changed, also one that a
+    raised error leaves unfinished.
+    """
+    from bertopt import pipeline
+    from bertopt.report import html
+    from bertopt.report.terminal import Live
+
+    if isinstance(recipe, str | Path):
+        name, checked = Path(recipe).stem, load(Path(recipe), overrides)
+    elif isinstance(recipe, Mapping):
+        name, checked = "run", from_dict(dict(recipe), overrides=overrides)
+    else:
+        if overrides:
+            raise UsageError("overrides go with a file or a dict; a Recipe is complete: build it as wanted")
+        name, checked = "run", recipe
+    target = Path(out) if out is not None else Path("out") / name
+    with Live(enabled=progress) as live:
+
+        def tell(report: Report, doing: str | None) -> None:
+            live.update(report, doing)
+            if listen:
+                listen(report)
+
+        report = pipeline.run(checked, target, build_only, fresh, tell)
+    with pipeline.disk_errors():
+        html.write(report, target / "report.html")
+    return report

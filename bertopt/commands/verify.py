@@ -1,0 +1,119 @@
+"""`bertopt verify`: is this artefact what was exported, can it run here, and is it still the same model?"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bertopt import stages
+from bertopt._version import __version__
+from bertopt.checks import gates, probes
+from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.core import Spec
+from bertopt.errors import Unsupported
+from bertopt.pipeline import pair
+from bertopt.pipeline.store import Store
+from bertopt.recipe.texts import Texts, read
+from bertopt.results import Failure, Limits, Report, Waiver
+from bertopt.system import environment
+from bertopt.workers.client import Workers
+
+
+def verify(directory: Path, against: str | None = None, texts: Path | None = None) -> Report:
+    """Re-check an artefact on this machine.
+
+    Hashes always; a short run of the model always; parity and latency where a checkpoint is given. The limits are
+    those the artefact passed when it was exported, its waivers hold until their last day. Raises IntegrityError where
+    a file changed.
+    """
+    manifest = stages.verify(directory)
+    report = Report(
+        bertopt_version=__version__, recipe=manifest.get("recipe") or {}, environment=environment.describe(),
+        model={"source": str(directory), "warnings": _differences(manifest)},
+    )  # fmt: skip
+    spec = Spec.model_validate(manifest["spec"])
+    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    with Workers() as workers:
+        try:
+            if against is None:
+                _smoke(workers, directory, manifest)
+                report.reason = "files are as exported and the model answers; give --against CHECKPOINT to check parity"
+            else:
+                _compare(report, workers, directory, manifest, spec, against, found)
+        except Unsupported as error:
+            report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
+    _expired(report, manifest)
+    return report
+
+
+def _differences(manifest: dict[str, Any]) -> list[str]:
+    """How this machine differs from the one that exported, where it matters to figures or kernels."""
+    then, now = manifest["environment"], environment.describe()
+    runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino"}.get(
+        manifest["form"]
+    )
+    notes = [
+        f"{key} differs: exported on {then[key]}, here {now[key]}" for key in ("cpu", "isa") if then[key] != now[key]
+    ]
+    if runtime and then["packages"].get(runtime) != now["packages"].get(runtime):
+        notes.append(
+            f"{runtime} differs: exported with {then['packages'].get(runtime)}, here {now['packages'].get(runtime)}"
+        )
+    return notes
+
+
+def _smoke(workers: Workers, directory: Path, manifest: dict[str, Any]) -> None:
+    with workers.start() as worker:
+        worker.call("open", directory=str(directory.resolve()), device=manifest["device"])
+        pair = manifest["spec"]["task"] == "question-answering"
+        worker.call("mix", texts=[["who?", "nobody"]] if pair else ["a text", "another"])
+        worker.call("time_mix", steps=1)
+
+
+def _compare(
+    report: Report, workers: Workers, directory: Path, manifest: dict[str, Any], spec: Spec, against: str, texts: Texts
+) -> None:
+    recorded = manifest.get("gates") or {}
+    limits = (
+        Limits.model_validate(recorded["parity"]["limits"])
+        if recorded.get("parity")
+        else DEFAULT_LIMITS[manifest["precision"]]
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
+        Store(Path(scratch), False, lambda _: None) as store,
+    ):
+        with workers.start() as worker:
+            reference, _, _ = store.reference(worker, against, spec.task, None, manifest["device"])
+        report.stages = [
+            *pair.examine(workers, reference, directory, texts, pair.shapes(manifest), limits, store.checks)
+        ]
+    row = report.stages[1]
+    row.after = "reference"
+    assert row.parity is not None
+    if reason := gates.settle(row, limits, _waivers(manifest), datetime.date.today()):
+        row.status, row.reason = "failed", reason
+        report.exit_code, report.reason = 3, f"'{row.name}' failed: {reason}"
+    else:
+        report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
+
+
+def _waivers(manifest: dict[str, Any]) -> list[Waiver]:
+    """The waivers that the artefact was delivered under."""
+    failures = map(Failure.model_validate, (manifest.get("gates") or {}).get("waived", []))
+    return [failure.waiver for failure in failures if failure.waiver]
+
+
+def _expired(report: Report, manifest: dict[str, Any]) -> None:
+    """An artefact that was delivered under a waiver is good until that expires, whatever is measured here."""
+    over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
+    if over and not report.exit_code:
+        report.exit_code = 3
+        report.reason = (
+            f"'{over[0].stage}' failed: it was delivered under a waiver of {over[0].metric} ({over[0].reason}), "
+            f"which expired on {over[0].expires}; export again"
+        )
+        for row in report.stages[1:]:
+            row.status, row.reason = "failed", report.reason

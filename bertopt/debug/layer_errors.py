@@ -1,0 +1,93 @@
+"""Layer by layer: what each adds when fed with the reference's values, and what has accumulated in a free run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.checks.probes import Probe
+from bertopt.debug.findings import Found, Row
+from bertopt.debug.tensor_difference import badness, differ, first_jump
+from bertopt.debug.trace_points import Point, checkpoints
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Runs the stage on a probe with the points `given` replaced by the reference's; the points wanted, by index.
+Runner = Callable[[Probe, Sequence[int], Mapping[int, "Array"]], Mapping[int, "Array"]]
+
+
+@dataclass(frozen=True)
+class Stand:
+    """The reference's traces by probe, and how the stage is run beside them."""
+
+    probes: Sequence[Probe]
+    points: Sequence[Point]
+    #: What the points are in the reference, by probe.
+    reference: Mapping[str, Sequence[Array]]
+    answers: Sequence[str]
+    #: Points the stage has too, by index, and what it calls them.
+    names: Mapping[int, str]
+    #: The same for people, where what it is called is another of the names of one tensor.
+    shown: Mapping[int, str]
+    run: Runner
+    token: Callable[[int], str | None]
+
+
+def compare(stand: Stand, stage: str, form: str) -> Found:
+    """Every layer, then every tensor inside the first whose error jumps."""
+    shapes = [value.shape for value in stand.reference[stand.probes[0].name]]
+    coarse = [(i, label) for i, label in checkpoints(stand.points, shapes, stand.answers) if i in stand.names]
+    found = Found(
+        stage=stage, form=form, probes=[probe.name for probe in stand.probes], layers=_rows(stand, coarse, [])
+    )
+    found.first_layer = first_jump(found.layers)
+    if found.first_layer is None:
+        return found
+    at = found.layers.index(found.first_layer)
+    after, until = (coarse[at - 1][0] if at else -1), coarse[at][0]
+    inner = [(i, stand.points[i].label) for i in sorted(stand.names) if after < i <= until]
+    found.tensors = _rows(stand, inner, [i for i, _ in coarse if i <= after])
+    # Fed with the reference before every tensor, errors that only add up stand out nowhere: name the largest then.
+    found.first_tensor = first_jump(found.tensors) or max(found.tensors, key=lambda row: badness(row.own), default=None)
+    return found
+
+
+def _rows(stand: Stand, wanted: Sequence[tuple[int, str]], held: Sequence[int]) -> list[Row]:
+    """A row for each point wanted, at the probe where it adds most. `held` points are fed, but not looked at."""
+    indices = [index for index, _ in wanted]
+    worst: dict[int, Row] = {}
+    totals: dict[int, float] = dict.fromkeys(indices, 0.0)
+    for probe in stand.probes:
+        reference = stand.reference[probe.name]
+        free = stand.run(probe, indices, {})
+        given = {index: reference[index] for index in (*held, *indices)}
+        fed = stand.run(probe, indices, given)
+        for index, label in wanted:
+            totals[index] = max(totals[index], differ(free[index], reference[index], probe).rel_l2, key=badness)
+            row = _row(stand, probe, index, label, fed[index], reference[index])
+            if index not in worst or badness(row.own) > badness(worst[index].own):
+                worst[index] = row
+    rows = []
+    before: float | None = None
+    for index in indices:
+        total = totals[index]
+        growth = total / before if before else None
+        rows.append(worst[index].model_copy(update={"total": total, "growth": growth}))
+        before = total
+    return rows
+
+
+def _row(stand: Stand, probe: Probe, index: int, label: str, got: Array, reference: Array) -> Row:
+    point = stand.points[index]
+    difference = differ(got, reference, probe)
+    token = difference.token
+    text = stand.token(int(probe.inputs["input_ids"][difference.row, token])) if token is not None else None
+    return Row(
+        label=label, tensor=stand.shown[index], layer=point.layer, own=difference.rel_l2, total=0.0,
+        max_abs=difference.max_abs, growth=None, peak=float(np.abs(reference).max(initial=0.0)), probe=probe.name,
+        row=difference.row, token=token, token_text=text, element=difference.element,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""The torch module every eager form runs: a transformers model, its task head, and pooling inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from bertopt.modeling import encoder_layers
+from bertopt.modeling.layouts import Packed, Padded, Pooling
+
+if TYPE_CHECKING:
+    from bertopt.core import Spec
+
+
+class Network(nn.Module):
+    """int64 inputs in `inputs` order to a tuple of float32 answers in `outputs` order.
+
+    `encoder` is the transformers model (with its task head). Passes may set: `spec`, for packed rows; `first_only`,
+    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`.
+    """
+
+    def __init__(self, encoder: Any, spec: Spec) -> None:
+        super().__init__()
+        self.encoder = encoder
+        # A recorded spec says what the passes made of the layout; they are yet to come.
+        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None})
+        self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
+        self.first_only = False
+        self.autocast_dtype: torch.dtype | None = None
+        self.sdpa_backend: Any = None
+        # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
+        self.states_positions = spec.family == "modernbert"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.spec.network_inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what `forward` gives: the answers and, where a padded model pools all tokens, those last, because
+        other software's loaders read them. Sessions drop them."""
+        extra = self.pooling is not None and self.layout is Padded and not self.first_only
+        return (*self.spec.outputs, *(("last_hidden_state",) if extra else ()))
+
+    @property
+    def layout(self) -> type[Padded | Packed]:
+        return Packed if self.spec.layout == "packed" else Padded
+
+    @property
+    def base(self) -> Any:
+        """The transformers base model: embeddings and layers, without the task head."""
+        return self.encoder.base_model
+
+    def example(self, batch: int, sequence: int) -> tuple[torch.Tensor, ...]:
+        """Inputs for one traced or warming run: every row a different length, no token the padding token."""
+        embedding = self.encoder.get_input_embeddings()
+        device, known = embedding.weight.device, embedding.weight.shape[0]
+        ids = torch.arange(batch * sequence, device=device).reshape(batch, sequence)
+        ids = ids % max(known - 5, 1) + min(4, known - 1)
+        by_name = self.layout.example(self.spec, ids)
+        return tuple(by_name[name] for name in self.inputs)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.layout(dict(zip(self.inputs, tensors, strict=True)), self.base)
+        if self.autocast_dtype is not None:
+            with torch.autocast(tensors[0].device.type, dtype=self.autocast_dtype):
+                answer = self._encode(rows)
+        else:
+            answer = self._encode(rows)
+        return self._answers(answer, rows)
+
+    def _encode(self, rows: Padded | Packed) -> Any:
+        if self.sdpa_backend is None:
+            return self._run(rows)
+        with nn.attention.sdpa_kernel(self.sdpa_backend):
+            return self._run(rows)
+
+    def _run(self, rows: Padded | Packed) -> Any:
+        """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count."""
+        inputs = rows.inputs
+        classifies = self.spec.task == "text-classification"
+        if self.states_positions:
+            ids = inputs["input_ids"]
+            inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
+        if not (self.first_only or (classifies and self.layout is Packed)):
+            return self.encoder(**inputs)
+        hidden = self.base(**inputs).last_hidden_state
+        first = rows.first(hidden)
+        if self.first_only:
+            first = encoder_layers.last_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
+        if not classifies:
+            return first
+        return encoder_layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)
+
+    def _answers(self, answer: Any, rows: Padded | Packed) -> tuple[torch.Tensor, ...]:
+        if isinstance(answer, torch.Tensor):
+            pooled = rows.by_text(answer) if self.pooling is None else self.pooling(answer, rows, first_only=True)
+            return (pooled.float(),)
+        if self.pooling is not None:
+            hidden = answer.last_hidden_state
+            pooled = self.pooling(hidden, rows)
+            return (pooled, hidden.float()) if len(self.outputs) > 1 else (pooled,)
+        if self.spec.task == "feature-extraction":
+            return (answer.last_hidden_state.float(),)
+        if self.spec.task == "question-answering":
+            return answer.start_logits.float(), answer.end_logits.float()
+        return (answer.logits.float(),)

@@ -1,0 +1,53 @@
+"""The tokenizer of a checkpoint: fast, with no remote code, and no larger than the embedding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling.source import read_json, scrub
+
+
+def open_tokenizer(directory: Path) -> Any:
+    """The checkpoint's fast tokenizer, as transformers builds it, without a configuration that could name code.
+
+    Raises UsageError where there is none, Unsupported where it is a slow one, IntegrityError without a pad token.
+    """
+    from transformers import AutoTokenizer
+
+    config = directory / "tokenizer_config.json"
+    fields, dropped = scrub(read_json(config)) if config.is_file() else ({}, [])
+    source: Path = directory
+    with tempfile.TemporaryDirectory() as clean:
+        if dropped:
+            source = Path(clean)
+            for path in directory.iterdir():
+                if path.is_file() and path.suffix not in {".safetensors", ".bin", ".py"}:
+                    shutil.copyfile(path, source / path.name)
+            (source / "tokenizer_config.json").write_text(json.dumps(fields), "utf-8")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise UsageError(f"'{directory}' has no tokenizer transformers can load: {error}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise Unsupported(
+            f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
+        )
+    if tokenizer.pad_token_id is None:
+        raise IntegrityError("the tokenizer must have a pad token; add pad_token to tokenizer_config.json")
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, encoder: Any) -> None:
+    """Raises IntegrityError where the tokenizer has a token that the embedding has no row for."""
+    rows = encoder.get_input_embeddings().weight.shape[0]
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= rows:
+        name = next(n for n, p in encoder.named_parameters() if p is encoder.get_input_embeddings().weight)
+        raise IntegrityError(
+            f"tensor '{name}' has {rows} rows, but the tokenizer's token '{token}' is number {largest}; pair the model with its own tokenizer"
+        )

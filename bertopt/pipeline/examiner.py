@@ -1,0 +1,218 @@
+"""Examine committed stages: each in a fresh worker, against the reference and against its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
+from bertopt.checks.parity import Answers
+from bertopt.core import Device, Spec
+from bertopt.errors import Unsupported
+from bertopt.pipeline.measurement_cache import Found, Records
+from bertopt.pipeline.race import Budget, race
+from bertopt.recipe.texts import Texts
+from bertopt.results import Case, Invariance, Limits, Parity, Ranking, Stage
+from bertopt.runtime.predictor import MAX_BATCH
+from bertopt.runtime.tokenization import Text, Tokenizer
+from bertopt.workers.client import RemoteSession, Worker, Workers
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Texts in one turn of the mix, taken evenly from the recipe's.
+MIX_TEXTS = 12
+
+#: Most of the recipe's own texts that are probed, besides the built-in ones.
+OWN_TEXTS = 96
+
+#: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
+ANSWER_BYTES = 64 * 2**20
+
+
+class Examiner:
+    """Holds the probes and the reference's answers for one run, and the few workers worth keeping open."""
+
+    def __init__(
+        self, workers: Workers, reference: Path, spec: Spec, device: Device, shapes: Sequence[tuple[int, int]],
+        texts: Texts, records: Path, machine: dict[str, Any], budget: Budget, tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
+        self.shapes, self.texts, self.budget, self.tell = list(shapes), texts, budget, tell
+        self.tokenizer = Tokenizer(reference, spec, spec.max_length)
+        sample = _sample(texts)
+        pairs = probes.pairs(spec, sample)
+        self.probes = [
+            *probes.grid(spec, shapes, None),
+            *probes.serving(spec, MAX_BATCH),
+            *probes.texts(spec, self._encode, sample),
+            *(probes.texts(spec, self._encode, pairs, "pair") if pairs else []),
+        ]
+        every: list[Text] = [*sample, *pairs]
+        self.alone = [inputs for text in every for inputs in self._encode([text])]
+        step = max(1, len(texts.texts) // MIX_TEXTS)
+        paired = spec.task == "question-answering"
+        self.mix: list[Text] = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
+        inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine, asdict(budget)]
+        self.records = Records(records, inputs)
+        self._open: dict[Path, Worker] = {}
+        self._prints: dict[Path, str] = {}
+        self._answers: dict[Path, dict[str, Answers]] = {}
+        self._reference_correct: list[bool] | None = None
+
+    def examine(self, row: Stage, directory: Path, parent: Path | None, limits: Limits, timeout: float | None) -> None:
+        """Fill in everything that is measured of `row`, now or recorded for the same inputs; parent None: the reference.
+
+        Raises Unsupported where this machine cannot open the stage, and what its worker raises.
+        """
+        names = [directory.name, parent.name if parent else None]
+        found = self.records.read(names)
+        if found is None:
+            found = self._measure(row.name, directory, parent, timeout)
+            self.records.write(names, found)
+        row.parity = None if parent is None else self._judged(found, limits)
+        row.latency, row.quality, row.effects = found.latency, found.quality, found.effects
+        row.changed = found.changed
+        row.invariance, row.ranking = found.invariance, found.ranking
+        if parent is None:
+            self._reference_correct = found.correct
+        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = found.facts, found.peak_rss_bytes, found.peak_gpu_bytes
+
+    def _judged(self, found: Found, limits: Limits) -> Parity:
+        judged = parity.judge(found.cases, limits, found.vs_parent)
+        case = parity.worst_case(found.cases, judged.worst.metric)
+        judged.worst = worst_case.show(judged.worst, case, self.probes, self._word)
+        return judged
+
+    def _word(self, token: int) -> str:
+        return str(self.tokenizer.fast.id_to_token(token) or token)
+
+    def _encode(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
+        return [self.tokenizer.batch(self.tokenizer.encode(texts))]
+
+    def close(self) -> None:
+        for worker in self._open.values():
+            worker.close()
+        self._open.clear()
+
+    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> Found:
+        self.tell(f"{name}: opening")
+        keep = {self.reference, parent, directory}
+        for path in [path for path in self._open if path not in keep]:
+            self._open.pop(path).close()
+        while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
+            del self._answers[next(path for path in self._answers if path not in keep)]
+        worker = self._worker(directory, timeout)
+        self.tell(f"{name}: parity")
+        cases: list[Case] = []
+        between: list[Case] = []
+        if parent is not None:
+            mine = self._answers_of(directory, timeout)
+            reference = self._answers_of(self.reference, timeout)
+            theirs = self._answers_of(parent, timeout)
+            usual = parity.scales(reference.values())
+            for probe in self.probes:
+                if probe.name in mine and probe.name in reference:
+                    cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name], usual))
+                if probe.name in mine and probe.name in theirs:
+                    between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
+            if not cases:
+                raise Unsupported(f"no probe fits the engine's largest shape {worker.max_shape}; widen its profiles")
+        steady = self._invariance(worker, timeout)
+        ranked = self._ranking(directory) if parent is not None else None
+        correct = self._correct(name, worker, timeout)
+        self.tell(f"{name}: latency")
+        racing = {"stage": worker}
+        if parent is not None:
+            racing["reference"] = self._worker(self.reference, timeout)
+            if parent != self.reference:
+                racing["parent"] = self._worker(parent, timeout)
+        opened = {"stage": directory, "reference": self.reference, "parent": parent or self.reference}
+        timed, under_the_clock = race(
+            racing, self.spec, self.shapes, self.mix, self.budget, timeout,
+            lambda role: self._start(opened[role], timeout),
+        )  # fmt: skip
+        cases += under_the_clock
+        stats = worker.call("stats", timeout=timeout)
+        # After memory was read: graph files are read again for these.
+        effects = worker.call("effects", timeout=timeout)
+        changed = parent and effects["took"] and self._print(directory, timeout) != self._print(parent, timeout)
+        return Found(
+            cases=cases, vs_parent=parity.summarise(between) if between else None, latency=timed, invariance=steady,
+            ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
+            correct=correct, effects=effects["counts"], changed=changed, **stats,
+        )  # fmt: skip
+
+    def _worker(self, directory: Path, timeout: float | None) -> Worker:
+        if directory not in self._open or not self._open[directory].alive:
+            self._open[directory] = self._start(directory, timeout)
+        return self._open[directory]
+
+    def _start(self, directory: Path, timeout: float | None) -> Worker:
+        worker = self.workers.start()
+        try:
+            opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
+        except BaseException:
+            worker.kill()
+            raise
+        worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+        worker.packed = opened["layout"] == "packed"
+        return worker
+
+    def _print(self, directory: Path, timeout: float | None) -> str:
+        if directory not in self._prints:
+            self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
+        return self._prints[directory]
+
+    def _answers_of(self, directory: Path, timeout: float | None) -> dict[str, Answers]:
+        """Answers by probe name, for every probe that the stage's largest shape admits."""
+        if directory not in self._answers:
+            worker = self._worker(directory, timeout)
+            session = RemoteSession(worker, timeout)
+            self._answers[directory] = {
+                probe.name: parity.answer(session, probe, self.spec)
+                for probe in self.probes
+                if worker.fits(probe.shape) and (not worker.packed or probes.packable(self.spec, probe))
+            }
+        return self._answers[directory]
+
+    def _invariance(self, worker: Worker, timeout: float | None) -> Invariance | None:
+        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.max_shape)
+
+    def _ranking(self, directory: Path) -> Ranking | None:
+        """From the answers to the texts, which were compared already; None where the model gives no embeddings."""
+        if self.spec.pooling is None:
+            return None
+        mine, theirs = self._answers[directory], self._answers[self.reference]
+        names = [probe.name for probe in self.probes if probe.padding == "text" and probe.name in mine]
+        if not names:
+            return None
+        output = self.spec.outputs[0]
+        return ranking.measure(
+            np.concatenate([mine[name][0][output] for name in names]),
+            np.concatenate([theirs[name][0][output] for name in names]),
+        )
+
+    def _correct(self, name: str, worker: Worker, timeout: float | None) -> list[bool] | None:
+        if self.texts.labels is None or self.spec.task != "text-classification":
+            return None
+        self.tell(f"{name}: {len(self.texts.texts)} labelled texts")
+        logits = worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
+        return quality.correct(self.spec, logits, self.texts.labels)
+
+
+def _sample(texts: Texts) -> list[str]:
+    """The texts to probe with: the built-in ones, and a seeded choice of the recipe's own before them."""
+    if not texts.source:
+        return list(texts.texts)
+    count = len(texts.texts)
+    chosen = np.random.default_rng(0).permutation(count)[:OWN_TEXTS]
+    return list(dict.fromkeys([*(texts.texts[i] for i in sorted(chosen)), *probes.built_in_texts()]))
+
+
+def _bytes(answers: dict[str, Answers]) -> int:
+    return sum(array.nbytes for kept, _ in answers.values() for array in kept.values())

@@ -1,0 +1,161 @@
+"""Ranges of a graph's activations, measured on real texts with odd inputs in between."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from bertopt.core import Context, Spec
+from bertopt.errors import Unsupported
+from bertopt.quantization.calibration_inputs import as_network
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+Method = Literal["minmax", "percentile", "entropy"]
+#: Texts in a batch. After each comes one odd input: every sixth sample.
+BATCH = 5
+#: Tokens of the odd inputs, in turn, up to the model's maximum.
+ODD_LENGTHS = (1, 2, 8, 32, 128, 512)
+#: Share of the values that a range by percentile holds, in percent: ONNX Runtime's default.
+PERCENTILE = 99.999
+#: Bins of the histograms. Entropy compares them with 8 bits, from half the bins on, so it cuts half a range at most:
+#: with 2048 bins it cut so much of BERT's few large values that cosines fell to 0.73.
+BINS, LEVELS = {"percentile": 2048, "entropy": 512}, 256
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One batch as the network takes it, and which tokens of it [B, S] are no padding."""
+
+    inputs: dict[str, Array]
+    valid: Array
+
+
+@dataclass
+class Range:
+    """What one activation [..., H] was seen to hold."""
+
+    low: float = 0.0
+    high: float = 0.0
+    channels: Any = field(default=0.0)
+    """Largest magnitude in each of the H channels."""
+
+
+def samples(spec: Spec, ctx: Context, count: int) -> list[Sample]:
+    """Batches of at most `count` of the context's texts, spread over all of them; every sixth sample is odd: random
+    tokens, a single one, holes and padding between them, because services meet those too.
+
+    Raises Unsupported where there are no texts, or no tokenizer to read them with.
+    """
+    if not ctx.texts or ctx.encode is None:
+        raise Unsupported(
+            "static INT8 is calibrated on texts; got none: name some in inputs.texts, or use scheme: dynamic"
+        )
+    chosen = [ctx.texts[i * len(ctx.texts) // count] for i in range(count)] if len(ctx.texts) > count else ctx.texts
+    chosen = sorted(chosen, key=len)
+    rng = np.random.default_rng(ctx.seed)
+    found = []
+    for number, start in enumerate(range(0, len(chosen), BATCH)):
+        texts = ctx.encode(chosen[start : start + BATCH])
+        for inputs in (texts, _odd(spec, number, rng)):
+            fed = as_network(spec, inputs)
+            valid = fed["segment_ids"] if spec.layout == "packed" else fed["attention_mask"]
+            found.append(Sample(fed, valid > 0))
+    return found
+
+
+def _odd(spec: Spec, number: int, rng: np.random.Generator) -> dict[str, Array]:
+    length = min(ODD_LENGTHS[number % len(ODD_LENGTHS)], spec.max_length)
+    mask = np.ones((1, length), np.int64)
+    # Three thirds: no padding, right padding, holes.
+    kind = number // len(ODD_LENGTHS) % 3
+    if kind == 1:
+        mask[:, max(1, length * 2 // 3) :] = 0
+    elif kind == 2:
+        mask[:, 1:] = rng.random((1, length - 1)) > 0.3
+    # No valid token may be the padding token: RoBERTa counts its positions by it.
+    ids = rng.integers(0, spec.vocabulary - 1, (1, length))
+    ids += ids >= spec.pad_id
+    types = np.zeros((1, length), np.int64)
+    if spec.token_types > 1 and number % 2:
+        types[:, length // 2 :] = 1
+    arrays = {"input_ids": np.where(mask, ids, spec.pad_id), "attention_mask": mask, "token_type_ids": types}
+    return {name: arrays[name] for name in spec.inputs}
+
+
+def measure(path: Path, names: Sequence[str], given: Iterable[Sample], method: Method) -> dict[str, Range]:
+    """The range of each named value [..., H] of the graph over the samples' valid tokens.
+
+    `minmax` holds everything seen, `percentile` all but one in a hundred thousand, and `entropy` loses the least
+    information about the distribution (ONNX Runtime's calibrators). Raises Unsupported for a value that is not finite.
+    """
+    found = {name: Range() for name in names}
+    if not found:
+        return found
+    histograms = _histograms(method)
+    for sample, values in _run(path, names, given):
+        for name, value in values.items():
+            seen, rows = found[name], _valid(value, sample.valid)
+            if not np.isfinite(rows).all():
+                raise Unsupported(f"'{name}' is not finite on the calibration texts; no range holds it")
+            if rows.size:
+                seen.channels = np.maximum(seen.channels, np.abs(rows).max(axis=0))
+                seen.low, seen.high = min(seen.low, float(rows.min())), max(seen.high, float(rows.max()))
+                if histograms is not None and np.abs(rows).max() > 0:
+                    _quietly(histograms.collect, {name: rows})
+    if histograms is not None:
+        for name, (low, high, *_) in _quietly(histograms.compute_collection_result).items():
+            found[name].low, found[name].high = min(0.0, float(low)), max(0.0, float(high))
+    return found
+
+
+def _histograms(method: Method) -> Any:
+    from onnxruntime.quantization.calibrate import HistogramCollector
+
+    if method == "minmax":
+        return None
+    return HistogramCollector(method, False, BINS[method], LEVELS, PERCENTILE, "same")
+
+
+def _quietly(do: Callable[..., Any], *arguments: Any) -> Any:
+    """ONNX Runtime's collectors print what they do."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return do(*arguments)
+
+
+def _valid(value: Array, valid: Array) -> Array:
+    """The rows [N, H] of an activation that belong to tokens; all of them where it has one a text."""
+    if value.shape[:2] == valid.shape:
+        return np.asarray(value[valid])
+    rows = value.reshape(-1, value.shape[-1])
+    return rows[valid.reshape(-1)] if len(rows) == valid.size else rows
+
+
+def _run(source: Path, names: Sequence[str], given: Iterable[Sample]) -> Iterator[tuple[Sample, dict[str, Array]]]:
+    """The samples with the values that the graph computes for them."""
+    import onnx_ir as ir
+    import onnxruntime as ort
+
+    graph = ir.load(source)
+    values = {value.name: value for node in graph.graph for value in node.outputs}
+    graph.graph.outputs.clear()
+    for name in names:
+        values[name].dtype = ir.DataType.FLOAT
+        graph.graph.outputs.append(values[name])
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory(prefix="bertopt-calibrate-") as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(graph, path, external_data="model.onnx_data")
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        for sample in given:
+            answers = session.run(list(names), sample.inputs)
+            yield sample, {name: np.asarray(answer) for name, answer in zip(names, answers, strict=True)}

@@ -1,0 +1,94 @@
+"""What static quantisation measures its ranges on: the user's texts, and among them inputs that no text looks like.
+
+Ranges of texts alone clip what is rare. Without a first token that draws the attention (left padding), or with one
+word between the special ones, attention averages over few tokens and some channels grow beyond what any text shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.core import Spec
+from bertopt.modeling import packing
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+    Inputs = dict[str, Array]
+
+#: After so many texts comes one odd batch [ODD_ROWS, S].
+TEXTS_PER_ODD, ODD_ROWS = 2, 8
+ODD_LENGTHS = (4, 8, 16, 32, 64, 128)
+
+
+def samples(
+    spec: Spec, encode: Callable[[Sequence[Any]], Mapping[str, Array]], texts: Sequence[str], count: int, seed: int
+) -> Iterator[Inputs]:
+    """`count` of the texts (or all, where there are fewer), each as a batch of one, and an odd batch after every other.
+
+    Arrays as the network takes them (`spec.network_inputs`), int64. The same arguments give the same samples.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = [texts[i] for i in sorted(rng.permutation(len(texts))[:count])]
+    if spec.task == "question-answering":
+        # Whatever comes next serves as the context.
+        asked: list[Any] = list(zip(chosen, chosen[1:] + chosen[:1], strict=True))
+    else:
+        asked = list(chosen)
+    frame = encode([("", "") if spec.task == "question-answering" else ""])["input_ids"][0]
+    for number, text in enumerate(asked):
+        yield as_network(spec, encode([text]))
+        if number % TEXTS_PER_ODD == TEXTS_PER_ODD - 1:
+            yield as_network(spec, odd(spec, frame, number // TEXTS_PER_ODD, rng))
+
+
+def odd(spec: Spec, frame: Array, number: int, rng: np.random.Generator) -> Inputs:
+    """Random tokens [8, S] of all lengths up to S, padded [B, S]: between the special tokens of `frame`, the ids of an
+    empty text; with padding on the left; with holes. `number` says which of these, and S."""
+    kind, length = number % 3, min(ODD_LENGTHS[number // 3 % len(ODD_LENGTHS)], spec.text_length)
+    shape = (ODD_ROWS, length)
+    ids = rng.integers(0, spec.vocabulary - 1, shape)
+    ids += ids >= spec.pad_id
+    lengths = np.maximum(1, length - np.arange(ODD_ROWS) * length // ODD_ROWS)[:, None]
+    columns = np.arange(length)
+    if kind == 0:
+        lengths = np.maximum(lengths, min(3, length))
+        mask = columns < lengths
+        ids[:, 0] = frame[0]
+        np.put_along_axis(ids, lengths - 1, frame[-1], axis=1)
+    elif kind == 1:
+        mask = columns >= length - lengths
+    else:
+        mask = rng.random(shape) > 0.3
+        mask[:, 0] = True
+    ids[~mask] = spec.pad_id
+    types = np.zeros(shape, np.int64)
+    if spec.token_types > 1:
+        types[::2, length // 2 :] = 1
+    arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types}
+    return {name: np.ascontiguousarray(arrays[name], np.int64) for name in spec.inputs}
+
+
+def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:
+    """A padded batch [B, S] as the network takes it: as it is, or its valid tokens packed into rows [R, L]."""
+    if spec.layout == "padded":
+        return {name: padded[name] for name in spec.inputs}
+    _, texts = packing.unpadded(spec, padded)
+    rows = packing.best_fit(texts.lengths, spec.row_length or int(texts.lengths.max()))
+    (batch,) = packing.batches(spec, texts, rows, [(0, len(rows.used))])
+    return batch.inputs
+
+
+def counting(spec: Spec, inputs: Mapping[str, Array], answer: Array) -> Array:
+    """The vectors [N, D] of one answer that belong to a text or a token, not to padding, float64."""
+    mask = inputs["segment_ids"] if spec.layout == "packed" else inputs["attention_mask"]
+    if spec.granularity == "span":
+        return np.asarray(answer * (mask > 0), np.float64)
+    if spec.granularity == "token":
+        return np.asarray(answer[mask > 0], np.float64)
+    if spec.layout == "packed":
+        return np.asarray(answer[np.arange(answer.shape[1]) < mask.max(axis=1, keepdims=True)], np.float64)
+    return np.asarray(answer[mask.any(axis=1)], np.float64)

@@ -1,0 +1,234 @@
+"""YAML to Recipe, every mistake reported at once with file:line:column. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+
+from bertopt import passes
+from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
+from bertopt.errors import UsageError
+from bertopt.recipe import waivers
+from bertopt.recipe.messages import build, shown
+from bertopt.recipe.steps import REFERENCE, STEP_NAME, TAKEN, Draft, check_names, check_order
+from bertopt.recipe.yaml_document import Document, KeyPath, closest, nearest
+from bertopt.results import Limits, Waiver
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+Size = Annotated[int, Field(ge=1)]
+Shapes = tuple[tuple[Size, Size], ...]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Inputs(_Frozen):
+    """What the stages are checked and timed on."""
+
+    shapes: Shapes = Field(((1, 16), (1, 128), (8, 128)), min_length=1, description="[batch, sequence] grid")
+    texts: str | None = Field(None, description=".txt or .jsonl ({text, label}); null: the built-in probe texts")
+
+
+class Timing(_Frozen):
+    """Most seconds that timing takes. A race ends sooner where its intervals are narrow; a noisy machine needs more."""
+
+    shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
+    mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
+    narrow: float = Field(0.004, gt=0, lt=1, description="half-width of the interval, as a share of its ratio, that ends a race")
+    processes: int = Field(1, ge=1, le=64, description="processes that run each contender, one after another, within the same seconds")
+
+
+class StepKeys(_Frozen):
+    """The reserved keys of a step that stand for themselves."""
+
+    limits: Limits = Field(Limits(), description="parity limits of this step, over the recipe's")
+    on_fail: Literal["stop", "revert"] = Field("stop", description="revert: drop this stage and go on from its parent")
+    allow_noop: bool = Field(False, description="a pass that changes nothing does not fail the run")
+    timeout: float = Field(1800.0, gt=0, description="seconds the pass may take")
+
+
+class Step(StepKeys):
+    """One pass in the tree. `after` is the name of the stage it starts from; None is the checkpoint."""
+
+    name: str
+    pass_: SkipValidation[Pass[Any, Any]]
+    after: str | None
+
+
+class Head(_Frozen):
+    """Everything but the steps."""
+
+    schema_version: Literal[1] = Field(description="version of this format")
+    model: str = Field(min_length=1, description="hub id, directory, or pkg://importable.package/path/inside")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
+    task: Literal["auto", Task] = Field("auto", description="auto: from the checkpoint")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is a usable GPU")
+    inputs: Inputs = Inputs()
+    timing: Timing = Timing()
+    limits: dict[Precision, Limits] = Field({}, description="parity limits by precision, over the defaults")
+    deliver: str = Field("last", description="last, fastest or a step's name")
+    waivers: tuple[Waiver, ...] = Field((), description="limits that stages are known to miss, until a day")
+
+
+class Recipe(Head):
+    """A checked recipe: the steps' passes are constructed, their order fits."""
+
+    steps: tuple[Step, ...] = Field(min_length=1)
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """All stages in order, the reference first."""
+        return (REFERENCE, *(step.name for step in self.steps))
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe with every default filled in, JSON-ready; `from_dict` reads it back."""
+        data = self.model_dump(mode="json", exclude={"steps", "limits", "deliver", "waivers"})
+        data["limits"] = {kind: limits.model_dump(exclude_none=True) for kind, limits in self.limits.items()}
+        data["steps"] = [
+            {"pass": step.pass_.name(), "name": step.name, "after": step.after or REFERENCE}
+            | step.model_dump(mode="json", include=set(StepKeys.model_fields), exclude_none=True)
+            | step.pass_.model_dump(mode="json")
+            for step in self.steps
+        ]
+        data["deliver"] = self.deliver
+        data["waivers"] = [waiver.model_dump(mode="json") for waiver in self.waivers]
+        return data
+
+
+RESERVED = RESERVED_KEYS
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, with `--set` values applied. Raises UsageError with every mistake found."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: must be UTF-8 text; byte {error.start} is not") from error
+    return parse(text, str(path), overrides)
+
+
+def parse(text: str, source: str = "<text>", overrides: Sequence[str] = ()) -> Recipe:
+    """Like `load` for text; relative paths are also looked for beside `source`."""
+    return _recipe(Document.read(text, source), overrides)
+
+
+def from_dict(data: Mapping[str, Any], source: str = "<dict>", overrides: Sequence[str] = ()) -> Recipe:
+    """Like `load` for plain data; mistakes name the key's path instead of a line."""
+    try:
+        plain = json.loads(json.dumps(data, default=os.fspath, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{source}: expected only text, finite numbers, booleans, None, lists, dicts; {error}"
+        ) from error
+    return _recipe(Document(source, plain), overrides)
+
+
+def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
+    if not isinstance(doc.data, dict):
+        doc.report((), f"a recipe is a mapping with schema_version, model and steps; got {shown(doc.data)}")
+        doc.raise_problems()
+    doc.override(overrides)
+    # A key whose entries are all commented out reads as null.
+    top = {key: value for key, value in doc.data.items() if key not in ("inputs", "timing", "limits") or value is not None}
+    steps, waived = top.pop("steps", None), top.pop("waivers", None)
+    spare = {"schema_version": 1, "model": "none"}
+    head = build(Head, top, doc, (), spare=spare, also=["steps", "waivers"])
+    assert head is not None, "every field has a default or is spare"
+    if not isinstance(steps, list) or not steps:
+        if "steps" in doc.data or not any(closest(key, ["steps"]) for key in top):
+            doc.report(("steps",), f"steps must be a list with at least one '- pass: NAME'; got {shown(steps)}")
+        steps = []
+    drafts = [_draft(doc, index, step) for index, step in enumerate(steps)]
+    check_names(doc, drafts, head.deliver)
+    check_order(doc, drafts)
+    if not doc.mistaken(("inputs",)):
+        for draft in drafts:
+            reason = draft.pass_ and not doc.mistaken(draft.path) and draft.pass_.shape_conflict(head.inputs.shapes)
+            if reason:
+                doc.report(draft.path, f"{draft.label}: {reason}")
+    for draft in drafts:
+        if draft.pass_ and draft.parent and not doc.mistaken(draft.path):
+            reason = draft.pass_.device_conflict(head.device, draft.parent.line())
+            if reason:
+                doc.report(draft.path, f"{draft.label}: {reason}")
+    head = _located(doc, head, Path(doc.source).parent)
+    waiving = waivers.read(doc, waived, [draft.name for draft in drafts if draft.name])
+    doc.raise_problems()
+    return Recipe(**dict(head) | {"waivers": waiving}, steps=tuple(_step(draft) for draft in drafts))
+
+
+def _draft(doc: Document, index: int, data: Any) -> Draft:
+    path: KeyPath = ("steps", index)
+    if not isinstance(data, dict):
+        doc.report(path, f"a step must be a mapping such as '- pass: use_sdpa'; got {shown(data)}")
+        return Draft(index, data if isinstance(data, str) else "")
+    pass_name = data["pass"] if isinstance(data.get("pass"), str) else ""
+    name = data.get("name", pass_name)
+    draft = Draft(index, name if isinstance(name, str) else pass_name, pass_name, after=data.get("after"))
+    who = f"{draft.label}: "
+    if "after" in data and not isinstance(draft.after, str):
+        doc.report((*path, "after"), f"{who}after must be a step's name or '{REFERENCE}'; got {shown(draft.after)}")
+    if "name" in data and (not isinstance(name, str) or not STEP_NAME.match(name) or name in TAKEN):
+        rule = "must be letters, digits, '_' and '-' (64 at most), start with a letter"
+        doc.report((*path, "name"), f"{who}name {rule} and be none of {', '.join(TAKEN)}; got {shown(name)}")
+    keys = {key: data[key] for key in StepKeys.model_fields if key in data and (key, data[key]) != ("limits", None)}
+    draft.keys = build(StepKeys, keys, doc, path, who)
+    options = {key: value for key, value in data.items() if key not in RESERVED}
+    draft.cls = passes.find(pass_name) if pass_name else None
+    if draft.cls is not None:
+        draft.pass_ = build(draft.cls, options, doc, path, who, noun="option", also=RESERVED)
+    elif "pass" in data:
+        got = data["pass"]
+        doc.report((*path, "pass"), f"unknown pass {shown(got)}{nearest(str(got), passes.known())}")
+    else:
+        typo = next((key for key in options if closest(key, ["pass"])), None)
+        message = f"unknown key '{typo}'; did you mean 'pass'?" if typo else "a step must name its pass; add pass: NAME"
+        doc.report((*path, typo or "pass"), message, key=True)
+    return draft
+
+
+def _step(draft: Draft) -> Step:
+    assert draft.pass_ is not None and draft.keys is not None and draft.parent is not None
+    after = None if draft.parent.name == REFERENCE else draft.parent.name
+    return Step(name=draft.name, pass_=draft.pass_, after=after, **dict(draft.keys))
+
+
+def _located(doc: Document, head: Head, folder: Path) -> Head:
+    """Local paths as they can be opened from here: relative ones count from here, else from the recipe's folder."""
+    found: dict[str, str] = {}
+    texts, model = head.inputs.texts, head.model
+    if texts is not None:
+        where = _find(texts, folder, Path.is_file)
+        if Path(texts).suffix not in (".txt", ".jsonl"):
+            doc.report(("inputs", "texts"), f"inputs.texts must be a .txt or .jsonl file; got {shown(texts)}")
+        elif where is None:
+            doc.report(
+                ("inputs", "texts"), f"inputs.texts: no file {shown(texts)} here or beside the recipe; check the path"
+            )
+        found["texts"] = where or texts
+    if not model.startswith("pkg://"):
+        where = _find(model, folder, Path.is_dir)
+        if where is None and (model[0] in "./~" or not _HUB_ID.fullmatch(model)):
+            expected = "model must be a hub id such as 'org/name', a directory or pkg://package/path"
+            doc.report(("model",), f"{expected}; got {shown(model)}, and there is no such directory")
+        model = where or model
+    return head.model_copy(update={"model": model, "inputs": head.inputs.model_copy(update=found)})
+
+
+def _find(value: str, folder: Path, there: Callable[[Path], bool]) -> str | None:
+    for path in (Path(value).expanduser(), folder / value):
+        with contextlib.suppress(OSError, ValueError):  # too long, or a NUL inside
+            if there(path):
+                return str(path)
+    return None

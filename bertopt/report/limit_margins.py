@@ -1,0 +1,59 @@
+"""Each figure of a stage that has a limit, as a distance from perfect that a logarithmic scale can show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bertopt.report import formatting
+from bertopt.results import Stage
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One figure that has a limit, as a distance: 0 is perfect, so that a cosine is drawn as 1 − cosine."""
+
+    metric: str
+    value: float
+    limit: float | None
+    held: bool
+
+    @property
+    def room(self) -> str:
+        if self.limit is None:
+            return "no limit"
+        if self.held:
+            return f"{formatting.times(self.limit / self.value)} room" if self.value > 0 and self.limit else "exact"
+        return f"{formatting.times(self.value / self.limit)} over" if 0 < self.value < math.inf and self.limit else "over"
+
+
+def marks(stage: Stage) -> list[Mark]:
+    """Every figure of a stage that has a limit; without any limit, what was compared."""
+    if stage.parity is None or not stage.parity.cases:
+        return []
+    cases, limits = stage.parity.cases, stage.parity.limits
+    flips = [case.label_flips for case in cases if case.label_flips is not None]
+    compared = max(1, sum(case.compared for case in cases))
+    ranking, quality = stage.ranking, stage.quality
+    upper = {
+        "max_abs": (formatting.most(case.max_abs for case in cases), limits.max_abs),
+        "rel_l2": (formatting.most(case.rel_l2 for case in cases), limits.rel_l2),
+        "label flips": (sum(flips) / compared if flips else None, limits.label_flips_max),
+        "invariance": (stage.invariance.max_abs if stage.invariance else None, limits.invariance_max),
+        "metric drop": (max(-quality.change, 0.0) if quality else None, limits.metric_drop_max),
+    }
+    lower = {
+        "1 − cosine_min": (-formatting.most(-case.cosine_min for case in cases), limits.cosine_min),
+        "1 − cosine_mean": (-formatting.most(-case.cosine_mean for case in cases), limits.cosine_mean),
+        "1 − spearman": (ranking.spearman if ranking else None, limits.spearman_min),
+        "1 − top_k": (ranking.top_k_overlap if ranking else None, limits.top_k_overlap_min),
+    }
+    found = [
+        Mark(key, value, limit, limit is None or value <= limit) for key, (value, limit) in upper.items() if value is not None
+    ] + [
+        Mark(key, min(1 - value, 2.0) if value < 1 else value - value, None if limit is None else 1 - limit, limit is None or value >= limit)
+        for key, (value, limit) in lower.items()
+        if value is not None
+    ]  # fmt: skip
+    limited = [mark for mark in found if mark.limit is not None]
+    return limited or [mark for mark in found if mark.metric in ("max_abs", "rel_l2", "1 − cosine_min")]

@@ -1,0 +1,214 @@
+"""The report as a table: on the terminal, in markdown, and live while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import TracebackType
+from typing import IO
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live as RichLive
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from bertopt.report.formatting import NONE, Grid, Row, grid, line, one_line
+from bertopt.report.formatting import notes as cell_notes
+from bertopt.results import Report
+
+#: What a narrow console makes the table give up, in this order: first words, then columns.
+_GIVE_UP = (
+    ("changed", "brief"),
+    ("quality", "brief"),
+    ("changed", "drop"),
+    ("verdict", "brief"),
+    ("parity", "brief"),
+    ("size", "drop"),
+    ("ms", "drop"),
+    ("rate", "drop"),
+    ("quality", "drop"),
+    ("parity", "drop"),
+)
+_STATUS = {"ok": "green", "noop": "yellow", "failed": "bold red", "reverted": "yellow", "unsupported": "magenta",
+           "unverified": "yellow", "skipped": "dim"}  # fmt: skip
+_VERDICT = {"FASTER": "green", "SLOWER": "red", "INCONCLUSIVE": "yellow"}
+_NUMBERS = ("ms", "rate", "size", "quality")
+_ASCII = str.maketrans(
+    {"├": "|", "└": "`", "│": "|", "≤": "<=", "≥": ">=", "−": "-", "–": "-", "×": "x", "±": "", "→": "->"}
+)
+#: Columns where the output is no terminal: wide enough for every usual cell.
+_PIPE_WIDTH = 160
+
+
+def render(report: Report) -> Table:
+    """One row a stage, reasons and the delivered stage below. Gives up lesser columns where the console is narrow."""
+    return _Fitted(report, _notes(report))
+
+
+def console(stderr: bool = False, file: IO[str] | None = None) -> Console:
+    """A console that does not squeeze tables into 80 columns when its output is a pipe or a file."""
+    found = Console(stderr=stderr, file=file, highlight=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = _PIPE_WIDTH
+    return found
+
+
+class _Fitted(Table):
+    """Holds every column; what is drawn is the fullest table that fits."""
+
+    def __init__(self, report: Report, notes: Text | None) -> None:
+        super().__init__()
+        self._report, self._notes = report, notes
+        _fill(self, grid(report), report, {})
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.fitting(console, options)
+        if self._notes and self._notes.plain:
+            notes = self._notes.copy()
+            notes.plain = _plain(notes.plain, options.ascii_only)
+            yield notes
+
+    def fitting(self, console: Console, options: ConsoleOptions) -> Table:
+        words = grid(self._report)
+
+        def less(given_up: dict[str, str]) -> tuple[Table, bool]:
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+            _fill(table, words, self._report, given_up, options.ascii_only)
+            return table, console.measure(table, options=options.update(width=1000)).maximum <= options.max_width
+
+        given_up: dict[str, str] = {}
+        table, fits = less(given_up)
+        for key, how in _GIVE_UP:
+            if fits:
+                break
+            given_up[key] = how
+            table, fits = less(given_up)
+        # A wide column given up late may have made room for a slim one given up early.
+        for key in [key for key, how in given_up.items() if how == "drop"][::-1]:
+            more = less({other: how for other, how in given_up.items() if other != key})
+            if fits and more[1]:
+                table = more[0]
+                del given_up[key]
+        return table
+
+
+def _fill(table: Table, words: Grid, report: Report, given_up: dict[str, str], ascii_only: bool = False) -> None:
+    keys = [key for key in words.heads if given_up.get(key) != "drop"]
+    for key in keys:
+        right = "right" if key in _NUMBERS else "left"
+        head = _plain(words.heads[key], ascii_only)
+        table.add_column(head, justify=right, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for row in words.rows:
+        table.add_row(*(_cell(row, key, report, given_up.get(key) == "brief", ascii_only) for key in keys))
+
+
+def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> Text:
+    text = _plain(row.brief.get(key, row.cells[key]) if brief else row.cells[key], ascii_only)
+    if key == "stage":
+        delivered = report.delivered is not None and report.delivered.stage == row.stage.name
+        return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold not dim" if delivered else "not dim")
+    if key == "status":
+        return Text(text, _STATUS[row.stage.status])
+    if key == "parity" and row.stage.parity and not row.stage.parity.passed:
+        return Text(text, "bold red")
+    if key == "verdict":
+        return Text(text, next((style for word, style in _VERDICT.items() if text.startswith(word)), "dim"))
+    return Text(text, "dim" if row.cells[key] == NONE else "")
+
+
+def _notes(report: Report) -> Text:
+    """Why stages are not ok, and what was delivered."""
+    notes = Text()
+    for stage in report.stages:
+        for kind, words in cell_notes(stage):
+            lead = stage.name if kind == "reason" else f"{stage.name}, {kind}"
+            notes.append(f"{lead}: ", _STATUS[stage.status]).append(f"{one_line(words)}\n")
+    if report.delivered:
+        notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
+    notes.rstrip()
+    return notes
+
+
+def _plain(text: str, ascii_only: bool) -> str:
+    return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
+
+
+def markdown(report: Report) -> str:
+    """The same cells as a GitHub table."""
+    words = grid(report)
+    rules = ["--:" if key in _NUMBERS else ":--" for key in words.heads]
+    lines = [list(words.heads.values()), rules]
+    for row in words.rows:
+        cells = [_escaped(row.cells[key]) for key in words.heads]
+        name = f"`{row.stage.name}`"
+        if report.delivered and report.delivered.stage == row.stage.name:
+            name = f"**{name}**"
+        cells[0] = row.tree.replace(" ", "\N{NO-BREAK SPACE}") + name
+        lines.append(cells)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    text = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return text.replace("|", "\\|").replace("*", "\\*").replace("`", "\\`")
+
+
+class Live:
+    """The table and what is being done, on stderr while a run goes on; without a terminal one line a stage.
+
+    On leaving, the live table is wiped: the final one is the caller's to print.
+    """
+
+    def __init__(self, enabled: bool, on: Console | None = None) -> None:
+        self._console = on or console(stderr=True)
+        self._enabled = enabled
+        self._told: dict[str, str] = {}
+        self._table: RenderableType = ""
+        self._doing: str | None = None
+        self._spinner = Spinner("dots")
+        self._since = time.monotonic()
+        self._live: RichLive | None = None
+        if enabled and self._console.is_interactive:
+            # Drawing is work on the machine that is being timed: seldom.
+            self._live = RichLive(
+                console=self._console, get_renderable=self._draw, refresh_per_second=2, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+
+    def __enter__(self) -> Live:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, report: Report, doing: str | None) -> None:
+        """Show `report` as it stands; `doing` is like `quantize_int8: parity`."""
+        if doing != self._doing:
+            self._doing, self._since = doing, time.monotonic()
+        if self._live:
+            self._table = _Fitted(report, None).fitting(self._console, self._console.options)
+            self._live.refresh()
+        elif self._enabled:
+            self._tell(report)
+
+    def _draw(self) -> RenderableType:
+        if self._doing is None:
+            return self._table
+        self._spinner.update(text=Text(f"{self._doing}  {time.monotonic() - self._since:.0f} s"))
+        return Group(self._table, self._spinner)
+
+    def _tell(self, report: Report) -> None:
+        busy = (self._doing or "").partition(":")[0]
+        for row in grid(report).rows:
+            name, status = row.stage.name, row.stage.status
+            if name != busy and self._told.get(name) != status:
+                self._told[name] = status
+                text = _plain(line(row), self._console.options.ascii_only)
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,45 @@
+"""Answers of batches, put back in the order of the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.core import Spec
+from bertopt.modeling.packing import Batch
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+class Collector:
+    """The answers to `count` texts: one array [N, D], or for each text the arrays of its own tokens, by output."""
+
+    def __init__(self, spec: Spec, count: int) -> None:
+        self.spec, self.count = spec, count
+        self.by_text: list[dict[str, Array]] = []
+        self._array: Array | None = None
+        if spec.granularity != "text":
+            self.by_text = [{} for _ in range(count)]
+
+    def put(self, start: int, batch: Batch, outputs: Mapping[str, Array]) -> None:
+        """Answers to a batch whose text number 0 is number `start` here."""
+        if self.spec.granularity == "text":
+            values = batch.by_text(outputs[self.spec.outputs[0]])
+            if self._array is None:
+                self._array = np.empty((self.count, values.shape[-1]), np.float32)
+            self._array[start + batch.texts] = values
+            return
+        ends = np.cumsum(batch.flat.lengths[batch.texts])[:-1]
+        for name in self.spec.outputs:
+            parts = np.split(batch.by_token(outputs[name]), ends)
+            for text, part in zip(batch.texts.tolist(), parts, strict=True):
+                self.by_text[start + text][name] = part
+
+    @property
+    def array(self) -> Array:
+        """[N, D] of a model with one vector a text."""
+        assert self._array is not None, "no batch was put"
+        return self._array

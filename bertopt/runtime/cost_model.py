@@ -1,0 +1,95 @@
+"""What a run costs, measured in tokens, so that batches and rows can be chosen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.core import Session, Spec
+from bertopt.modeling import packing
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Shapes [B, S] timed: a small one, one of many tokens, and as many tokens in longer rows, whose attention costs more.
+SMALL, WIDE, LONG = (2, 16), (8, 32), (1, 256)
+#: All are timed in turn until each has taken this long, at least and at most so many times.
+ENOUGH_S, FEWEST, MOST = 0.05, 4, 12
+#: A call costs no more than so many tokens: what says more was disturbed. On a GPU, where it may, batches are full anyway.
+HIGHEST_CALL = 512.0
+#: Work in Python for one batch, which `Session.run_all` does not show (arrays, answers).
+AROUND_S = 1e-4
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A batch of R rows with L tokens each costs `call` + R (L + `pair` L²) tokens."""
+
+    call: float = 64.0
+    pair: float = 0.0
+
+    def batch(self, rows: int, length: int) -> float:
+        return self.call + rows * (length + self.pair * length * length)
+
+
+def expected(spec: Spec) -> Costs:
+    """Without measuring. A layer does about 24 H² operations for a token and 4 H for each pair of tokens in attention
+    (Hoffmann et al. 2022, appendix F)."""
+    return Costs(pair=1 / (6 * spec.hidden))
+
+
+def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> Costs:
+    """Time `session` (which takes `spec.network_inputs`) on three shapes, with a batch on every stream: as long as 2,000
+    tokens on each take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
+    known = expected(spec)
+    rows, longest = max_shape or (WIDE[0], spec.max_length)
+    shapes = [(min(b, rows), min(s, longest, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
+    seconds = _seconds(session, spec, shapes)
+    # Seconds of a call, of a token, and of a pair of tokens in a row.
+    terms = np.array([[1, b * s, b * s * s] for b, s in shapes], float)
+    if np.linalg.matrix_rank(terms) == 3:
+        call, token, pair = np.linalg.solve(terms, seconds)
+    elif shapes[0] != shapes[1]:
+        pairless = np.stack([terms[:2, 0], terms[:2, 1] + known.pair * terms[:2, 2]], axis=1)
+        call, token = np.linalg.solve(pairless, seconds[:2])
+        pair = known.pair * token
+    else:
+        return known
+    if token <= 0:
+        return known
+    return Costs(
+        call=float(np.clip((call + AROUND_S) / token, 0, HIGHEST_CALL)),
+        pair=float(np.clip(pair / token, known.pair / 4, known.pair * 16)),
+    )
+
+
+def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) -> Array:
+    """The shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
+
+    Shapes take turns, as they do later: a runtime may have to work out a new shape's memory."""
+    dice = np.random.default_rng(0)
+    best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
+    for number in range(MOST + 1):
+        for place, shape in enumerate(shapes):
+            inputs = [_random(spec, shape, dice) for _ in range(session.streams)]
+            start = time.perf_counter()
+            for _ in session.run_all(inputs):
+                pass
+            taken = time.perf_counter() - start
+            if number:
+                best[place], spent[place] = min(best[place], taken), spent[place] + taken
+        if number >= FEWEST and spent.min() >= ENOUGH_S:
+            break
+    return best
+
+
+def _random(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict[str, np.ndarray]:
+    rows, length = shape
+    lengths = np.full(rows, length)
+    flat = packing.flat(spec, dice.integers(0, spec.vocabulary, rows * length), None, lengths)
+    (batch,) = packing.batches(spec, flat, packing.singly(lengths), [(0, rows)])
+    return batch.inputs

@@ -1,0 +1,82 @@
+"""Raw outputs to answers by task, as transformers' pipelines word them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.core import Spec
+from bertopt.runtime.tokenization import Text, Tokens
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Longest answer, in tokens, that question answering looks for.
+MAX_ANSWER_TOKENS = 15
+TOP_K = 5
+
+
+def softmax(logits: Array) -> Array:
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-logits)))
+
+
+def classify(spec: Spec, logits: Array) -> list[dict[str, Any]]:
+    """Logits [B, C] to the best label of each text. One label or several independent ones are scored by sigmoid,
+    a regression by its raw value."""
+    if spec.regression:
+        scores = logits
+    else:
+        scores = sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
+    best = scores.argmax(axis=-1)
+    return [{"label": spec.labels[i], "score": float(row[i])} for i, row in zip(best, scores, strict=True)]
+
+
+def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str, Any]]:
+    """Logits [S, C] of one text to a label for each token that is not special."""
+    first = text if isinstance(text, str) else text[0]
+    scores = softmax(logits[: len(tokens)])
+    found = []
+    for index, special in enumerate(tokens.special):
+        if special or tokens.sequence[index] != 0:
+            continue
+        start, end = tokens.offsets[index]
+        best = int(scores[index].argmax())
+        found.append(
+            {
+                "entity": spec.labels[best],
+                "score": float(scores[index, best]),
+                "word": first[start:end],
+                "start": start,
+                "end": end,
+            }
+        )
+    return found
+
+
+def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]:
+    """Start and end logits [S] of one (question, context) pair to the best span of the context."""
+    context = text[1]
+    inside = np.array([side == 1 for side in tokens.sequence])
+    n = len(tokens)
+    starts, ends = softmax(np.where(inside, start[:n], -1e9)), softmax(np.where(inside, end[:n], -1e9))
+    scores = np.triu(np.outer(starts, ends)) - np.triu(np.outer(starts, ends), MAX_ANSWER_TOKENS)
+    first, last = np.unravel_index(int(scores.argmax()), scores.shape)
+    begin, finish = tokens.offsets[first][0], tokens.offsets[last][1]
+    return {"answer": context[begin:finish], "score": float(scores[first, last]), "start": begin, "end": finish}
+
+
+def fill(logits: Array, tokens: Tokens, mask_id: int, decode: Any) -> list[list[dict[str, Any]]]:
+    """Logits [S, V] of one text to the best tokens for each mask in it."""
+    filled = []
+    for position in (i for i, token in enumerate(tokens.ids) if token == mask_id):
+        scores = softmax(logits[position])
+        best: Sequence[int] = np.argsort(scores)[::-1][:TOP_K].tolist()
+        filled.append([{"score": float(scores[i]), "token": i, "token_str": decode([i])} for i in best])
+    return filled

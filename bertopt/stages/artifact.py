@@ -1,0 +1,94 @@
+"""The artefact: a delivered stage, copied and described, that replaces its predecessor in one exchange."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bertopt import stages
+from bertopt.errors import UsageError
+from bertopt.results import Stage
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path:
+    """Write `out/artifact` from the stage at `source`, with the gates it passed and their figures in its manifest.
+
+    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot, and
+    IntegrityError where a file of the stage is no longer the one that was examined.
+    """
+    part, final = out / ".artifact.part", out / "artifact"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _write(row, source, recipe, part)
+        _replace(part, final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return final
+
+
+def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None:
+    # Copies, not links: an artefact is moved and edited by others. Not copytree, whose errors have no errno.
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        target = part / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    # The copies must be what was examined: a pass or a person may have written to the stage since.
+    manifest = stages.verify(part)
+    fields = {
+        k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")
+    }
+    gates = {
+        "status": row.status,
+        "parity": row.parity.model_dump(mode="json", exclude={"cases"}) if row.parity else None,
+        "latency": [case.model_dump(mode="json") for case in row.latency] if row.latency else None,
+        "quality": row.quality.model_dump(mode="json") if row.quality else None,
+        "waived": [failure.model_dump(mode="json") for failure in row.failures],
+    }
+    told = {**recipe, "model": _portable(recipe["model"])}
+    told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+    stages.write_manifest(part, {**fields, "stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates})
+
+
+def _portable(path: str | None) -> str | None:
+    """A path of this machine by its last part; hub ids, package and relative paths as they are."""
+    return Path(path).name if path is not None and Path(path).is_absolute() else path
+
+
+def content_hash(directory: Path) -> str:
+    """One hash over every file's path and hash: equal for equal artefacts, whenever they were written."""
+    files = stages.read_manifest(directory)["files"]
+    return hashlib.sha256(json.dumps({name: files[name]["sha256"] for name in sorted(files)}).encode()).hexdigest()
+
+
+def recover(out: Path) -> None:
+    """Clear up after an interrupted delivery: what is unfinished goes, an old artefact that stood aside comes back."""
+    old, final = out / ".artifact.old", out / "artifact"
+    if old.exists() and not final.exists():
+        old.rename(final)
+    for left in (old, out / ".artifact.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _replace(part: Path, final: Path) -> None:
+    if not final.exists():
+        stages.commit(part, final)
+        return
+    if not (final / stages.MANIFEST).is_file():
+        raise UsageError(f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out")
+    stages.sync(part)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:
+        # A file system without exchange: the old artefact steps aside for a moment.
+        old = final.with_name(".artifact.old")
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        part.rename(final)
+        shutil.rmtree(old)

@@ -1,0 +1,277 @@
+"""bertopt's side of its workers: start them, ask them, stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from bertopt import passes
+from bertopt.core import Session
+from bertopt.errors import BY_NAME, ResourceError, StepTimeout, UsageError, WorkerCrashed
+from bertopt.system import process_tree
+from bertopt.workers import protocol
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+LOG_TAIL = 30
+#: A message that makes no progress for so long will never end: the worker hangs in the middle of it.
+STALL_S = 60
+#: How often a waiting call looks whether its worker lives: something that the worker forked may keep the socket open.
+LOOK_S = 0.25
+#: How long a worker that hangs has to say where it is.
+WHERE_S = 1.0
+
+
+class Workers:
+    """Starts workers by forking a process that has torch imported. Leaving the context ends every one of them."""
+
+    def __init__(self) -> None:
+        if os.environ.get("BERTOPT_WORKER"):
+            raise UsageError(
+                "this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':"
+            )
+        self._logs = tempfile.TemporaryDirectory(prefix="bertopt-")
+        self._control, theirs = socket.socketpair()
+        self._log = Path(self._logs.name) / "server.log"
+        with self._log.open("wb") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+            )  # fmt: skip
+        theirs.close()
+        self._workers: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Worker:
+        mine, theirs = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            mine.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_S, 0))
+        log = Path(self._logs.name) / f"{len(self._workers)}.log"
+        request = {
+            "op": "fork",
+            "log": str(log),
+            "sys_path": [str(Path(path).resolve()) for path in sys.path],
+            "passes": passes.offers(),
+        }
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+            pid = int(self._answer())
+        except (OSError, ValueError) as error:
+            raise WorkerCrashed(f"the worker server ended: {_tail(self._log)}", _tail(self._log)) from error
+        finally:
+            theirs.close()
+        worker = Worker(self, pid, Connection(mine.detach()), log)
+        self._workers.append(worker)
+        return worker
+
+    def end(self, pid: int) -> tuple[int | None, list[int]]:
+        """Kill a worker and all that it started, wherever it hid.
+
+        Returns the worker's exit code, negative for a signal and None where it is unknown, and the process ids of
+        those that would not die.
+        """
+        try:
+            self._control.send(json.dumps({"op": "end", "pid": pid}).encode())
+            answer = self._answer()
+        except (OSError, ValueError):
+            # The server is gone; its workers died with it.
+            return None, []
+        return answer["code"], answer["left"]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._control.close()
+        try:
+            self._server.wait(timeout=process_tree.END_S + 2)
+        except subprocess.TimeoutExpired:
+            for pid in [self._server.pid, *process_tree.descendants(self._server.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._server.wait()
+        self._logs.cleanup()
+
+    def _answer(self) -> Any:
+        reply = self._control.recv(65536)
+        if not reply:
+            raise OSError("the worker server closed its socket")
+        return json.loads(reply)
+
+
+class Worker:
+    """One worker process. Calls raise what the worker raised, WorkerCrashed where it died, StepTimeout where it hung."""
+
+    def __init__(self, workers: Workers, pid: int, connection: Connection, log: Path) -> None:
+        self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
+        #: False from when its end was noticed: its process id may be another's by now.
+        self.alive = True
+        #: Of the open model, as `op_open` says.
+        self.max_shape: tuple[int, int] | None = None
+        self.packed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fits(self, shape: tuple[int, int]) -> bool:
+        """Whether the open model can run a batch of this [B, S]."""
+        return self.max_shape is None or (shape[0] <= self.max_shape[0] and shape[1] <= self.max_shape[1])
+
+    def call(
+        self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
+    ) -> Any:
+        return self.exchange(op, arrays, timeout, **args)[0]
+
+    def exchange(
+        self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
+    ) -> tuple[Any, dict[str, Array]]:
+        if not self.alive:
+            raise WorkerCrashed(f"'{op}' was asked of a worker that has ended")
+        try:
+            protocol.send(self._connection, {"op": op, "args": args}, arrays)
+            if not self._answers(timeout):
+                raise self._hangs(op, timeout)
+            message, out = protocol.receive(self._connection)
+        except (EOFError, OSError) as error:  # OSError: it died, or stalled, in the middle of a message
+            raise self._died(op) from error
+        if "error" in message:
+            described = message["error"]
+            raised = BY_NAME.get(described["type"], WorkerCrashed)(described["message"])
+            raised.log = described["traceback"]
+            raise raised
+        return message["result"], out
+
+    def pause(self) -> None:
+        """Stop the process, so that none of its threads can disturb a measurement."""
+        if self.alive:
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.alive:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Let the worker end by itself, or kill it and what it started."""
+        if not self.alive:
+            return
+        self.resume()
+        self._connection.close()
+        process_tree.ends(self.pid, 0.5)
+        self.kill()
+
+    def kill(self) -> tuple[int | None, list[int]]:
+        """Kill the worker and all that it started. Its exit code, None where unknown, and who would not die."""
+        if not self.alive:
+            return None, []
+        self.alive = False
+        return self._workers.end(self.pid)
+
+    def _answers(self, timeout: float | None) -> bool:
+        """Wait for the first byte of an answer; whether it came within `timeout` seconds. Raises EOFError where the
+        worker has died."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            rest = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            if self._connection.poll(rest):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if not process_tree.runs(self.pid) and not self._connection.poll(0):
+                raise EOFError
+
+    def _hangs(self, op: str, timeout: float | None) -> StepTimeout:
+        """End a worker that does not answer, after asking it where it is."""
+        before = self._log.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, process_tree.WHERE_SIGNAL)
+        deadline = time.monotonic() + WHERE_S
+        while self._log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # It wrote its first line: let it write the rest.
+        time.sleep(0.05)
+        _, left = self.kill()
+        error = StepTimeout(
+            f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"
+        )
+        error.log = _tail(self._log)
+        return error
+
+    def _died(self, op: str) -> WorkerCrashed | ResourceError:
+        ended = process_tree.ends(self.pid, 1.0)
+        code, left = self.kill()
+        log = _tail(self._log)
+        if not ended or code is None:
+            return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
+        if code == -signal.SIGKILL:
+            error = ResourceError(
+                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
+                f"use a smaller batch, free memory, or run elsewhere{_undead(left)}"
+            )
+            error.log = log
+            return error
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
+
+
+class RemoteSession(Session):
+    """The session open in a worker."""
+
+    def __init__(self, worker: Worker, timeout: float | None = None) -> None:
+        self.worker, self.timeout = worker, timeout
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self.worker.call("load", inputs, self.timeout)
+
+    def step(self) -> None:
+        self.worker.call("step", timeout=self.timeout)
+
+    def fetch(self) -> dict[str, Array]:
+        return self.worker.exchange("fetch", timeout=self.timeout)[1]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self.worker.exchange("run", inputs, self.timeout)[1]
+
+    def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+        """Inputs and answers of runs that were timed since this was last asked."""
+        number, arrays = self.worker.exchange("sampled", timeout=self.timeout)
+        found: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(number)]
+        for key, array in arrays.items():
+            which, kind, name = key.split("/", 2)
+            found[int(which)][kind == "answers"][name] = array
+        return found
+
+
+def _undead(left: list[int]) -> str:
+    return f"; its processes {', '.join(map(str, left))} could not be killed" if left else ""
+
+
+def _tail(log: Path) -> str:
+    try:
+        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:])
+    except OSError:
+        return ""

@@ -1,0 +1,231 @@
+"""What a worker can be asked to do: load a checkpoint, build a stage, open one and run it."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt import passes, stages
+from bertopt.checks import timed_steps
+from bertopt.core import Context, Device, Model, Rewrite, Session
+from bertopt.modeling.packing import Batch
+from bertopt.runtime.predictor import Predictor
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.system import environment
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+Reply = tuple[Any, dict[str, "Array"]]
+
+
+class Ops:
+    """The requests by name. Holds at most one open session."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.model: Model | None = None
+        self.passes: list[Rewrite] = []
+        self.predictor: Predictor | None = None
+        self.texts: list[Any] = []
+        self.dice = np.random.default_rng(0)
+        self.samples = timed_steps.Keeper(self.dice)
+        self.turns = 0
+        self.bench: Any = None
+
+    def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
+        op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
+        return op(arrays=arrays, **message["args"])
+
+    def op_device(self, arrays: Any) -> Reply:
+        """What CUDA sees here."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return {"cuda": False}, {}
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "cuda": True,
+            "gpu": torch.cuda.get_device_name(),
+            "capability": f"sm{major}{minor}",
+            "cuda_version": torch.version.cuda,
+        }, {}
+
+    def op_load_checkpoint(
+        self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
+    ) -> Reply:
+        """Load and check a checkpoint; write stage 00 to the directory `part`."""
+        from bertopt.modeling import checkpoint
+
+        start = time.monotonic()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = checkpoint.load(source, task, revision)
+        out = Path(part)
+        checkpoint.write_snapshot(model, out)
+        (out / "rewrites.json").write_text("[]\n")
+        entry = stages.describe(model, out)
+        notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
+        built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
+        return stages.write_manifest(out, {**fields, **entry, **built, "passes": []}), {}
+
+    def op_build(
+        self, arrays: Any, parent: str, record: dict[str, Any], part: str,
+        context: dict[str, Any], fields: dict[str, Any],
+    ) -> Reply:  # fmt: skip
+        """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
+        from bertopt.modeling.checkpoint import quiet
+
+        rewrite = Rewrite.model_validate(record)
+        apply: Any = passes.need(rewrite.name).model_validate(rewrite.options)
+        manifest = stages.read_manifest(Path(parent))
+        model = stages.open_stage(Path(parent), manifest)
+        out = Path(part)
+        shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
+        tokenizer = functools.cache(lambda: Tokenizer(Path(parent), model.spec))
+
+        def encode(texts: Sequence[Any]) -> dict[str, Array]:
+            return tokenizer().batch(tokenizer().encode(texts))
+
+        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"], encode)
+        start = time.monotonic()
+        with quiet():
+            result = apply(model, ctx)
+        given = apply.forms()[1]
+        if not isinstance(result.model, given):
+            raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        if changed := model.spec.differences(result.model.spec):
+            raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
+        stages.inherit(Path(parent), out)
+        stages.write_form(result.model, out)
+        built = {
+            "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
+            "build_s": time.monotonic() - start,
+            "passes": [*manifest["passes"], rewrite.model_dump()],
+        }
+        return stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built}), {}
+
+    def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
+        """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
+        from bertopt.sessions import open_session
+
+        path = Path(directory)
+        manifest = stages.verify(path)
+        environment.check_isa(manifest, device)
+        model = stages.open_stage(path, manifest)
+        self.session, self.model = open_session(model, device), model
+        self.passes = [Rewrite.model_validate(record) for record in manifest["passes"]]
+        self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
+        return {"max_shape": model.max_shape, "layout": model.spec.layout}, {}
+
+    def op_run(self, arrays: dict[str, Array]) -> Reply:
+        return None, self._session.run(arrays)
+
+    def op_load(self, arrays: dict[str, Array]) -> Reply:
+        self._session.load(arrays)
+        return None, {}
+
+    def op_fetch(self, arrays: Any) -> Reply:
+        return None, self._session.fetch()
+
+    def op_step(self, arrays: Any) -> Reply:
+        self._session.step()
+        return None, {}
+
+    def op_time(self, arrays: Any, shape: list[int], steps: int) -> Reply:
+        """Milliseconds of `steps` steps, each on inputs [B, S] of its own, and how late the answers of one came."""
+        assert self.predictor is not None
+        batches = [timed_steps.fresh(self.predictor.spec, (shape[0], shape[1]), self.dice) for _ in range(steps)]
+        taken, late, sample = timed_steps.time_steps(self._session, batches, int(self.dice.integers(steps)))
+        self.samples.give(sample)
+        return {"taken": taken, "late": late}, {}
+
+    def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Keep the texts that `time_mix` sends through the predictor. A pair arrives as a list."""
+        self.texts = [tuple(text) if isinstance(text, list) else text for text in texts]
+        return None, {}
+
+    def op_time_mix(self, arrays: Any, steps: int) -> Reply:
+        """Milliseconds of `steps` times all texts through the predictor, with their words turned each time."""
+        assert self.predictor is not None
+        taken = []
+        keep = int(self.dice.integers(steps))
+        for step in range(steps):
+            self.turns += 1
+            texts = [
+                (text[0], timed_steps.turned(text[1], self.turns))
+                if isinstance(text, tuple)
+                else timed_steps.turned(text, self.turns)
+                for text in self.texts
+            ]
+            seen: list[tuple[Batch, Mapping[str, Array]]] = []
+            if step == keep:
+                self.predictor.watched(lambda batch, answers, seen=seen: seen.append((batch, answers)))  # type: ignore[misc]
+            start = time.perf_counter_ns()
+            self.predictor(texts)
+            taken.append((time.perf_counter_ns() - start) / 1e6)
+            self.predictor.watched(None)
+            for batch, answers in seen:
+                self.samples.give(batch.padded(self.predictor.spec, answers))
+        return {"taken": taken, "late": 0.0}, {}
+
+    def op_sampled(self, arrays: Any) -> Reply:
+        """What was kept since it was last asked for: inputs and answers of runs under the clock."""
+        kept = self.samples.take()
+        named = {
+            f"{number}/{kind}/{name}": array
+            for number, sample in enumerate(kept)
+            for kind, part in zip(("inputs", "answers"), sample, strict=True)
+            for name, array in part.items()
+        }
+        return len(kept), named
+
+    def op_effects(self, arrays: Any) -> Reply:
+        """What the open stage shows of its last pass: counts expected and found, and whether anything is seen of it."""
+        from bertopt.stages import effects
+
+        assert self.model is not None
+        found = effects.ask(self.model, self.passes, self._session.facts())
+        return {"counts": found.own | found.placed, "took": found.took}, {}
+
+    def op_fingerprint(self, arrays: Any) -> Reply:
+        """The open model's hash: the same for a stage that changes nothing of its parent."""
+        from bertopt.stages.fingerprint import fingerprint
+
+        assert self.model is not None
+        return fingerprint(self.model), {}
+
+    def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
+        assert self.predictor is not None
+        return None, {"logits": self.predictor.logits(texts)}
+
+    def op_debug(self, arrays: Any, do: str, ask: dict[str, Any]) -> Reply:
+        """`open` a stage beside the reference, then ask what `bertopt.debug.bench` can answer."""
+        from bertopt.debug.inspector import Bench
+
+        if do == "open":
+            self.bench = Bench(**ask)
+            return None, {}
+        return getattr(self.bench, do)(**ask), {}
+
+    def op_stats(self, arrays: Any) -> Reply:
+        gpu = None
+        if "torch" in sys.modules:
+            import torch
+
+            gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts()}, {}
+
+    @property
+    def _session(self) -> Session:
+        assert self.session is not None, "op_open comes first"
+        return self.session

@@ -1,0 +1,154 @@
+"""The process that builds stages and runs sessions.
+
+`python -m bertopt.child FD` imports torch once, then forks a worker for each request on the socket FD: a worker
+starts in about 0.1 s. Nothing is left behind however bertopt or a worker ends: this process ends when the socket's
+other end or its parent does, a worker dies with this process, and orphans of a worker are adopted, first by the
+worker and then by this process, so that whatever a worker started is found and killed, sessions and double forks
+notwithstanding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bertopt.errors import BertoptError, ResourceError
+from bertopt.system import process_tree
+from bertopt.workers import protocol
+
+#: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
+_OOM_SCORE = "500"
+
+
+def main(fd: int) -> NoReturn:
+    control = socket.socket(fileno=fd)
+    parent = os.getppid()
+    process_tree.adopt_orphans()
+    # A process that the user's script forked may hold the socket open: notice the parent's end by itself too.
+    signal.signal(signal.SIGTERM, lambda *_: _exit() if os.getppid() != parent else None)
+    process_tree.die_with_parent(signal.SIGTERM)
+    _preload()
+    workers: set[int] = set()
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 65536, 1)
+        if not message:
+            _exit()
+        request = json.loads(message)
+        if request["op"] == "end":
+            workers.discard(request["pid"])
+            control.send(json.dumps(_end(request["pid"], workers)).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_worker(fds[0], request)
+        workers.add(pid)
+        os.close(fds[0])
+        control.send(json.dumps(pid).encode())
+
+
+def _end(pid: int, others: set[int]) -> dict[str, object]:
+    """Kill a worker and all that it started. Its exit code (None where it would not die), and who would not die."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + process_tree.END_S
+    while (waited := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    # The live workers adopt their own orphans: what else has come to this process was the dead one's.
+    left = process_tree.end_descendants(spared=others)
+    return {"code": os.waitstatus_to_exitcode(waited[1]) if waited[0] else None, "left": left}
+
+
+def _exit() -> NoReturn:
+    process_tree.end_descendants()
+    # Tearing torch down politely takes a second; there is nothing to save.
+    os._exit(0)
+
+
+def _preload() -> None:
+    """Import what nearly every worker needs, while bertopt checks the recipe. No threads may start here."""
+    import torch  # noqa: F401
+    import transformers.modeling_utils
+    import transformers.models.auto  # noqa: F401
+
+    import bertopt.modeling.checkpoint
+    import bertopt.passes
+    import bertopt.runtime.predictor  # noqa: F401
+
+
+def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
+    parent = os.getppid()
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    process_tree.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    process_tree.adopt_orphans()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(file=2, all_threads=False)
+    faulthandler.register(process_tree.WHERE_SIGNAL, file=2, all_threads=False)
+    sys.path[:] = request["sys_path"]
+    os.environ["BERTOPT_WORKER"] = "1"
+    code = 0
+    try:
+        from bertopt import passes
+
+        passes.accept(request["passes"])
+        serve(Connection(fd))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def serve(connection: Connection) -> None:
+    """Carry out requests until the other end is closed."""
+    from bertopt.workers.operations import Ops
+
+    ops = Ops()
+    while True:
+        try:
+            message, arrays = protocol.receive(connection)
+        except EOFError:
+            return
+        try:
+            result, out = ops(message, arrays)
+            reply = {"result": result}
+        except BaseException as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            reply, out = {"error": _describe(error)}, {}
+        protocol.send(connection, reply, out)
+
+
+def _describe(error: BaseException) -> dict[str, object]:
+    known: BaseException = error
+    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "CUDAOutOfMemoryError"):
+        known = ResourceError(f"out of memory: {error}")
+    elif isinstance(error, OSError) and error.errno in (28, 122):
+        known = ResourceError(
+            f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
+        )
+    kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
+    text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
+    return {"type": kind, "message": text, "traceback": "".join(traceback.format_exception(error))}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

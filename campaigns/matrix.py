@@ -1,0 +1,261 @@
+"""Families × tasks × passes: does every pass either work or say why it cannot?
+
+    python -m campaigns.matrix [--families bert,mpnet] [--passes use_sdpa,…] [--json benchmarks/results/matrix.json]
+
+Each pass in its natural line, on tiny random checkpoints, its stage written and opened again as a run does it, held
+to parity over every shape, padding pattern, text and pair of texts. Exits 1 where a cell FAILED. In one process, on
+one thread, without timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertopt import passes, stages
+from bertopt.checks import parity, probes
+from bertopt.checks.parity import DEFAULT_LIMITS, Answers
+from bertopt.checks.probes import Probe
+from bertopt.core import Pass, Spec
+from bertopt.errors import Unsupported
+from bertopt.results import Limits
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.sessions import open_session
+from bertopt.system import environment
+from bertopt.workers.operations import Ops
+from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
+
+#: The steps before each pass: what its line looks like in a recipe. One that a family cannot take is left out.
+LINES: dict[str, tuple[str, ...]] = {
+    "use_sdpa": (),
+    "use_better_transformer": (),
+    "keep_cls_only": ("use_sdpa",),
+    "merge_qkv": ("use_sdpa", "keep_cls_only"),
+    "pack_sequences": ("use_sdpa", "keep_cls_only", "merge_qkv"),
+    "cast_half": ("use_sdpa",),
+    "compile_torch": ("use_sdpa",),
+    "export_onnx": ("use_sdpa",),
+    "fuse_ort": ("use_sdpa", "export_onnx"),
+    "cast_onnx_half": ("use_sdpa", "export_onnx", "fuse_ort"),
+    "quantize_int8": ("use_sdpa", "export_onnx", "fuse_ort"),
+    "convert_openvino": ("use_sdpa", "export_onnx"),
+    "build_tensorrt": ("use_sdpa", "export_onnx", "cast_onnx_half"),
+}
+#: Options without which a pass says nothing here.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "build_tensorrt": {
+        "library": "tensorrt_rtx", "targets": ["sm86"],
+        "profiles": [{"min": [1, 1], "opt": [2, 16], "max": [8, 64]}],
+    }
+}  # fmt: skip
+#: Embedding models answer once a text; everything else of them is feature extraction.
+EMBEDDING = "embedding"
+SHAPES = ((2, 8), (3, 16))
+#: Few texts, short, long, empty, of several scripts: a tiny tokenizer spells all of them.
+TEXTS = 24
+OK, BUILT = "ok", "built (needs GPU)"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of one pass on one model. `figures` are of the parity check, where it ran."""
+
+    family: str
+    task: str
+    pass_: str
+    line: tuple[str, ...]
+    outcome: str
+    figures: dict[str, Any] | None
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.family, self.task, self.pass_
+
+
+def cells(families: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) -> Iterator[Cell]:
+    """Every cell, one model after the other. Stages that several lines share are built once."""
+    for family in families:
+        for task in tasks:
+            with tempfile.TemporaryDirectory(prefix="bertopt-matrix-") as scratch:
+                model = _Model(Path(scratch), family, task)
+                for name in wanted:
+                    yield model.cell(name)
+
+
+class _Model:
+    """One checkpoint, the stages made of it, and the reference's answers."""
+
+    def __init__(self, root: Path, family: str, task: str) -> None:
+        self.root, self.family, self.task = root, family, task
+        embedding = task == EMBEDDING
+        checkpoint = write_tiny(
+            root / "checkpoint", family, "feature-extraction" if embedding else task, "mean" if embedding else None
+        )
+        start = root / "stage-0"
+        start.mkdir()
+        fields = {"name": "reference", "device": "cpu"}
+        manifest, _ = Ops().op_load_checkpoint({}, str(checkpoint), "auto", None, str(start), fields)
+        self.spec = Spec.model_validate(manifest["spec"])
+        self.stages: dict[tuple[str, ...], Path | Unsupported] = {(): start}
+        self.manifests: dict[Path, Any] = {start: manifest}
+        self.probes = _probes(self.spec, start)
+        self.reference = _answers(start, self.spec, self.probes)[0]
+
+    def cell(self, name: str) -> Cell:
+        started = time.monotonic()
+        line: tuple[str, ...] = ()
+        for step in LINES[name]:
+            if not isinstance(self.build((*line, step)), Unsupported):
+                line = (*line, step)
+        outcome, figures = OK, None
+        try:
+            outcome, figures = self.check((*line, name))
+        except Exception as error:
+            # Whatever goes wrong is the cell's result: one bad cell must not hide the others.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            outcome = f"FAILED: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        return Cell(self.family, self.task, name, line, outcome, figures, time.monotonic() - started)
+
+    def build(self, line: tuple[str, ...]) -> Path | Unsupported:
+        """The stage at the end of a line whose parents exist, or why there is none."""
+        if line not in self.stages:
+            parent = self.stages[line[:-1]]
+            assert isinstance(parent, Path)
+            part = self.root / f"stage-{len(self.stages)}"
+            part.mkdir()
+            record = _pass(line[-1]).record().model_dump()
+            context = {"device": "cpu", "shapes": SHAPES, "texts": [], "seed": 0}
+            fields = {"name": line[-1], "device": "cpu"}
+            try:
+                self.manifests[part], _ = Ops().op_build({}, str(parent), record, str(part), context, fields)
+                self.stages[line] = part
+            except Unsupported as error:
+                self.stages[line] = error
+        return self.stages[line]
+
+    def check(self, line: tuple[str, ...]) -> tuple[str, dict[str, Any] | None]:
+        built = self.build(line)
+        if isinstance(built, Unsupported):
+            return f"unsupported: {built}", None
+        manifest = self.manifests[built]
+        if not any(manifest["changes"].values()):
+            return f"FAILED: the pass changed nothing ({manifest['changes']})", None
+        if manifest["form"] == "engine":
+            return BUILT, None
+        packed = manifest["spec"]["layout"] == "packed"
+        asked = [probe for probe in self.probes if not packed or probes.packable(self.spec, probe)]
+        answers, missed = _answers(built, self.spec, asked)
+        if missed:
+            return f"FAILED: the stage must show {missed}", None
+        cases = [
+            parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name]) for probe in asked
+        ]
+        found = parity.judge(cases, LIMITS[manifest["precision"]], None)
+        figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
+                   **parity.summarise(cases).model_dump()}  # fmt: skip
+        if not found.passed:
+            return f"FAILED: {'; '.join(found.failures)} at {found.worst.where}", figures
+        return OK, figures
+
+
+#: The defaults, but for two metrics of reduced precision that say little of a random model with three labels: near
+#: ties flip, and a vector of three numbers turns far when it is short. A mistake in a mask is far beyond all of them.
+_SMALL = {
+    "float32": Limits(),
+    "float16": Limits(cosine_min=0.98, cosine_mean=0.9999, label_flips_max=0.06),
+    "bfloat16": Limits(cosine_min=0.95, cosine_mean=0.998, label_flips_max=0.1),
+    "int8": Limits(cosine_min=0.7, cosine_mean=0.96, label_flips_max=0.2),
+}
+LIMITS: dict[str, Limits] = {precision: _SMALL[precision].over(limits) for precision, limits in DEFAULT_LIMITS.items()}
+
+
+def _pass(name: str) -> Pass[Any, Any]:
+    found: Pass[Any, Any] = passes.need(name).model_validate(OPTIONS.get(name, {}))
+    return found
+
+
+def _probes(spec: Spec, directory: Path) -> list[Probe]:
+    tokenizer = Tokenizer(directory, spec, spec.max_length)
+    texts = probes.built_in_texts()
+    sample = texts[:: len(texts) // TEXTS]
+
+    def encode(batch: Sequence[Any]) -> list[dict[str, Any]]:
+        return [tokenizer.batch(tokenizer.encode(batch))]
+
+    both = probes.pairs(spec, sample)
+    return [
+        *probes.grid(spec, SHAPES, None), *probes.texts(spec, encode, sample),
+        *(probes.texts(spec, encode, both, "pair") if both else []),
+    ]  # fmt: skip
+
+
+def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict[str, Answers], str]:
+    """The answers of a stage opened as a run opens it, and what its last pass must show but does not."""
+    manifest = stages.verify(directory)
+    model = stages.open_stage(directory, manifest)
+    session = open_session(model, threads=1)
+    answers = {probe.name: parity.answer(session, probe, spec) for probe in wanted}
+    if not manifest["passes"]:
+        return answers, ""
+    facts = {**session.facts(), "passes": [record["name"] for record in manifest["passes"]]}
+    shown = _pass(manifest["passes"][-1]["name"]).effects(model, facts)
+    missed = [f"{expected} {what}, found {found}" for what, (expected, found) in shown.items() if expected != found]
+    return answers, "; ".join(missed)
+
+
+def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
+    """What is kept of a run, with what it ran on: its cells, and those of the file `kept` that were measured on the
+    same hardware and versions and that this run did not repeat."""
+    old = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
+    now = {cell.key: asdict(cell) for cell in found}
+    if old.get("environment") == environment.describe():
+        now = {(cell["family"], cell["task"], cell["pass_"]): cell for cell in old["cells"]} | now
+    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES) for t in (*TASKS, EMBEDDING) for p in LINES]
+    return {
+        "environment": environment.describe(),
+        "limits": {precision: limits.model_dump(exclude_none=True) for precision, limits in LIMITS.items()},
+        "cells": [now[key] for key in order if key in now],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m campaigns.matrix", description=__doc__.split("\n")[0])
+    parser.add_argument("--families", default=",".join([*FAMILIES, *OTHER_FAMILIES]))
+    parser.add_argument("--tasks", default=",".join([*TASKS, EMBEDDING]))
+    parser.add_argument("--passes", default=",".join(LINES))
+    parser.add_argument("--json", type=Path, help="file to keep the cells in, beside those it has already")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    started = time.monotonic()
+    found: list[Cell] = []
+    for cell in cells(given.families.split(","), given.tasks.split(","), given.passes.split(",")):
+        figures = f" ({cell.figures['metric']} {cell.figures['value']:.3g})" if cell.figures else ""
+        print(
+            f"{cell.family} · {cell.task} · {' + '.join((*cell.line, cell.pass_))}: {cell.outcome}{figures}", flush=True
+        )
+        found.append(cell)
+        if given.json:
+            text = json.dumps(document(found, given.json), indent=1, ensure_ascii=False)
+            given.json.write_text(text + "\n", "utf-8")
+    failed = sum(cell.outcome.startswith("FAILED") for cell in found)
+    print(f"{len(found)} cells, {failed} failed, {time.monotonic() - started:.0f} s")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

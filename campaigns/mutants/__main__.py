@@ -1,0 +1,72 @@
+"""`python -m campaigns.mutants [NAME…] [--json FILE]`: plant wrong models one at a time; each must be caught by its gate."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from campaigns.mutants.controls import CONTROLS
+from campaigns.mutants.harness import Bench, Finding, judged
+from campaigns.mutants.plant import Mutant, table
+from tests.support.shared_workers import cheap_workers
+
+
+def show(finding: Finding) -> None:
+    mark = "  " if finding.good else "!!"
+    caught = ", ".join(finding.caught_by) or "NOBODY"
+    print(
+        f"{mark} {finding.name:28} {caught:20} {finding.expected:12} {finding.seconds:5.1f} s  {finding.said}",
+        flush=True,
+    )
+
+
+def chosen(names: list[str]) -> list[Mutant]:
+    known = table()
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no mutant {', '.join(unknown)}; known: {', '.join(known)}")
+    # Those on one checkpoint together: their stages are shared.
+    return sorted(
+        (known[name] for name in names or known), key=lambda mutant: (mutant.deed, str(mutant.on), str(mutant.line))
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to plant; default: all")
+    parser.add_argument("--json", type=Path, help="write the findings here")
+    parser.add_argument("--list", action="store_true", help="name every mutant and what it does wrong")
+    arguments = parser.parse_args()
+    mutants = chosen(arguments.names)
+    if arguments.list:
+        for mutant in mutants:
+            print(f"{mutant.name:28} {mutant.gate:12} {mutant.about}")
+        return 0
+    started = time.monotonic()
+    print(f"   {'mutant':28} {'caught by':20} {'expected':12}          what it said")
+    findings = []
+    with tempfile.TemporaryDirectory(prefix="bertopt-mutants-") as scratch, cheap_workers("pipeline"):
+        bench = Bench(Path(scratch))
+        for name, checkpoint, steps in CONTROLS:
+            caught, said = judged(bench.recipe(checkpoint, steps))
+            print(f"   {name:28} {', '.join(caught) or 'nobody'}: a control, which must pass every gate", flush=True)
+            if caught:
+                print(f"the control '{name}' was refused, so no finding would prove anything: {said}")
+                return 1
+        for mutant in mutants:
+            findings.append(bench.plant(mutant))
+            show(findings[-1])
+    if arguments.json:
+        arguments.json.write_text(json.dumps([finding.record() for finding in findings], indent=1) + "\n")
+    good, survived = sum(f.good for f in findings), [f.name for f in findings if not f.caught_by]
+    print(
+        f"{good} of {len(findings)} caught by the expected gate, {len(survived)} survived, {time.monotonic() - started:.0f} s"
+    )
+    return 0 if good == len(findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

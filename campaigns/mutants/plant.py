@@ -1,0 +1,192 @@
+"""The passes that plant a mutant, and the table of mutants."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from bertopt.core import Compiled, Context, Eager, Onnx, Pass, Precision, Result
+from bertopt.passes import register
+
+Gate = Literal[
+    "parity", "finite", "effects", "noop", "invariance", "ranking", "quality", "timed", "latency", "integrity", "unsupported",
+    "build", "load",
+]  # fmt: skip
+Step = Mapping[str, Any]
+Fault = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Which tiny checkpoint a mutant is planted in."""
+
+    family: str = "bert"
+    task: str = "text-classification"
+    pooling: str | None = None
+
+
+LABELS = Checkpoint()
+ROBERTA = Checkpoint("roberta")
+TOKENS = Checkpoint(task="token-classification")
+SPAN = Checkpoint(task="question-answering")
+MASK = Checkpoint(task="fill-mask")
+MEAN = Checkpoint(task="feature-extraction", pooling="mean")
+
+SDPA: Step = {"pass": "use_sdpa"}
+EXPORT: Step = {"pass": "export_onnx"}
+#: What comes before a mutant of each form.
+TORCH_LINE: tuple[Step, ...] = ()
+ONNX_LINE = (SDPA, EXPORT)
+INT8_LINE = (SDPA, EXPORT, {"pass": "quantize_int8"})
+#: Limits of somebody who only minds what a gate behind parity measures.
+LOOSE = {"max_abs": 9.0, "rel_l2": 9.0, "cosine_min": -1.0, "label_flips_max": 1.0}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong model. `deed` is for faults that no pass can plant: it does the wrong and says what noticed."""
+
+    name: str
+    gate: Gate
+    about: str
+    fault: Fault
+    step: str = ""
+    """Name of the pass that plants it; empty for a deed."""
+    on: Checkpoint = LABELS
+    line: tuple[Step, ...] = ()
+    claims: Precision | None = None
+    """The precision it says it has, where not its parent's."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """What follows it in the recipe, where one step does not do."""
+    labelled: bool = False
+    """Whether the recipe's texts carry labels."""
+
+    @property
+    def deed(self) -> bool:
+        return not self.step
+
+
+MUTANTS: dict[str, Mutant] = {}
+_TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls")
+
+
+def table() -> dict[str, Mutant]:
+    """Every mutant by name."""
+    for name in _TABLES:
+        importlib.import_module(f"campaigns.mutants.{name}")
+    return MUTANTS
+
+
+#: What deeds and controls plant: no mutants by themselves.
+PARTS: dict[str, Fault] = {}
+
+
+def part(fault: Fault) -> Fault:
+    PARTS[fault.__name__] = fault
+    return fault
+
+
+def fault_of(name: str) -> Fault:
+    table()
+    return PARTS[name] if name in PARTS else MUTANTS[name].fault
+
+
+def claims_of(name: str) -> Precision | None:
+    return table()[name].claims if name in table() else None
+
+
+def mutant(
+    gate: Gate, step: str, on: Checkpoint = LABELS, line: tuple[Step, ...] = (), claims: Precision | None = None,
+    limits: Mapping[str, float] | None = None, steps: tuple[Step, ...] = (), labelled: bool = False,
+) -> Callable[[Fault], Fault]:  # fmt: skip
+    """Enter the decorated fault into the table under its own name; its docstring says what is wrong."""
+
+    def enter(fault: Fault) -> Fault:
+        name = fault.__name__
+        assert name not in MUTANTS and fault.__doc__, f"{name} must have a name of its own and a docstring"
+        about = " ".join(fault.__doc__.split())
+        MUTANTS[name] = Mutant(name, gate, about, fault, step, on, line, claims, limits or {}, steps, labelled)
+        return fault
+
+    return enter
+
+
+class PlantTorch(Pass[Eager, Eager]):
+    """Plants a fault in the network every time the stage is opened, as a wrong rewrite would."""
+
+    mutant: str
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self, precision=claims_of(self.mutant))
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        with torch.no_grad():
+            fault_of(self.mutant)(network)
+        return {"planted": 1}
+
+
+class PlantCompiled(Pass[Eager, Compiled]):
+    """Plants a fault where torch.compile should be."""
+
+    mutant: str
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Compiled]:
+        made = model.rewritten(self).model
+        compiled = Compiled(made.spec, made.precision, made.checkpoint, made.network, made.rewrites)
+        return Result(compiled, {"graphs": 1})
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        table()[self.mutant].fault(network)
+        return {"modules": 1}
+
+
+class PlantOnnx(Pass[Onnx, Onnx]):
+    """Plants a fault in the graph."""
+
+    mutant: str
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        import onnx_ir as ir
+
+        graph = ir.load(model.path)
+        fault_of(self.mutant)(graph)
+        path = write_graph(graph, ctx)
+        return Result(replace(model, path=path, precision=claims_of(self.mutant) or model.precision), {"planted": 1})
+
+
+class PlantModel(Pass[Eager, Eager]):
+    """Gives back whatever the fault makes of the model: `fault(model, ctx) -> Result`."""
+
+    mutant: str
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return cast("Result[Eager]", fault_of(self.mutant)(model, ctx))
+
+
+class PlantGraph(Pass[Onnx, Onnx]):
+    """Like PlantModel for a graph."""
+
+    mutant: str
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        return cast("Result[Onnx]", fault_of(self.mutant)(model, ctx))
+
+
+def write_graph(graph: Any, ctx: Context, external: bool = False) -> Path:
+    """Save a graph where a pass should."""
+    import onnx_ir as ir
+
+    path = ctx.workdir / "onnx" / "model.onnx"
+    path.parent.mkdir()
+    ir.save(graph, path, external_data="model.onnx_data" if external else None)
+    return path
+
+
+for _pass in (PlantTorch, PlantCompiled, PlantOnnx, PlantModel, PlantGraph):
+    register(_pass)

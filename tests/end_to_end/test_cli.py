@@ -1,0 +1,368 @@
+"""The command line: what it prints where, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import bertopt
+from bertopt import cli, stages
+from campaigns import kill_resume
+from tests.conftest import Tiny
+from tests.support.shared_workers import SharedWorkers, cheap_workers
+
+ROOT = Path(__file__).parents[2]
+HEAD = """schema_version: 1
+model: {model}
+device: cpu
+inputs: {{shapes: [[1, 8], [2, 8]], texts: {texts}}}
+steps:
+  - pass: use_sdpa
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[SharedWorkers]:
+    with cheap_workers("pipeline", "commands.verify", "commands.compare", "commands.bench") as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def recipe(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    (folder / "texts.txt").write_text("the cat sat on the mat\na very good film , not bad !\n")
+    (folder / "tiny.yaml").write_text(HEAD.format(model=tiny(), texts=folder / "texts.txt"))
+    return folder / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def exported(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("out")
+    return out, call("export", str(recipe), "--out", str(out))
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def last_line(result: Result) -> str:
+    return result.stderr.strip().splitlines()[-1]
+
+
+# Quick answers.
+
+
+def test_version() -> None:
+    found = call("--version")
+    assert found.exit_code == 0 and found.stdout == f"bertopt {bertopt.__version__}\n"
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_quick_answers_import_nothing_heavy(option: str) -> None:
+    script = (
+        "import sys; from bertopt.cli import main\n"
+        f"try: main([{option!r}])\n"
+        "except SystemExit as end: print(end.code, {'torch', 'transformers', 'numpy', 'onnx'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.splitlines()[-1] == "0 set()" and "bertopt" in found.stdout
+
+
+def test_both_entry_points_say_the_same() -> None:
+    command = [sys.executable, "-m", "bertopt.export", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "RECIPE" in found.stdout and "--build-only" in found.stdout
+
+
+def test_no_such_command_or_option() -> None:
+    assert call("exprot").exit_code == 2
+    assert call("export", "x.yaml", "--dtype", "float16").exit_code == 2
+
+
+# Recipes.
+
+
+def test_seven_mistakes_are_seven_lines(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "schema_version: 2\nmodel: ''\ndevice: gpu\nsteps:\n  - pass: use_sdpa\n    bakcend: flash\n"
+        "  - pass: quantise_int8\n  - pass: export_onnx\n    opset: 99\n    on_fail: explode\n"
+    )
+    found = call("export", str(path))
+    lines = found.stderr.strip().splitlines()
+    assert found.exit_code == 2 and found.stdout == "" and len(lines) == 7
+    assert all(re.match(rf"{re.escape(str(path))}:\d+:\d+: ", line) for line in lines)
+
+
+def test_a_missing_recipe(tmp_path: Path) -> None:
+    found = call("export", str(tmp_path / "none.yaml"))
+    assert found.exit_code == 2 and "none.yaml: cannot be read" in last_line(found)
+
+
+def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = call("export", str(recipe), "--dry-run")
+    assert found.exit_code == 0 and "use_sdpa: use_sdpa() after reference, Eager → Eager" in found.stdout
+    found = call("export", str(recipe), "--dry-run", "--json", "--set", "steps.0.backend=math")
+    resolved = json.loads(found.stdout)
+    assert resolved["steps"][0]["backend"] == "math" and resolved["deliver"] == "last"
+    assert not list(tmp_path.iterdir())
+
+
+# Exports.
+
+
+def test_export(exported: tuple[Path, Result]) -> None:
+    out, found = exported
+    assert found.exit_code == 0, found.stderr
+    assert "use_sdpa" in found.stdout and str(out / "artifact") in last_line(found)
+    assert {"artifact", "report.html", "report.json", "stages"} <= {path.name for path in out.iterdir()}
+
+
+def test_export_as_json_is_one_document(exported: tuple[Path, Result], recipe: Path) -> None:
+    out, _ = exported
+    found = call("export", str(recipe), "--out", str(out), "--json")
+    document = json.loads(found.stdout)
+    assert document["exit_code"] == 0 and document == json.loads((out / "report.json").read_text())
+
+
+def failing(recipe: Path, folder: Path, steps: str) -> Path:
+    path = folder / "failing.yaml"
+    path.write_text(recipe.read_text() + steps)
+    return path
+
+
+def test_a_failed_gate(recipe: Path, tmp_path: Path) -> None:
+    found = call("export", str(failing(recipe, tmp_path, "  - pass: swap_labels\n")), "--out", str(tmp_path / "out"))
+    assert found.exit_code == 3 and last_line(found).startswith("'swap_labels' failed: ")
+    assert "Traceback" not in found.stderr and "failed" in found.stdout
+
+
+def test_our_own_bug_shows_its_traceback(recipe: Path, tmp_path: Path) -> None:
+    found = call("export", str(failing(recipe, tmp_path, "  - pass: raise_error\n")), "--out", str(tmp_path / "out"))
+    assert found.exit_code == 1 and "example_passes.py" in found.stderr and "Traceback" in found.stderr
+    assert last_line(found) == "'raise_error' failed: ValueError: a bug in the pass"
+
+
+def test_no_gpu_is_the_environment_s_fault(recipe: Path, tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU")
+    found = call("export", str(recipe), "--out", str(tmp_path), "--set", "device=cuda")
+    assert found.exit_code == 4 and "--set device=cpu" in last_line(found)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_signals_end_everything_and_keep_finished_stages(recipe: Path, tmp_path: Path, number: int, code: int) -> None:
+    pids, out = tmp_path / "pids", tmp_path / "out"
+    path = failing(recipe, tmp_path, f"  - pass: hang\n    pids: {pids}\n")
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    process = kill_resume.start(path, out, heed + "import tests.example_passes\n" + kill_resume.EXPORT)
+    try:
+        deadline = time.monotonic() + 60
+        while not pids.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert kill_resume.vanish(out) == []
+    assert [found.name.rpartition("-")[0] for found in kill_resume.stages(out)] == ["reference", "use_sdpa"]
+    assert kill_resume.corrupt(out) == [] and not (out / "artifact").exists()
+    # The workers' threads are part of no key, so the next run goes on from there.
+    report = bertopt.run(recipe, out)
+    assert report.exit_code == 0 and [row.reused for row in report.stages] == [True, True]
+
+
+def test_files_for_continuous_integration(recipe: Path, tmp_path: Path) -> None:
+    xml, text = tmp_path / "ci" / "j.xml", tmp_path / "ci" / "s.md"
+    files = ("--junit", str(xml), "--summary", str(text))
+    path = failing(recipe, tmp_path, "  - pass: swap_labels\n")
+    found = call("export", str(path), "--out", str(tmp_path / "out"), *files)
+    assert found.exit_code == 3
+    suites = ElementTree.parse(xml).getroot()
+    assert suites.attrib["failures"] != "0" and text.read_text().startswith("## bertopt: failed (exit code 3)")
+    assert "swap_labels" in {case.attrib["classname"] for case in suites.iter("testcase") if case.find("failure") is not None}  # fmt: skip
+
+
+def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "thesis.txt").write_text("years of work")
+    xml, text = tmp_path / "j.xml", tmp_path / "s.md"
+    found = call("export", str(recipe), "--out", str(tmp_path), "--junit", str(xml), "--summary", str(text))
+    assert found.exit_code == 2
+    suites = ElementTree.parse(xml).getroot()
+    assert suites.attrib["errors"] == "1" and "is no bertopt artefact" in text.read_text()
+
+
+# Artefacts.
+
+
+def test_inspect(exported: tuple[Path, Result]) -> None:
+    directory = exported[0] / "artifact"
+    found = call("inspect", str(directory))
+    assert found.exit_code == 0
+    assert all(words in found.stdout for words in ("form: eager, float32", "bert, text-classification", "passes: use_sdpa", "model.safetensors", "parity: "))  # fmt: skip
+    assert json.loads(call("inspect", str(directory), "--json").stdout) == stages.read_manifest(directory)
+    found = call("inspect", str(directory.parent))
+    assert found.exit_code == 2 and "no manifest.json" in last_line(found)
+
+
+def test_verify(exported: tuple[Path, Result], tiny: Tiny) -> None:
+    directory = str(exported[0] / "artifact")
+    found = call("verify", directory)
+    assert found.exit_code == 0 and "files are as exported" in found.stdout
+    found = call("verify", directory, "--against", str(tiny()))
+    assert found.exit_code == 0 and "still the same model" in found.stdout
+    found = call("verify", directory, "--against", str(tiny()), "--json")
+    assert json.loads(found.stdout)["stages"][1]["parity"]["passed"] is True
+
+
+def test_verify_against_another_model(exported: tuple[Path, Result], tiny: Tiny) -> None:
+    directory = str(exported[0] / "artifact")
+    found = call("verify", directory, "--against", str(tiny(seed=1)))
+    assert found.exit_code == 3 and last_line(found).startswith("'use_sdpa' failed: ")
+    found = call("verify", directory, "--against", str(tiny(task="fill-mask")))
+    assert found.exit_code == 6 and "tensor 'classifier.weight' is missing" in found.stderr
+    found = call("verify", directory, "--against", str(exported[0] / "nothing"))
+    assert found.exit_code == 2
+
+
+def test_verify_against_an_earlier_report(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = exported
+    files = ("--junit", str(tmp_path / "j.xml"), "--summary", str(tmp_path / "s.md"))
+    slack = ("--slower", "1e9", "--memory", "9")
+    command = ("verify", str(out / "artifact"), "--texts", str(tmp_path / "t.txt"), *slack, *files)
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\n")
+    found = call(*command, "--baseline", str(out))
+    assert found.exit_code == 0, found.stderr
+    assert "bertopt compare: no regression" in (tmp_path / "s.md").read_text()
+    assert [suite.attrib["failures"] for suite in ElementTree.parse(tmp_path / "j.xml").getroot()] == ["0", "0"]
+    before = json.loads((out / "report.json").read_text())
+    before["stages"][1]["size_bytes"] //= 2
+    (tmp_path / "smaller.json").write_text(json.dumps(before))
+    found = call(*command, "--baseline", str(tmp_path / "smaller.json"), "--json")
+    assert found.exit_code == 3 and last_line(found).startswith("'use_sdpa' regressed: size grew from ")
+    assert json.loads(found.stdout)["model"]["comparison"]["exit_code"] == 3
+    (tmp_path / "failed.json").write_text(json.dumps({**before, "delivered": None}))
+    found = call(*command, "--baseline", str(tmp_path / "failed.json"))
+    assert found.exit_code == 2 and "delivered nothing" in last_line(found)
+
+
+def test_compare(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = exported
+    copy, text = tmp_path / "copy", tmp_path / "s.md"
+    shutil.copytree(out / "artifact", copy)
+    slack = ("--slower", "1e9", "--memory", "9")
+    found = call("compare", str(out / "artifact"), str(copy), *slack, "--summary", str(text))
+    assert found.exit_code == 0, found.stderr
+    assert "rel_l2" in found.stdout and "no regression" in last_line(found) and "## bertopt compare" in text.read_text()
+    found = call("compare", str(out), str(out / "report.json"), "--json")
+    assert found.exit_code == 0 and json.loads(found.stdout)["changes"]
+    before = json.loads((out / "report.json").read_text())
+    del before["stages"][1]
+    (tmp_path / "less.json").write_text(json.dumps(before))
+    found = call("compare", str(out), str(tmp_path / "less.json"), "--junit", str(tmp_path / "j.xml"))
+    assert found.exit_code == 3
+    assert last_line(found) == "'use_sdpa' regressed: the stage is missing; the baseline has it"
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().attrib["failures"] == "1"
+    assert call("compare", str(out), str(tmp_path / "none")).exit_code == 2
+    assert call("compare", str(out), str(out), "--limits", "rel_l3=1").exit_code == 2
+    assert call("compare", str(out), str(out), "--slower", "-1").exit_code == 2
+
+
+def test_verify_pairs(recipe: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """A question-answering artefact is tried with pairs."""
+    model = tiny(task="question-answering")
+    assert call("export", str(recipe), "--out", str(tmp_path), "--set", f"model={model}").exit_code == 0
+    assert call("verify", str(tmp_path / "artifact")).exit_code == 0
+    assert call("verify", str(tmp_path / "artifact"), "--against", str(model)).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", ["change", "remove", "add", "manifest"])
+def test_a_tampered_artefact(exported: tuple[Path, Result], tmp_path: Path, damage: str) -> None:
+    directory = tmp_path / "artifact"
+    shutil.copytree(exported[0] / "artifact", directory)
+    if damage == "change":
+        with (directory / "model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x7f")
+    elif damage == "remove":
+        (directory / "tokenizer.json").unlink()
+    elif damage == "add":
+        (directory / "pytorch_model.bin").write_bytes(b"\x80")
+    else:
+        (directory / "manifest.json").write_text('{"schema_version": 1')
+    found = call("verify", str(directory))
+    assert found.exit_code == 6 and "export again" in last_line(found)
+    with pytest.raises(bertopt.BertoptError):
+        bertopt.load(directory)
+
+
+# Words about itself.
+
+
+def test_passes() -> None:
+    found = call("passes")
+    assert found.exit_code == 0 and "use_sdpa  (Eager → Eager)" in found.stdout
+    found = call("passes", "quantize_int8")
+    assert (
+        "(Onnx → Onnx)" in found.stdout
+        and "per_channel: boolean = True" in found.stdout
+        and "use_sdpa" not in found.stdout
+    )
+    options = json.loads(call("passes", "export_onnx", "--json").stdout)
+    assert list(options) == ["export_onnx"] and options["export_onnx"][0]["name"] == "opset"
+    found = call("passes", "quantise_int8")
+    assert found.exit_code == 2 and last_line(found) == "no pass 'quantise_int8'; did you mean 'quantize_int8'?"
+
+
+def test_schema() -> None:
+    found = json.loads(call("schema").stdout)
+    assert found["title"] == "bertopt recipe" and "steps" in found["required"]
+
+
+def test_doctor() -> None:
+    found = call("doctor")
+    assert found.exit_code == 0 and "cpu: " in found.stdout and "tensorrt: " in found.stdout
+    assert json.loads(call("doctor", "--json").stdout)["packages"]["torch"]
+
+
+def test_bench_times_artefacts_against_the_first(exported: tuple[Path, Result]) -> None:
+    (reference,) = (exported[0] / "stages").glob("reference-*")
+    artefact, first = str(exported[0] / "artifact"), str(reference)
+    found = call("bench", first, artefact, "--shape", "2x8", "--seconds", "0.1", "--json")
+    assert found.exit_code == 0, found.stderr
+    rows = json.loads(found.stdout)["artefacts"]
+    assert [row["directory"] for row in rows] == [first, artefact]
+    cases = [[(case["kind"], case["batch"], case["sequence"]) for case in row["latency"]] for row in rows]
+    assert cases == [[("shape", 2, 8), ("mix", None, None)]] * 2
+    assert all(case["vs_reference"] is None for case in rows[0]["latency"])
+    assert all(case["vs_reference"]["ratio"] > 0 and case["p50_ms"] > 0 for case in rows[1]["latency"])
+    shown = call("bench", artefact, "--seconds", "0.1")
+    assert shown.exit_code == 0 and "1 × 8" in shown.stdout and "mix" in shown.stdout
+
+
+def test_bench_refuses_what_it_cannot_time(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    artefact = str(exported[0] / "artifact")
+    for arguments, words in (
+        (("--shape", "8*16"), "--shape 8*16: expected BATCHxTOKENS, such as 8x128"),
+        (("--shape", "1x9999"), "sequence must be at most"),
+        ((str(tmp_path),), "is no bertopt stage or artefact"),
+    ):
+        found = call("bench", artefact, *arguments)
+        assert found.exit_code == 2 and words in found.stderr, found.stderr

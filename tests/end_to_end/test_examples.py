@@ -1,0 +1,55 @@
+"""Every example runs as a user would run it, on a tiny checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Tiny
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def ran(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    cwd = tmp_path_factory.mktemp("examples")
+    return cwd, run("run_recipe.py", str(tiny()), cwd=cwd)
+
+
+def test_run_recipe(ran: tuple[Path, str]) -> None:
+    assert "delivered: fuse_ort" in ran[1]
+
+
+def test_classify_with_its_artefact(ran: tuple[Path, str]) -> None:
+    out = run("classify.py", "out/run_recipe/artifact", "a good film", cwd=ran[0])
+    assert out.startswith("a good film → {'label': ")
+
+
+def test_compose_passes(tiny: Tiny, tmp_path: Path) -> None:
+    out = run("compose_passes.py", str(tiny()), cwd=tmp_path)
+    assert float(out.rsplit(": ", 1)[1]) < 1e-4
+
+
+def test_own_pass(tiny: Tiny, tmp_path: Path) -> None:
+    assert run("own_pass.py", str(tiny()), cwd=tmp_path).startswith("ok {'projections': 2}")
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text()
+    assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))

@@ -1,0 +1,76 @@
+"""What needs an NVIDIA GPU: `pytest -m gpu`. Skipped, not faked, where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertopt.checks import parity, probes
+from bertopt.core import Context, Eager, Model
+from bertopt.errors import Unsupported
+from bertopt.modeling import checkpoint
+from bertopt.passes import BuildTensorrt, CastHalf, CastOnnxHalf, CompileTorch, ExportOnnx, FuseOrt, UseSdpa
+from bertopt.sessions import open_session
+from tests.conftest import Tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+SHAPES = [(1, 8), (4, 16)]
+
+
+@pytest.fixture
+def reference(tiny: Tiny) -> Eager:
+    return checkpoint.load(tiny())
+
+
+def agrees(model: Model, reference: Eager) -> None:
+    """`model` on the GPU within its precision's default limits of the reference on the CPU."""
+    ours, theirs = open_session(model, "cuda"), open_session(reference, "cpu")
+    spec = reference.spec
+    found = [
+        parity.compare(probe, spec, parity.answer(ours, probe, spec), parity.answer(theirs, probe, spec))
+        for probe in probes.grid(spec, SHAPES, model.max_shape)
+    ]
+    verdict = parity.judge(found, parity.DEFAULT_LIMITS[model.precision], None)
+    assert verdict.passed, verdict.failures
+
+
+def context(folder: Path, name: str) -> Context:
+    (folder / name).mkdir()
+    return Context(folder / name, "cuda", tuple(SHAPES))
+
+
+def test_fp16_eager(reference: Eager, tmp_path: Path) -> None:
+    model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
+    agrees(CastHalf(dtype="float16")(model, context(tmp_path, "half")).model, reference)
+
+
+def test_compiled(reference: Eager, tmp_path: Path) -> None:
+    model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
+    agrees(CompileTorch()(model, context(tmp_path, "compiled")).model, reference)
+
+
+def test_onnxruntime_cuda(reference: Eager, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("needs onnxruntime-gpu")
+    model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
+    graph = FuseOrt()(ExportOnnx(opset=20)(model, context(tmp_path, "onnx")).model, context(tmp_path, "fused")).model
+    agrees(graph, reference)
+    agrees(CastOnnxHalf()(graph, context(tmp_path, "fp16")).model, reference)
+
+
+@pytest.mark.parametrize("library", ["tensorrt", "tensorrt_rtx"])
+def test_tensorrt(reference: Eager, tmp_path: Path, library: str) -> None:
+    pytest.importorskip(library)
+    model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
+    graph = CastOnnxHalf()(ExportOnnx()(model, context(tmp_path, "onnx")).model, context(tmp_path, "fp16")).model
+    profile = {"min": (1, 1), "opt": (4, 16), "max": (8, 64)}
+    try:
+        built = BuildTensorrt.model_validate({"library": library, "profiles": (profile,)})(
+            graph, context(tmp_path, "engine")
+        )
+    except Unsupported as error:
+        pytest.skip(str(error))
+    agrees(built.model, reference)

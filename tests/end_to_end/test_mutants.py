@@ -1,0 +1,66 @@
+"""The mutation suite's table, and the mutants that take no time. All of them: `python -m campaigns.mutants`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from campaigns.mutants.controls import CONTROLS
+from campaigns.mutants.harness import Bench, Finding, judged
+from campaigns.mutants.plant import Gate, Mutant, table
+from tests.support.shared_workers import cheap_workers
+
+MUTANTS = table()
+QUICK = (
+    "tanh_gelu", "wrong_for_left_padding", "nan_in_one_row", "squeezed_batch_of_one", "counts_nothing",
+    "reordered_labels", "half_not_done", "changed_parent", "one_layer_without_mask", "truncated_external_data",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with cheap_workers("pipeline"):
+        yield Bench(tmp_path_factory.mktemp("mutants"))
+
+
+def test_there_are_enough() -> None:
+    assert len(MUTANTS) >= 40
+    assert {mutant.gate for mutant in MUTANTS.values()} == set(get_args(Gate))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
+def test_every_mutant_says_what_is_wrong_and_who_should_notice(mutant: Mutant) -> None:
+    assert mutant.about.endswith(".") and mutant.gate in get_args(Gate)
+    assert mutant.deed or mutant.step.startswith("plant_")
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint", "steps"), CONTROLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_harmless_change_passes_every_gate(bench: Bench, name: str, checkpoint: object, steps: object) -> None:
+    assert judged(bench.recipe(checkpoint, steps)) == ([], "delivered")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_mutant_is_caught_by_its_gate(bench: Bench, name: str) -> None:
+    finding = bench.plant(MUTANTS[name])
+    assert finding.good, finding
+
+
+def test_a_finding_is_good_only_by_the_expected_gate() -> None:
+    def finding(*caught: str) -> Finding:
+        return Finding("m", "wrong", "parity", caught, "", 0.0)
+
+    assert finding("finite", "parity").good
+    assert not finding("finite").good and not finding().good
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from campaigns.mutants import __main__
+
+    monkeypatch.setattr("sys.argv", ["mutants", "no_such_mutant"])
+    with pytest.raises(SystemExit, match="no mutant no_such_mutant"):
+        __main__.main()

@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertopt.core import Eager
+from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling import checkpoint, source
+from bertopt.modeling.tokenizer import open_tokenizer
+from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+
+Tensors = dict[str, torch.Tensor]
+
+
+def copied(original: Path, out: Path) -> Path:
+    shutil.copytree(original, out, dirs_exist_ok=True)
+    return out
+
+
+def with_config(directory: Path, name: str = "config.json", **fields: Any) -> Path:
+    path = directory / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return directory
+
+
+def with_weights(directory: Path, edit: Callable[[Tensors], None]) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.fixture
+def bert(tiny: Tiny, tmp_path: Path) -> Path:
+    """A tiny BERT classifier of one's own, to be damaged."""
+    return copied(tiny("bert"), tmp_path / "bert")
+
+
+def answers(model: Eager, batch: int = 3, sequence: int = 9) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        return model.network(*model.network.example(batch, sequence))
+
+
+# Where a checkpoint comes from
+
+
+@pytest.fixture
+def package(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An importable package with a checkpoint inside, whose code must never run."""
+    root = tmp_path / "site" / "bertopt_test_trap"
+    copied(tiny("bert"), root / "nested" / "model")
+    for init in (root / "__init__.py", root / "nested" / "__init__.py"):
+        init.write_text("raise RuntimeError('this package must not be imported')\n")
+    monkeypatch.syspath_prepend(root.parent)
+    return root.name
+
+
+@pytest.mark.parametrize("inside", ["{}/nested/model", "{}.nested/model"])
+def test_package_is_found_without_importing_it(package: str, inside: str) -> None:
+    assert checkpoint.load("pkg://" + inside.format(package)).spec.family == "bert"
+    assert package not in sys.modules
+
+
+def test_package_without_the_directory(package: str) -> None:
+    with pytest.raises(UsageError, match=f"package '{package}' has no directory 'wrong/model'"):
+        source.resolve(f"pkg://{package}/wrong/model")
+
+
+@pytest.mark.parametrize(
+    "name", ["pkg://bertopt_no_such_package/model", "pkg://json.decoder/x", "pkg:///model", "pkg://"]
+)
+def test_missing_package(name: str) -> None:
+    with pytest.raises(UsageError, match="pkg://"):
+        source.resolve(name)
+
+
+def test_missing_package_says_what_to_install() -> None:
+    with pytest.raises(UsageError, match="pip install bertopt-no-such-package"):
+        source.resolve("pkg://bertopt_no_such_package/model")
+
+
+def test_hub_id_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(Unsupported, match=r"'nobody/nothing' .*could not be fetched .*give the directory"):
+        checkpoint.load("nobody/nothing")
+
+
+def test_revision_is_for_the_hub(bert: Path) -> None:
+    with pytest.raises(UsageError, match="leave revision out"):
+        checkpoint.load(bert, revision="main")
+    with pytest.raises(UsageError, match="leave revision out"):
+        checkpoint.load("pkg://json/model", revision="main")
+
+
+def test_neither_directory_nor_hub_id(bert: Path) -> None:
+    with pytest.raises(UsageError, match="is a file"):
+        checkpoint.load(bert / "config.json")
+    with pytest.raises(UsageError, match="neither a directory nor a hub id"):
+        checkpoint.load("a/b/c")
+
+
+# What may be loaded
+
+
+def test_code_fields_are_dropped_with_a_warning(bert: Path) -> None:
+    plain = answers(checkpoint.load(bert))
+    with_config(
+        bert, auto_map={"AutoModel": "evil.Model"}, trust_remote_code=True, _attn_implementation_internal="evil/kernel"
+    )
+    with_config(bert, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
+    with pytest.warns(UserWarning, match="dropped _attn_implementation_internal, auto_map, trust_remote_code"):
+        model = checkpoint.load(bert)
+    assert torch.allclose(answers(model)[0], plain[0], atol=1e-6)
+    assert model.network.base.config._attn_implementation == "eager"
+    assert not hasattr(model.network.base.config, "auto_map")
+
+
+def test_scrub_reaches_every_depth() -> None:
+    fields, dropped = source.scrub({"a": [{"auto_map": {"x": "y"}, "b": 1}], "_attn_implementation": None})
+    assert fields == {"a": [{"b": 1}]}
+    assert dropped == ["auto_map"]
+
+
+def test_pickled_weights_are_refused(bert: Path) -> None:
+    (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
+    with pytest.raises(IntegrityError, match=r"pytorch_model\.bin, which can run code when loaded"):
+        checkpoint.load(bert)
+
+
+def test_no_weights(bert: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"has no model\.safetensors"):
+        checkpoint.load(bert)
+
+
+def test_truncated_weights(bert: Path) -> None:
+    path = bert / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+        checkpoint.load(bert)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", '"bert"'])
+def test_config_that_is_no_json_object(bert: Path, text: str) -> None:
+    (bert / "config.json").write_text(text)
+    with pytest.raises(IntegrityError, match=r"config\.json must be"):
+        checkpoint.load(bert)
+
+
+def test_no_config(bert: Path) -> None:
+    (bert / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        checkpoint.load(bert)
+
+
+def test_shards(bert: Path) -> None:
+    whole = answers(checkpoint.load(bert))
+    tensors = load_file(bert / "model.safetensors")
+    (bert / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, keys in halves.items():
+        save_file({key: tensors[key] for key in keys}, bert / file, metadata={"format": "pt"})
+    weight_map = {key: file for file, keys in halves.items() for key in keys}
+    (bert / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert torch.allclose(answers(checkpoint.load(bert))[0], whole[0], atol=1e-6)
+    (bert / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(IntegrityError, match="model-00002-of-00002"):
+        checkpoint.load(bert)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors"])
+def test_shards_outside_the_directory(bert: Path, name: str) -> None:
+    (bert / "model.safetensors").rename(bert.parent / "model.safetensors")
+    (bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(IntegrityError, match=f"must name files beside it; got '{name}'"):
+        checkpoint.load(bert)
+
+
+# Weights that fit
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_named(bert: Path, value: float) -> None:
+    name = "bert.encoder.layer.1.output.dense.weight"
+
+    def spoil(tensors: Tensors) -> None:
+        tensors[name][3, 4] = value
+
+    with pytest.raises(IntegrityError, match=f"'{name}' must be finite; got 1 NaN or infinite"):
+        checkpoint.load(with_weights(bert, spoil))
+
+
+def test_missing_head_is_named(tiny: Tiny) -> None:
+    with pytest.raises(IntegrityError, match=r"'classifier\.weight' is missing .*freshly initialised"):
+        checkpoint.load(tiny("bert", "feature-extraction"), task="text-classification")
+
+
+def test_mismatched_shape_is_named(bert: Path) -> None:
+    with pytest.raises(IntegrityError, match=r"intermediate\.dense\.weight' has shape \[64, 32\] .*\[48, 32\]"):
+        checkpoint.load(with_config(bert, intermediate_size=48))
+
+
+@pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
+def test_layer_beyond_the_configuration_is_named(tiny: Tiny, tmp_path: Path, task: str) -> None:
+    directory = with_config(copied(tiny("bert", task), tmp_path / "deep"), num_hidden_layers=1)
+    with pytest.raises(IntegrityError, match=r"'encoder\.layer\.1\.\S+' is in the checkpoint but not in the model"):
+        checkpoint.load(directory)
+
+
+def test_tokenizer_larger_than_the_embedding(bert: Path) -> None:
+    name = "bert.embeddings.word_embeddings.weight"
+
+    def cut(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][:50].clone()
+
+    with_weights(with_config(bert, vocab_size=50), cut)
+    with pytest.raises(IntegrityError, match=rf"'{name}' has 50 rows, but the tokenizer's token '##z' is number \d+"):
+        checkpoint.load(bert)
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "pad_token"])
+def test_tokenizer_that_cannot_serve(bert: Path, missing: str) -> None:
+    if missing == "tokenizer.json":
+        (bert / "tokenizer.json").unlink()
+        with pytest.raises(UsageError, match="no tokenizer"):
+            checkpoint.load(bert)
+    else:
+        with_config(bert, "tokenizer_config.json", pad_token=None)
+        with pytest.raises(IntegrityError, match="must have a pad token"):
+            checkpoint.load(bert)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type must be one of bert, .*got 'gpt2'"),
+        ({"model_type": None}, "got None"),
+        ({"is_decoder": True}, "encoders only"),
+        ({"add_cross_attention": True}, "encoders only"),
+        ({"quantization_config": {"bits": 4}}, "full-precision"),
+    ],
+)
+def test_models_that_are_not_for_us(bert: Path, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        checkpoint.load(with_config(bert, **fields))
+
+
+# Tasks
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+def test_answers_are_those_of_transformers(tiny: Tiny, family: str, task: str) -> None:
+    import transformers
+
+    directory = tiny(family, task)
+    model = checkpoint.load(directory)
+    assert (model.spec.family, model.spec.task, model.spec.layers, model.spec.max_length) == (family, task, 2, 64)
+    assert model.precision == "float32"
+    assert not model.network.training
+    architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
+    with checkpoint.quiet():
+        plain = getattr(transformers, architecture).from_pretrained(directory, attn_implementation="eager").eval()
+    inputs = dict(zip(model.spec.inputs, model.network.example(3, 9), strict=True))
+    assert int(inputs["attention_mask"].sum()) < 27
+    with torch.inference_mode():
+        expected = plain(**inputs)
+    names = {"feature-extraction": ["last_hidden_state"], "question-answering": ["start_logits", "end_logits"]}
+    assert list(model.spec.outputs) == names.get(task, ["logits"])
+    for name, got in zip(model.spec.outputs, answers(model), strict=True):
+        assert torch.allclose(got, expected[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("synonym", "task"), [("sequence-classification", "text-classification"), ("default", "feature-extraction")]
+)
+def test_synonyms_of_tasks(tiny: Tiny, synonym: str, task: str) -> None:
+    assert checkpoint.load(tiny("bert", task), task=synonym).spec.task == task
+
+
+@pytest.mark.parametrize("task", ["text-generation", "translation", "nonsense"])
+def test_unknown_task(tiny: Tiny, task: str) -> None:
+    with pytest.raises(UsageError, match=f"task must be one of feature-extraction, .*; got '{task}'"):
+        checkpoint.load(tiny("bert"), task=task)
+
+
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "EvilModel", "torch"])
+def test_auto_task_of_an_unknown_architecture(bert: Path, architecture: str) -> None:
+    with pytest.raises(UsageError, match=f"no task for architecture '{architecture}'; state one of"):
+        checkpoint.load(with_config(bert, architectures=[architecture]))
+
+
+def test_labels(tiny: Tiny) -> None:
+    assert checkpoint.load(tiny("bert")).spec.labels == ("bad", "good", "mixed")
+    assert checkpoint.load(tiny("bert", "fill-mask")).spec.labels == ()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet"])
+def test_all_usable_positions_are_used(tiny: Tiny, family: str) -> None:
+    model = checkpoint.load(tiny(family))
+    assert model.spec.max_length == 64
+    assert all(bool(answer.isfinite().all()) for answer in answers(model, 1, model.spec.max_length))
+    with pytest.raises((IndexError, RuntimeError)):
+        answers(model, 1, model.spec.max_length + 1)
+
+
+# sentence-transformers
+
+
+def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """Row by row, as sentence-transformers defines the modes."""
+    rows = []
+    for vectors, valid in zip(hidden, mask.bool(), strict=True):
+        found = vectors[valid]
+        rows.append(
+            {
+                "cls": vectors[0], "mean": found.mean(0), "max": found.amax(0),
+                "mean_sqrt_len": found.sum(0) / math.sqrt(len(found)),
+            }[mode]
+        )  # fmt: skip
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "mean_sqrt_len"])
+def test_pooling(tiny: Tiny, tmp_path: Path, mode: str, normalize: bool) -> None:
+    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
+    old_style = {f"pooling_mode_{name}_tokens": name == mode for name in ("cls", "mean", "max")}
+    old_style = {key.replace("cls_tokens", "cls_token"): value for key, value in old_style.items()}
+    old_style["pooling_mode_mean_sqrt_len_tokens"] = mode == "mean_sqrt_len"
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **old_style}))
+    if not normalize:
+        modules = json.loads((directory / "modules.json").read_text())
+        (directory / "modules.json").write_text(json.dumps(modules[:2]))
+    model = checkpoint.load(directory)
+    assert (model.spec.pooling, model.spec.normalize, model.spec.task) == (mode, normalize, "feature-extraction")
+    assert (model.spec.outputs, model.spec.granularity) == (("sentence_embedding",), "text")
+    embedding, hidden = answers(model)
+    expected = pooled(hidden, model.network.example(3, 9)[1], mode)
+    if normalize:
+        expected = torch.nn.functional.normalize(expected, dim=1)
+        assert torch.allclose(embedding.norm(dim=1), torch.ones(3))
+    assert torch.allclose(embedding, expected, atol=1e-6)
+
+
+def test_new_style_pooling_config_and_text_length(tiny: Tiny) -> None:
+    spec = checkpoint.load(tiny("bert", "feature-extraction", "cls")).spec
+    assert (spec.pooling, spec.text_length, spec.max_length) == ("cls", 48, 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pooling_mode": "lasttoken"},
+        {"pooling_mode": ["mean", "max"]},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode_weightedmean_tokens": True},
+    ],
+)
+def test_other_pooling_is_unsupported(tiny: Tiny, tmp_path: Path, fields: dict[str, Any]) -> None:
+    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(Unsupported, match="mode must be one of cls, mean, max, mean_sqrt_len"):
+        checkpoint.load(directory)
+
+
+def test_dense_module_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
+    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
+    modules = json.loads((directory / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (directory / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(Unsupported, match="module 'Dense' at '3_Dense'"):
+        checkpoint.load(directory)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len", None])
+def test_fully_masked_row_is_finite(tiny: Tiny, pooling: str | None) -> None:
+    model = checkpoint.load(tiny("bert", "feature-extraction" if pooling else "text-classification", pooling))
+    inputs = dict(zip(model.spec.inputs, model.network.example(3, 9), strict=True))
+    inputs["attention_mask"][1] = 0
+    with torch.inference_mode():
+        found = model.network(*inputs.values())
+    assert all(bool(answer.isfinite().all()) for answer in found)
+
+
+# Snapshots
+
+
+@pytest.mark.parametrize("pooling", ["mean", None])
+def test_snapshot_answers_alike_and_holds_no_code_fields(tiny: Tiny, tmp_path: Path, pooling: str | None) -> None:
+    original = tiny("bert", "feature-extraction" if pooling else "text-classification", pooling)
+    directory = copied(original, tmp_path / "from")
+    with_config(directory, auto_map={"AutoModel": "evil.Model"}, _attn_implementation_internal="evil/kernel")
+    with_config(directory, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
+    (directory / "evil.py").write_text("raise RuntimeError\n")
+    out = tmp_path / "to"
+    out.mkdir()
+    with pytest.warns(UserWarning, match="auto_map"):
+        model = checkpoint.load(directory)
+    checkpoint.write_snapshot(model, out)
+
+    again = checkpoint.load(out)
+    assert again.spec == model.spec
+    for got, expected in zip(answers(again), answers(model), strict=True):
+        assert torch.allclose(got, expected, atol=1e-6)
+    text = "The cat, sat on the mat! " * 30
+    assert open_tokenizer(out)(text)["input_ids"] == open_tokenizer(original)(text)["input_ids"]
+    for path in out.rglob("*.json"):
+        assert "evil" not in path.read_text()
+    assert not list(out.rglob("*.py"))
+    assert not [path for path in out.rglob("*") if path.is_symlink()]

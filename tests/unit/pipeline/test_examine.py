@@ -1,0 +1,130 @@
+"""What a run finds beyond parity, end to end: invariance, rank agreement, paired intervals, evidence, and from records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertopt
+from bertopt.results import Report
+from tests.conftest import LETTERS, WORDS, Tiny
+from tests.support import example_passes
+from tests.support.shared_workers import cheap_workers
+
+assert example_passes.SwapLabels.name() == "swap_labels"
+LADDER = [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "quantize_int8", "name": "int8"}]
+ANY = {"rel_l2": 9.0, "max_abs": 99.0, "cosine_min": -1.0, "cosine_mean": -1.0, "label_flips_max": 1.0}
+TEXTS = [f"{WORDS[i]} {WORDS[-i]} , {LETTERS[i % 26]} {WORDS[(3 * i) % 28]} !" for i in range(24)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    with cheap_workers("pipeline"):
+        yield
+
+
+def run(out: Path, model: Path, steps: list[Any], texts: Path | None = None, **limits: Any) -> Report:
+    return bertopt.run(
+        {
+            "schema_version": 1, "model": str(model), "device": "cpu", "limits": limits, "steps": steps,
+            "inputs": {"shapes": [[1, 8], [2, 8]], "texts": str(texts) if texts else None},
+        },
+        out,
+    )  # fmt: skip
+
+
+def labelled(path: Path, labels: list[str]) -> Path:
+    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(TEXTS, labels, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_an_embedding_model_is_ranked_at_every_stage(tiny: Tiny, tmp_path: Path) -> None:
+    texts = tmp_path / "t.txt"
+    texts.write_text("\n".join(TEXTS) + "\n")
+    model = tiny("bert", "feature-extraction", "mean")
+    report = run(tmp_path / "out", model, LADDER, texts, int8={"spearman_min": 0.9, "top_k_overlap_min": 0.5})
+    assert report.exit_code == 0, report.reason
+    assert report.stages[0].ranking is None
+    for row in report.stages[1:]:
+        # The recipe's texts, and the five that stand for the built-in ones.
+        assert row.ranking is not None and (row.ranking.n, row.ranking.k) == (29, 5)
+    exact, rough = report.stage("export_onnx").ranking, report.stage("int8").ranking
+    assert exact is not None and rough is not None
+    assert exact.spearman > 0.99999 and exact.top_k_overlap == 1.0
+    assert 0.9 <= rough.spearman < exact.spearman
+    report = run(tmp_path / "out", model, LADDER, texts, int8={"spearman_min": 1.0})
+    assert report.exit_code == 3
+    assert "spearman must be at least 1; got 0.9" in str(report.reason)
+    assert all(row.reused for row in report.stages)
+
+
+def test_dynamic_int8_depends_on_its_company_and_can_be_limited(tiny: Tiny, tmp_path: Path) -> None:
+    report = run(tmp_path / "out", tiny("bert", "token-classification"), LADDER, int8=ANY)
+    assert report.exit_code == 0, report.reason
+    found = {row.name: row.invariance for row in report.stages}
+    steady, shaky = found["export_onnx"], found["int8"]
+    assert steady is not None and shaky is not None
+    assert steady.max_abs < 1e-5 and steady.texts > 2
+    assert shaky.max_abs > 1e-3
+    report = run(tmp_path / "out", tiny("bert", "token-classification"), LADDER, int8={**ANY, "invariance_max": 1e-3})
+    assert report.exit_code == 3
+    assert "one text's answer may vary with its company by at most 0.001" in str(report.reason)
+
+
+def test_accuracy_has_intervals_paired_with_the_reference_s_own_answers(tiny: Tiny, tmp_path: Path) -> None:
+    out, model = tmp_path / "out", tiny("bert", seed=2)
+    swap = {"pass": "swap_labels", "limits": ANY}
+    first = labelled(tmp_path / "t.jsonl", ["good"] * 24)
+    assert run(out, model, [{"pass": "touch"}], first).exit_code == 0
+    best = [entry["label"] for entry in bertopt.load(out / "artifact")(TEXTS)]
+    # Right in three of four; swapping its two labels makes that one of four.
+    other = {"good": "bad", "bad": "good"}
+    texts = labelled(tmp_path / "t.jsonl", [label if i % 4 else other[label] for i, label in enumerate(best)])
+    row = run(out, model, [swap], texts).stage("swap_labels").quality
+    assert row is not None and None not in (row.low, row.high, row.change_low, row.change_high)
+    assert (row.reference, row.value, row.change, row.n) == (0.75, 0.25, -0.5, 24)
+    assert row.low is not None and row.high is not None and 0 < row.low < 0.25 < row.high < 0.75
+    assert row.change_low is not None and row.change_high is not None and row.change_low < -0.5 < row.change_high < 0
+    # From the record of the reference: it is not asked again, and the interval is the same kind.
+    again = run(out, model, [swap, {"pass": "touch"}], texts)
+    assert again.stages[0].reused and again.stage("swap_labels").quality == row
+    touched = again.stage("touch").quality
+    assert touched is not None and touched.change == row.change and touched.change_low == row.change_low
+    assert again.stages[0].quality is not None and again.stages[0].quality.change_low is None
+
+
+def test_pairs_are_probed_and_the_worst_row_is_shown(tiny: Tiny, tmp_path: Path) -> None:
+    report = run(tmp_path / "out", tiny("bert"), [{"pass": "swap_labels"}])
+    parity = report.stage("swap_labels").parity
+    assert report.exit_code == 3 and parity is not None
+    assert {"pair", "text", "left", "holes"} <= {case.padding for case in parity.cases}
+    assert parity.worst.tokens and len(parity.worst.tokens) <= 64
+    assert (parity.worst.text is None) == all(token.strip("()").isdigit() for token in parity.worst.tokens)
+
+
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_left_padding_is_part_of_invariance_where_it_must_not_matter(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    report = run(tmp_path / "out", tiny(family, "token-classification"), [{"pass": "use_sdpa"}])
+    assert report.exit_code == 0, report.reason
+    found = report.stage("use_sdpa").invariance
+    assert found is not None and found.max_abs < 1e-4
+
+
+def test_records_of_an_earlier_version_are_measured_anew(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("bertopt.pipeline.measurement_cache.VERSION", 1)
+        assert run(out, tiny("bert"), [{"pass": "touch"}]).exit_code == 0
+    old = {path.name for path in (out / "checks").iterdir()}
+    for path in (out / "checks").iterdir():
+        path.write_text('{"cases": []}')
+    report = run(out, tiny("bert"), [{"pass": "touch"}])
+    assert report.exit_code == 0 and report.stage("touch").parity is not None
+    assert len({path.name for path in (out / "checks").iterdir()} - old) == 2

@@ -1,0 +1,248 @@
+"""The report's pictures, its details and what shows it outside the page."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bertopt.cli import main
+from bertopt.errors import Unsupported, UsageError
+from bertopt.recipe.parse import load
+from bertopt.report import charts, formatting, html, stage_details, terminal
+from bertopt.report.limit_margins import marks
+from bertopt.report.svg import log_axis, share_axis, style
+from bertopt.results import Latency, Ratio, Report, Worst
+from tests.support.reports import EVIL, LONG, full
+
+QUICKSTART = Path(__file__).parents[3] / "benchmarks" / "results" / "quickstart.json"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(report: Report, name: str, wide: bool = True) -> ET.Element:
+    text = charts.PICTURES[name](report, wide, True)
+    assert text is not None
+    return ET.fromstring(text)
+
+
+def texts(picture: ET.Element) -> list[str]:
+    return [each.text or "" for each in picture.iter(f"{SVG}text")]
+
+
+def bars(picture: ET.Element, kind: str) -> list[tuple[float, float]]:
+    """Left and right end of every bar of a kind."""
+    found = [each for each in picture.iter(f"{SVG}rect") if each.get("class") == kind]
+    return [(float(each.attrib["x"]), float(each.attrib["x"]) + float(each.attrib["width"])) for each in found]
+
+
+def test_a_bar_runs_from_the_parent_to_the_stage() -> None:
+    stages = full().stages[:3]
+    halved = Latency(kind="mix", batch=None, sequence=None, n=12, p50_ms=20, p90_ms=21, p99_ms=None, texts_per_s=600,
+                     vs_reference=Ratio(ratio=2.0, low=1.9, high=2.1),
+                     vs_parent=Ratio(ratio=1.5, low=1.25, high=1.6))  # fmt: skip
+    stages[2] = stages[2].model_copy(update={"latency": [halved]})
+    picture = drawn(full().model_copy(update={"stages": stages}), "latency")
+    [(zero, one)] = bars(picture, "base")
+    share = [(x - zero) / (one - zero) for x in bars(picture, "gain")[1]]
+    assert share == pytest.approx([0.5, 0.75], abs=1e-3)
+    [begin, end] = [
+        (float(each.attrib["x1"]), float(each.attrib["x2"]))
+        for each in picture.iter(f"{SVG}line")
+        if each.get("class") == "whisker" and each.attrib["y1"] == each.attrib["y2"]
+    ][1:]
+    assert [(x - zero) / (one - zero) for x in begin] == pytest.approx([0.75 / 1.6, 0.75 / 1.25], abs=1e-3)
+    assert [(x - zero) / (one - zero) for x in end] == pytest.approx([1 / 2.1, 1 / 1.9], abs=1e-3)
+
+
+def test_each_verdict_has_its_look() -> None:
+    picture = drawn(full(), "latency")
+    assert [len(bars(picture, kind)) for kind in ("base", "gain", "loss", "unsure", "best")] == [1, 3, 1, 1, 1]
+    words = texts(picture)
+    assert "SLOWER 0.58x [0.56, 0.60]" in words
+    assert "cast_half (failed)" in words
+    assert "delivered, in all" in words
+    assert "delivered, in all" not in texts(drawn(full(failed=True), "latency"))
+
+
+def test_a_ratio_that_is_none_draws_no_bar() -> None:
+    found = full()
+    bad = Ratio(ratio=math.nan, low=math.nan, high=math.nan)
+    for case in found.stages[1].latency or []:
+        case.vs_parent = bad
+    picture = drawn(found, "latency")
+    assert "not raced" in texts(picture)
+    assert "nan" not in ET.tostring(picture, encoding="unicode").lower()
+
+
+def test_marks_are_distances_with_their_limits() -> None:
+    rows = {each.name: {mark.metric: mark for mark in marks(each)} for each in full().stages}
+    mark = rows["use_sdpa"]["1 − cosine_min"]
+    assert (mark.value, mark.limit, mark.held) == (pytest.approx(1e-10), pytest.approx(1e-6), True)
+    assert rows["use_sdpa"]["max_abs"].room == "50× room"
+    assert rows["use_sdpa"]["label flips"].room == "over"
+    assert rows[LONG]["rel_l2"].room == "1.3× over"
+    assert {"invariance", "metric drop", "1 − spearman", "1 − top_k"} <= set(rows[LONG])
+    assert rows["slower"]["rel_l2"].room == "exact"
+    assert math.isnan(rows["cast_half"]["1 − cosine_min"].value)
+    assert not rows["cast_half"]["1 − cosine_min"].held
+    assert rows["reference"] == rows["fuse_ort"] == {}
+
+
+def test_a_dot_beyond_its_tick_is_a_missed_limit() -> None:
+    picture = drawn(full(), "parity")
+    dots = list(picture.iter(f"{SVG}circle"))
+    ticks = [
+        float(each.attrib["x1"]) for each in picture.iter(f"{SVG}line") if each.get("class") == "limit"
+    ]  # one for each dot, in the same order
+    assert len(dots) == len(ticks) == sum(len(marks(each)) for each in full().stages)
+    for dot, tick in zip(dots, ticks, strict=True):
+        assert (float(dot.attrib["cx"]) > tick) == (dot.get("class") == "bad")
+
+
+def test_axes() -> None:
+    axis = log_axis([1e-9, 1e-3, 0.0, math.nan], 0, 500)
+    assert axis.ticks[0] == (0.0, "0")
+    assert (1e-9, "10⁻⁹") in axis.ticks
+    places = [axis.at(value) for value in (0.0, 1e-9, 1e-6, 1e-3, math.nan)]
+    assert places == sorted(places)
+    assert places[2] == pytest.approx((places[1] + places[3]) / 2)
+    assert [words for _, words in share_axis(1.0, 0, 100).ticks] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+    assert 3 <= len(share_axis(37.0, 0, 100).ticks) <= 6
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("name", charts.PICTURES)
+def test_pictures_stand_alone(name: str, wide: bool) -> None:
+    picture = drawn(full(), name, wide)
+    text = ET.tostring(picture, encoding="unicode")
+    assert "var(" not in text
+    assert not re.search(r"url\(|href|<script", text)
+    assert picture.attrib["aria-label"]
+    assert any(each.startswith("a_name") for each in texts(picture))
+
+
+def test_style_has_the_pages_colours() -> None:
+    assert ".chart text { fill: #1a1d23;" in style()
+
+
+def test_save(tmp_path: Path) -> None:
+    found = charts.save(full(), tmp_path / "new" / "pictures", ("svg",))
+    assert [path.name for path in found] == ["latency.svg", "parity.svg", "size.svg"]
+    assert all(ET.parse(path).getroot().tag == f"{SVG}svg" for path in found)
+    with pytest.raises(UsageError, match="svg or png; got gif"):
+        charts.save(full(), tmp_path, ("gif",))
+    with pytest.raises(UsageError, match="nothing to draw"):
+        charts.save(full().model_copy(update={"stages": []}), tmp_path)
+
+
+def test_png(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    for path in charts.save(full(), tmp_path, ("png",)):
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert int.from_bytes(data[16:20]) == 2 * (charts.WIDE + 40)
+
+
+def test_png_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(Unsupported, match=r"pip install 'bertopt\[pictures\]'"):
+        charts.save(full(), tmp_path / "p", ("svg", "png"))
+    assert not (tmp_path / "p").exists()
+
+
+def test_details_tell_all() -> None:
+    text = html.page(full())
+    for words in ("waived until 2027-01-31", "<mark title", "Blame: <b>use_sdpa</b>", "Took effect", "Invariance", "Ranking",
+                  "94.0 %", "0.840 to 0.894", "a line of its log", "60 before",
+                  "bertopt debug recipe.yaml --stage cast_half", "bertopt export recipe.yaml --set device=cpu --out again",
+                  "an odd tokenizer", "1 waived"):  # fmt: skip
+        assert words in text, words
+    older = Report.model_validate_json(QUICKSTART.read_bytes())
+    for each in older.stages:
+        # As written before these were recorded.
+        each.effects, each.invariance, each.ranking = {}, None, None
+        if each.parity:
+            each.parity.blame = None
+    bare = html.page(older)
+    for words in ("Took effect", "Invariance", "Ranking", "Blame", "<mark", "bertopt debug", "waived</span>"):
+        assert words not in bare
+
+
+def test_the_worst_token_stands_in_its_surroundings() -> None:
+    words = [f"w{i}" for i in range(300)]
+    worst = Worst(metric="rel_l2", value=1, limit=1, where="", tokens=words, token=150)
+    found = stage_details.tokens(worst)
+    assert [token.text for token in found if token.worst] == ["w150"]
+    assert (found[0].text, found[-1].text, len(found)) == ("… 110 before", "109 more …", 83)
+    short = stage_details.tokens(worst.model_copy(update={"tokens": words[:3], "token": None}))
+    assert [(token.text, token.worst) for token in short] == [("w0", False), ("w1", False), ("w2", False)]
+
+
+def test_the_recipe_on_the_page_can_be_run(tmp_path: Path) -> None:
+    found = Report.model_validate_json(QUICKSTART.read_bytes())
+    path = tmp_path / "recipe.yaml"
+    path.write_text(stage_details.recipe_yaml(found.recipe), "utf-8")
+    assert yaml.safe_load(path.read_text("utf-8")) == found.recipe
+    again = load(path, ["device=cpu"]).resolved()
+    assert [(step["name"], step["after"]) for step in again["steps"]] == [
+        (step["name"], step["after"]) for step in found.recipe["steps"]
+    ]
+
+
+def test_waivers_blame_and_intervals_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    row = next(each for each in formatting.grid(full()).rows if each.stage.name == LONG)
+    assert row.cells["status"] == "ok, waived"
+    assert row.cells["quality"] == "0.868 (−0.002 [−0.010, +0.006])"
+    assert row.brief["quality"] == "0.868 (−0.002)"
+    notes = dict(formatting.notes(row.stage))
+    assert notes["blame"].startswith("most of the difference came with 'use_sdpa': rel_l2 0.38")
+    assert "known, see ticket 12" in notes["waived"]
+    assert "ok, waived" in terminal.markdown(full())
+    console = terminal.console(file=io.StringIO())
+    with console.capture() as captured:
+        console.print(terminal.render(full()))
+    assert f"{LONG}, waived: rel_l2 must be at most 0.3" in captured.get()
+    assert "cast_half, blame: most of the difference came with this pass itself" in captured.get()
+
+
+def test_a_report_shows_itself_in_jupyter() -> None:
+    found = full(failed=True)
+    text = found._repr_html_()
+    assert text.count("<tr>") == len(found.stages) + 1
+    assert "FAILED" in text and "exit code 3" in text
+    assert "<script" not in text and "<style" not in text and EVIL not in text
+    assert found._repr_markdown_() == terminal.markdown(found)
+
+
+def test_cli_draws_a_report_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(QUICKSTART), "--html", str(tmp_path / "new" / "r.html"), "--pictures", str(tmp_path / "p")])
+    assert ended.value.code == 0
+    assert (tmp_path / "new" / "r.html").read_text("utf-8").startswith("<!doctype html>")
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["latency.svg", "parity.svg", "size.svg"]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit):
+        main(["report", str(QUICKSTART)])
+    assert "quantize_int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([str(QUICKSTART), "--format", "png"], "--pictures DIR"),
+        ([str(QUICKSTART), "--pictures", "/dev/null/x"], "name another place"),
+        ([__file__], "is no report of bertopt"),
+    ],
+)
+def test_cli_says_what_is_wrong(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
