@@ -18,6 +18,7 @@ test: $(VENV)/.test
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
 
 schema: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt.cli schema > bertopt/recipe.schema.json

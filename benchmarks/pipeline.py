@@ -72,7 +72,7 @@ def checkpoint(out: Path, layers: int) -> Path:
     """A BERT classifier of `layers` layers and hidden size 32."""
     import transformers
 
-    from tests.conftest import write_tiny
+    from tests.support.tiny_models import write_tiny
 
     write_tiny(out)
     config = transformers.AutoConfig.from_pretrained(out)

@@ -56,6 +56,8 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'bertopt' has no attribute '{name}'")
+    if name in ("Report", "run"):
+        importlib.import_module("bertopt.report.notebook").register()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import Unsupported
-from bertopt.profile import Profile as Profile  # noqa: PLC0414  (re-exported: passes know core only)
-from bertopt.spec import Granularity as Granularity  # noqa: PLC0414
+from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
+from bertopt.spec import Profile as Profile  # noqa: PLC0414
 from bertopt.spec import Spec as Spec  # noqa: PLC0414
 from bertopt.spec import Task as Task  # noqa: PLC0414
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
@@ -12,6 +14,17 @@ Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
 #: Half-width of the band around 1.0 in which two stages count as equally fast.
 DEAD_BAND = 0.01
+
+
+def nan_max(values: Iterable[float]) -> float:
+    """Return the largest value, or NaN if any is NaN."""
+    known = list(values)
+    return math.nan if any(map(math.isnan, known)) else max(known)
+
+
+def nan_min(values: Iterable[float]) -> float:
+    """Return the smallest value, or NaN if any is NaN."""
+    return -nan_max(-value for value in values)
 
 
 class _Result(BaseModel):
@@ -107,7 +120,7 @@ class Blame(_Result):
 
 
 class Comparison(_Result):
-    """Differences over all cases."""
+    """Differences over all cases: the worst of each, NaN where any is NaN."""
 
     max_abs: float
     rel_l2: float
@@ -115,6 +128,18 @@ class Comparison(_Result):
     cosine_mean: float
     label_flips: int | None
     compared: int
+
+    @classmethod
+    def over(cls, cases: Sequence[Case]) -> Comparison:
+        flips = [case.label_flips for case in cases if case.label_flips is not None]
+        return cls(
+            max_abs=nan_max(case.max_abs for case in cases),
+            rel_l2=nan_max(case.rel_l2 for case in cases),
+            cosine_min=nan_min(case.cosine_min for case in cases),
+            cosine_mean=nan_min(case.cosine_mean for case in cases),
+            label_flips=sum(flips) if flips else None,
+            compared=sum(case.compared for case in cases),
+        )
 
 
 class Parity(_Result):
@@ -269,14 +294,3 @@ class Report(_Result):
 
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
-
-    # Jupyter asks the object itself how it looks. The imports wait until then: numbers do not depend on their display.
-    def _repr_html_(self) -> str:
-        from bertopt.report import html
-
-        return html.fragment(self)
-
-    def _repr_markdown_(self) -> str:
-        from bertopt.report import terminal
-
-        return terminal.markdown(self)

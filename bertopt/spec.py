@@ -1,10 +1,10 @@
-"""What a model takes and gives, whatever form it is in."""
+"""What a model takes and gives (`Spec`), and the shapes an engine accepts (`Profile`)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
 #: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
@@ -82,3 +82,25 @@ class Spec(BaseModel):
         """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
         fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "parameters"))
         return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
+
+
+class Profile(BaseModel):
+    """One optimisation profile of an engine: the [B, S] shapes it accepts, and the one it is tuned for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: tuple[int, int] = (1, 1)
+    opt: tuple[int, int] = (8, 128)
+    max: tuple[int, int] = (32, 512)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Profile:
+        for axis, name in enumerate(("batch", "sequence")):
+            if not 1 <= self.min[axis] <= self.opt[axis] <= self.max[axis]:
+                raise ValueError(
+                    f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}"
+                )
+        return self
+
+    def accepts(self, batch: int, sequence: int) -> bool:
+        return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]

@@ -20,8 +20,8 @@ from typing import Any
 import bertopt
 from bertopt.errors import BertoptError, UsageError
 from bertopt.recipe import parse
-from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 from tests.support.shared_workers import cheap_workers
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len")
 #: Passes with options, and how often each is drawn.

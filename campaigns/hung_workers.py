@@ -110,7 +110,7 @@ def once(number: int, folder: Path, model: Path, child: str, end: str) -> list[s
 
 
 def main() -> int:
-    from tests.conftest import write_tiny
+    from tests.support.tiny_models import write_tiny
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=30)

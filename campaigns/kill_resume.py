@@ -22,7 +22,7 @@ import sys
 from bertopt import pipeline
 from bertopt.checks import latency
 from bertopt.cli import main
-from bertopt.race import Budget
+from bertopt.pipeline.race import Budget
 latency.MIN_ROUNDS, latency.TURN_MS = 3, 1.0
 pipeline.Budget = lambda *_: Budget(0.0, 0.0)
 main(["export", *sys.argv[1:]])
@@ -108,7 +108,7 @@ def finish(recipe: Path, out: Path) -> str:
 
 
 def main() -> int:
-    from tests.conftest import write_tiny
+    from tests.support.tiny_models import write_tiny
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50)

@@ -30,12 +30,12 @@ from bertopt.checks.parity import DEFAULT_LIMITS, Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Pass, Spec
 from bertopt.errors import Unsupported
-from bertopt.results import Limits
+from bertopt.results import Comparison, Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
 from bertopt.workers.operations import Ops
-from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 
 #: The steps before each pass: what its line looks like in a recipe. One that a family cannot take is left out.
 LINES: dict[str, tuple[str, ...]] = {
@@ -165,7 +165,7 @@ class _Model:
         ]
         found = parity.judge(cases, LIMITS[manifest["precision"]], None)
         figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
-                   **parity.summarise(cases).model_dump()}  # fmt: skip
+                   **Comparison.over(cases).model_dump()}  # fmt: skip
         if not found.passed:
             return f"FAILED: {'; '.join(found.failures)} at {found.worst.where}", figures
         return OK, figures

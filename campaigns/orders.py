@@ -27,8 +27,8 @@ from bertopt.errors import UsageError
 from bertopt.pipeline import Listener
 from bertopt.recipe import parse
 from bertopt.results import Report, Stage
-from tests.conftest import write_tiny
 from tests.support.example_passes import make_cheap
+from tests.support.tiny_models import write_tiny
 
 Order = tuple[str, ...]
 OUTCOMES = ("ok", "built", "refused", "missing", "broken")

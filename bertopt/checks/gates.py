@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from bertopt.results import Blame, Failure, Limits, Stage, Waiver
+from bertopt.results import Blame, Failure, Limits, Stage, Waiver, nan_max
 
 
 def failures(row: Stage, limits: Limits) -> list[Failure]:
@@ -100,9 +100,7 @@ def blame(line: Sequence[Stage]) -> Blame | None:
     if not known or last is None:
         return None
     stage, added = max(known, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
-    totals = [case.rel_l2 for case in last.cases]
-    total = math.nan if any(map(math.isnan, totals)) else max(totals)
-    return Blame(stage=stage.name, rel_l2=added, total=total)
+    return Blame(stage=stage.name, rel_l2=added, total=nan_max(case.rel_l2 for case in last.cases))
 
 
 def idle(waivers: Sequence[Waiver], rows: Sequence[Stage]) -> list[str]:

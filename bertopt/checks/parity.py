@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from bertopt.checks.probes import Probe
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
-from bertopt.results import Case, Comparison, Limits, Parity, Worst
+from bertopt.results import Case, Comparison, Limits, Parity, Worst, nan_max, nan_min
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -96,19 +96,13 @@ def compare(
     worst = max(per_output, key=lambda case: math.inf if math.isnan(case.max_abs) else case.max_abs)
     return worst.model_copy(
         update={
-            "rel_l2": _worst(max, (case.rel_l2 for case in per_output)),
-            "cosine_min": _worst(min, (case.cosine_min for case in per_output)),
-            "cosine_mean": _worst(min, (case.cosine_mean for case in per_output)),
+            "rel_l2": nan_max(case.rel_l2 for case in per_output),
+            "cosine_min": nan_min(case.cosine_min for case in per_output),
+            "cosine_mean": nan_min(case.cosine_mean for case in per_output),
             "label_flips": sum(flips) if flips else None,
             "finite": got[1],
         }
     )
-
-
-def _worst(of: Callable[[list[float]], float], values: Iterable[float]) -> float:
-    """max or min in which NaN always wins."""
-    found = list(values)
-    return math.nan if any(math.isnan(value) for value in found) else float(of(found))
 
 
 def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: Array, usual: float) -> Case:
@@ -149,21 +143,9 @@ def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:
     return [int(np.flatnonzero(probe.rows)[index[0]]), index[1]]
 
 
-def summarise(cases: Sequence[Case]) -> Comparison:
-    flips = [case.label_flips for case in cases if case.label_flips is not None]
-    return Comparison(
-        max_abs=_worst(max, (case.max_abs for case in cases)),
-        rel_l2=_worst(max, (case.rel_l2 for case in cases)),
-        cosine_min=_worst(min, (case.cosine_min for case in cases)),
-        cosine_mean=_worst(min, (case.cosine_mean for case in cases)),
-        label_flips=sum(flips) if flips else None,
-        compared=sum(case.compared for case in cases),
-    )
-
-
 def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -> Parity:
     """Hold the cases against the limits. A comparison with NaN is false, so NaN never passes."""
-    total = summarise(cases)
+    total = Comparison.over(cases)
     rate = None if total.label_flips is None else total.label_flips / max(total.compared, 1)
     measured = {**total.model_dump(), "label_flips_max": rate}
     failures: list[str] = [

@@ -16,7 +16,7 @@ from bertopt.errors import Unsupported
 from bertopt.pipeline.measurement_cache import Found, Records
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts
-from bertopt.results import Case, Invariance, Limits, Parity, Ranking, Stage
+from bertopt.results import Case, Comparison, Invariance, Limits, Parity, Ranking, Stage
 from bertopt.runtime.predictor import MAX_BATCH
 from bertopt.runtime.tokenization import Text, Tokenizer
 from bertopt.workers.client import RemoteSession, Worker, Workers
@@ -142,7 +142,7 @@ class Examiner:
         effects = worker.call("effects", timeout=timeout)
         changed = parent and effects["took"] and self._print(directory, timeout) != self._print(parent, timeout)
         return Found(
-            cases=cases, vs_parent=parity.summarise(between) if between else None, latency=timed, invariance=steady,
+            cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
             correct=correct, effects=effects["counts"], changed=changed, **stats,
         )  # fmt: skip

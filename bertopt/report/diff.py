@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertopt.checks.parity import summarise
-from bertopt.results import Latency, Limits, Ratio, Report, Stage
+from bertopt.results import Comparison, Latency, Limits, Ratio, Report, Stage
 
 Unit = Literal["", "x", "ms", "bytes"]
 
@@ -137,7 +136,7 @@ def figures(row: Stage) -> dict[str, tuple[str, float]]:
     """Gate and value of every field of Limits, but the task metric's, that `row` has a figure for."""
     found: dict[str, tuple[str, float]] = {}
     if row.parity and row.parity.cases:
-        total = summarise(row.parity.cases)
+        total = Comparison.over(row.parity.cases)
         for metric in ("max_abs", "rel_l2", "cosine_min", "cosine_mean"):
             found[metric] = ("parity", getattr(total, metric))
         if total.label_flips is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,12 +172,6 @@ def _side(value: float, mark: float) -> tuple[bool, bool]:
 
 def figure(value: float, digits: int = 4) -> str:
     return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
-
-
-def most(values: Iterable[float]) -> float:
-    """The largest; NaN if any is."""
-    found = list(values)
-    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def times(value: float) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bertopt.report import formatting
-from bertopt.results import Stage
+from bertopt.results import Stage, nan_max, nan_min
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ def marks(stage: Stage) -> list[Mark]:
     compared = max(1, sum(case.compared for case in cases))
     ranking, quality = stage.ranking, stage.quality
     upper = {
-        "max_abs": (formatting.most(case.max_abs for case in cases), limits.max_abs),
-        "rel_l2": (formatting.most(case.rel_l2 for case in cases), limits.rel_l2),
+        "max_abs": (nan_max(case.max_abs for case in cases), limits.max_abs),
+        "rel_l2": (nan_max(case.rel_l2 for case in cases), limits.rel_l2),
         "label flips": (sum(flips) / compared if flips else None, limits.label_flips_max),
         "invariance": (stage.invariance.max_abs if stage.invariance else None, limits.invariance_max),
         "metric drop": (max(-quality.change, 0.0) if quality else None, limits.metric_drop_max),
     }
     lower = {
-        "1 − cosine_min": (-formatting.most(-case.cosine_min for case in cases), limits.cosine_min),
-        "1 − cosine_mean": (-formatting.most(-case.cosine_mean for case in cases), limits.cosine_mean),
+        "1 − cosine_min": (nan_min(case.cosine_min for case in cases), limits.cosine_min),
+        "1 − cosine_mean": (nan_min(case.cosine_mean for case in cases), limits.cosine_mean),
         "1 − spearman": (ranking.spearman if ranking else None, limits.spearman_min),
         "1 − top_k": (ranking.top_k_overlap if ranking else None, limits.top_k_overlap_min),
     }

@@ -53,25 +53,13 @@ def against(found: Parity) -> list[tuple[str, list[str]]]:
     """The largest differences from the reference and from the parent, beside each other."""
     lines = [("its parent", found.vs_parent)] if found.vs_parent else []
     if found.cases:
-        lines = [("the reference", _over(found.cases)), *lines]
+        lines = [("the reference", Comparison.over(found.cases)), *lines]
     return [
         (name, [formatting.figure(total.max_abs, 3), formatting.figure(total.rel_l2, 3), formatting.figure(total.cosine_min, 7),
                 formatting.figure(total.cosine_mean, 7),
                 formatting.NONE if total.label_flips is None else f"{total.label_flips} of {total.compared}"])
         for name, total in lines
     ]  # fmt: skip
-
-
-def _over(cases: list[Case]) -> Comparison:
-    flips = [case.label_flips for case in cases if case.label_flips is not None]
-    return Comparison(
-        max_abs=formatting.most(case.max_abs for case in cases),
-        rel_l2=formatting.most(case.rel_l2 for case in cases),
-        cosine_min=-formatting.most(-case.cosine_min for case in cases),
-        cosine_mean=-formatting.most(-case.cosine_mean for case in cases),
-        label_flips=sum(flips) if flips else None,
-        compared=sum(case.compared for case in cases),
-    )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The process that builds stages and runs sessions.
 
-`python -m bertopt.child FD` imports torch once, then forks a worker for each request on the socket FD: a worker
+`python -m bertopt.workers.server FD` imports torch once, then forks a worker for each request on the socket FD: a worker
 starts in about 0.1 s. Nothing is left behind however bertopt or a worker ends: this process ends when the socket's
 other end or its parent does, a worker dies with this process, and orphans of a worker are adopted, first by the
 worker and then by this process, so that whatever a worker started is found and killed, sessions and double forks

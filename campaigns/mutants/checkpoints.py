@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.mutants.plant import Checkpoint
-from tests.conftest import write_tiny
+from tests.support.tiny_models import write_tiny
 
 POSITIONS = 130
 

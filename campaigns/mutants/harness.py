@@ -14,7 +14,7 @@ from bertopt.checks import parity
 from bertopt.results import Failure, Report, Stage
 from campaigns.mutants import checkpoints
 from campaigns.mutants.plant import Checkpoint, Mutant, Step
-from tests.conftest import WORDS
+from tests.support.tiny_models import WORDS
 
 SHAPES = [[1, 8], [2, 16]]
 TEXTS = 24

@@ -21,7 +21,7 @@ from bertopt.checks import latency
 from bertopt.errors import UsageError
 from bertopt.recipe import parse
 from bertopt.spec import Spec
-from tests.conftest import write_tiny
+from tests.support.tiny_models import write_tiny
 
 FAKE = """
 import time

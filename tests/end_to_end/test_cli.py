@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 import bertopt
 from bertopt import cli, stages
 from campaigns import kill_resume
-from tests.conftest import Tiny
 from tests.support.shared_workers import SharedWorkers, cheap_workers
+from tests.support.tiny_models import Tiny
 
 ROOT = Path(__file__).parents[2]
 HEAD = """schema_version: 1

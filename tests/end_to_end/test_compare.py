@@ -33,8 +33,8 @@ from bertopt.results import (
     Stage,
     Waiver,
 )
-from tests.conftest import Tiny
 from tests.support.shared_workers import SharedWorkers, cheap_workers
+from tests.support.tiny_models import Tiny
 
 TODAY = datetime.date(2026, 6, 1)
 HERE = {"cpu": "a CPU", "cores": 2, "isa": ["avx2"], "packages": {"torch": "2.13"}, "python": "3.12"}

@@ -24,8 +24,8 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.passes import CastHalf, ExportOnnx
 from bertopt.recipe.parse import from_dict
 from bertopt.workers.client import Workers
-from tests.conftest import Tiny, write_tiny
 from tests.support import debug_passes, example_passes
+from tests.support.tiny_models import Tiny, write_tiny
 
 Debug = Callable[..., Found]
 SDPA, ONNX, FUSE, INT8, HALF = (

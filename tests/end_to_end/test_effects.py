@@ -33,8 +33,8 @@ from bertopt.sessions import open_session
 from bertopt.stages import effects
 from bertopt.stages.effects import Counts
 from bertopt.stages.fingerprint import fingerprint
-from tests.conftest import FAMILIES, Tiny
 from tests.support.example_passes import Touch, make_cheap
+from tests.support.tiny_models import FAMILIES, Tiny
 
 AnyPass = Pass[Any, Any]
 SDPA, E23, E20 = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20)

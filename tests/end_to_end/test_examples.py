@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Tiny
+from tests.support.tiny_models import Tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

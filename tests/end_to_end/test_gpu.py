@@ -13,7 +13,7 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import BuildTensorrt, CastHalf, CastOnnxHalf, CompileTorch, ExportOnnx, FuseOrt, UseSdpa
 from bertopt.sessions import open_session
-from tests.conftest import Tiny
+from tests.support.tiny_models import Tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SHAPES = [(1, 8), (4, 16)]

@@ -8,8 +8,8 @@ import pytest
 
 from bertopt import passes
 from campaigns import orders
-from tests.conftest import Tiny
 from tests.support.example_passes import make_cheap
+from tests.support.tiny_models import Tiny
 
 #: What may follow what on a CPU: every other pair is refused. The two of a pair stand after what the first one needs.
 GOOD = {

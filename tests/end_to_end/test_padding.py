@@ -9,8 +9,8 @@ import pytest
 import bertopt
 from bertopt import passes
 from bertopt.results import Report
-from tests.conftest import Tiny
 from tests.support import example_passes, ort_optimizer
+from tests.support.tiny_models import Tiny
 
 FUSE = ort_optimizer.UseOrtOptimizer.name()
 

@@ -25,8 +25,8 @@ from bertopt.results import Report
 from bertopt.stages import artifact
 from bertopt.system.process_tree import runs as _runs
 from bertopt.workers.client import Worker
-from tests.conftest import Tiny
 from tests.support.shared_workers import SharedWorkers, cheap_workers
+from tests.support.tiny_models import Tiny
 
 Run = Callable[..., Report]
 INT8 = {"int8": {"cosine_min": -1.0, "cosine_mean": -1.0, "rel_l2": 9.0, "label_flips_max": 1.0}}

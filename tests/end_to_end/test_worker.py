@@ -30,8 +30,8 @@ from bertopt.pipeline.race import Budget, race
 from bertopt.system import process_tree
 from bertopt.workers import protocol
 from bertopt.workers.client import RemoteSession, Worker, Workers
-from tests.conftest import Tiny
 from tests.support import example_passes
+from tests.support.tiny_models import Tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -305,7 +305,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from bertopt.worker import Workers
+from bertopt.workers.client import Workers
 from tests.example_passes import Family, Hang
 
 reference, out = map(Path, sys.argv[1:])

@@ -23,7 +23,7 @@ def make_cheap(patch: pytest.MonkeyPatch) -> None:
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr("bertopt.checks.latency.MIN_ROUNDS", 3)
     patch.setattr("bertopt.checks.latency.TURN_MS", 1.0)
-    for module in ("pipeline", "pair"):
+    for module in ("pipeline", "pipeline.pair"):
         patch.setattr(f"bertopt.{module}.Budget", lambda *_: Budget(0.0, 0.0))
     patch.setattr(
         "bertopt.checks.probes.built_in_texts", lambda: ["", "a", "the cat sat on the mat", "狗 坐 着", "cat " * 99]

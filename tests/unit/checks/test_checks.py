@@ -371,17 +371,17 @@ def case(**fields: Any) -> Case:
 
 def test_summary_takes_the_worst_of_all_cases() -> None:
     cases = [case(max_abs=1, cosine_min=0.5, label_flips=1), case(rel_l2=2, cosine_mean=0.9, label_flips=2)]
-    assert parity.summarise(cases) == Comparison(
+    assert Comparison.over(cases) == Comparison(
         max_abs=1, rel_l2=2, cosine_min=0.5, cosine_mean=0.9, label_flips=3, compared=20
     )
-    assert parity.summarise([case(label_flips=None)]).label_flips is None
+    assert Comparison.over([case(label_flips=None)]).label_flips is None
 
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("metric", ["max_abs", "rel_l2", "cosine_min", "cosine_mean"])
 def test_nan_in_any_case_wins(metric: str, order: int) -> None:
     cases = [case(), case(**{metric: NAN}, where="here"), case(**{metric: 0.0})][::order]
-    assert math.isnan(getattr(parity.summarise(cases), metric))
+    assert math.isnan(getattr(Comparison.over(cases), metric))
     found = parity.judge(cases, Limits(**{metric: 1.0}), None)
     assert not found.passed
     assert found.worst.where == "here"

@@ -16,7 +16,7 @@ from bertopt.core import Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
-from tests.conftest import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 Tensors = dict[str, torch.Tensor]
 

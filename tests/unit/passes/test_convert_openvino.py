@@ -28,7 +28,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.packed import PackedSession
 from bertopt.system import environment, openvino_import
-from tests.conftest import WORDS, Tiny
+from tests.support.tiny_models import WORDS, Tiny
 
 TEXTS = tuple(" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(2 + i % 17)) for i in range(40))
 

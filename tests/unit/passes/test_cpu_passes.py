@@ -32,8 +32,8 @@ from bertopt.passes import (
     UseSdpa,
 )
 from bertopt.stages.fingerprint import fingerprint
-from tests.conftest import FAMILIES, TASKS, Tiny
 from tests.support import packing
+from tests.support.tiny_models import FAMILIES, TASKS, Tiny
 
 AnyPass = Pass[Any, Any]
 KNOWN = (*FAMILIES, "albert", "mpnet")
@@ -204,7 +204,7 @@ def test_all_three(tiny: Tiny, context: Any, family: str, task: str, pooling: st
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("family", KNOWN)
 def test_any_number_of_layers(tmp_path: Path, context: Any, family: str, layers: int) -> None:
-    from tests.conftest import write_tiny
+    from tests.support.tiny_models import write_tiny
 
     count = "n_layers" if family == "distilbert" else "num_hidden_layers"
     reference = checkpoint.load(write_tiny_with(write_tiny, tmp_path, family, {count: layers}))
@@ -213,11 +213,11 @@ def test_any_number_of_layers(tmp_path: Path, context: Any, family: str, layers:
 
 
 def write_tiny_with(write: Any, out: Path, family: str, size: dict[str, int]) -> Path:
-    from tests import conftest
+    from tests.support import tiny_models
 
-    usual = conftest._size
+    usual = tiny_models._size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conftest, "_size", lambda name: usual(name) | size)
+        patch.setattr(tiny_models, "_size", lambda name: usual(name) | size)
         written: Path = write(out / "model", family)
     return written
 
@@ -360,7 +360,7 @@ def test_unsupported(
 
 
 def test_albert_with_several_groups_keeps_its_layers(tmp_path: Path, context: Any) -> None:
-    from tests.conftest import write_tiny
+    from tests.support.tiny_models import write_tiny
 
     model = checkpoint.load(write_tiny_with(write_tiny, tmp_path, "albert", {"num_hidden_groups": 2}))
     with pytest.raises(Unsupported, match="one group of one; got 2 of 1"):

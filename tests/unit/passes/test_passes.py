@@ -34,7 +34,7 @@ from bertopt.passes import (
 )
 from bertopt.results import Limits
 from bertopt.sessions import open_session
-from tests.conftest import FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, Tiny
 
 AnyPass = Pass[Any, Any]
 

@@ -27,8 +27,8 @@ from bertopt.recipe.parse import from_dict
 from bertopt.results import Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
-from tests.conftest import Tiny
 from tests.support.example_passes import make_cheap
+from tests.support.tiny_models import Tiny
 
 SDPA, E23, E20, FUSE = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20), FuseOrt()
 STATIC = QuantizeInt8(scheme="static")

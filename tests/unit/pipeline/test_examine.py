@@ -11,9 +11,9 @@ import pytest
 
 import bertopt
 from bertopt.results import Report
-from tests.conftest import LETTERS, WORDS, Tiny
 from tests.support import example_passes
 from tests.support.shared_workers import cheap_workers
+from tests.support.tiny_models import LETTERS, WORDS, Tiny
 
 assert example_passes.SwapLabels.name() == "swap_labels"
 LADDER = [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "quantize_int8", "name": "int8"}]

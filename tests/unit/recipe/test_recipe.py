@@ -702,7 +702,7 @@ def test_the_schema_file_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shipped = schema.FILE.read_text()
     monkeypatch.setattr(schema, "FILE", tmp_path / "schema.json")
     schema.write()
-    assert shipped == (tmp_path / "schema.json").read_text(), "run python -m bertopt.schema"
+    assert shipped == (tmp_path / "schema.json").read_text(), "run make schema"
 
 
 def test_the_schema_knows_every_key() -> None:
@@ -726,7 +726,7 @@ def test_no_built_in_option_is_a_reserved_key() -> None:
 
 def test_checking_a_recipe_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from pathlib import Path; from bertopt.recipe import load; import bertopt.schema;"
+        "import sys; from pathlib import Path; from bertopt.recipe import load; import bertopt.recipe.schema;"
         f"load(Path({str(ROOT / 'recipes' / 'ladder.yaml')!r}));"
         "heavy = {'torch', 'transformers', 'numpy', 'onnx', 'onnxruntime', 'optimum', 'tensorrt'} & set(sys.modules);"
         "sys.exit(', '.join(heavy) or 0)"

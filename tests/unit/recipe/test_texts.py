@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertopt.cli import main
-from tests.conftest import Tiny
+from tests.support.tiny_models import Tiny
 
 
 def write(folder: Path, content: str | bytes, name: str = "t.jsonl") -> Path:

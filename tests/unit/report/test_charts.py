@@ -8,10 +8,13 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+import bertopt
 from bertopt.cli import main
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.parse import load
@@ -212,13 +215,25 @@ def test_waivers_blame_and_intervals_in_the_tables(monkeypatch: pytest.MonkeyPat
     assert "cast_half, blame: most of the difference came with this pass itself" in captured.get()
 
 
-def test_a_report_shows_itself_in_jupyter() -> None:
+def test_a_report_shows_itself_in_jupyter(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(failed=True)
-    text = found._repr_html_()
+    formatters: dict[str, dict[tuple[str, str], Any]] = {kind: {} for kind in ("text/html", "text/markdown")}
+    shell = SimpleNamespace(
+        display_formatter=SimpleNamespace(
+            formatters={
+                kind: SimpleNamespace(for_type_by_name=lambda module, name, show, of=shown: of.update({(module, name): show}))
+                for kind, shown in formatters.items()
+            }
+        )
+    )
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    report_class = bertopt.Report
+    shown = {kind: by_type[report_class.__module__, report_class.__qualname__] for kind, by_type in formatters.items()}
+    text = shown["text/html"](found)
     assert text.count("<tr>") == len(found.stages) + 1
     assert "FAILED" in text and "exit code 3" in text
     assert "<script" not in text and "<style" not in text and EVIL not in text
-    assert found._repr_markdown_() == terminal.markdown(found)
+    assert shown["text/markdown"](found) == terminal.markdown(found)
 
 
 def test_cli_draws_a_report_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ from bertopt.runtime.batch_plan import Room, plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.sessions import open_session
 from bertopt.sessions.packed import PackedSession
-from tests.conftest import Tiny
-from tests.unit.checks.test_checks_depth import spec
+from tests.support.specs import spec
+from tests.support.tiny_models import Tiny
 
 Array = np.ndarray
 LENGTHS = [

@@ -20,7 +20,7 @@ from bertopt.runtime.batch_plan import Room, plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
-from tests.conftest import Tiny, tokenizer
+from tests.support.tiny_models import Tiny, tokenizer
 
 TEXTS = ["the cat sat", "a very good film , not bad !", "on the mat is a dog and she ran ' - ' 1 2 3", "", "was it ?"]
 Opened = Callable[..., tuple[Path, Predictor]]
@@ -384,7 +384,7 @@ def test_what_is_truncated_is_said(tiny: Tiny) -> None:
 
 
 def test_a_plan_never_pads_for_more_than_a_call_costs() -> None:
-    from tests.unit.checks.test_checks_depth import spec
+    from tests.support.specs import spec
 
     padded, packed = spec(max_length=512), spec(max_length=512, layout="packed", row_length=256)
     room, price = Room(32, 8192, 512), Costs(call=50.0, pair=1 / 2304)
@@ -408,7 +408,7 @@ def test_a_plan_never_pads_for_more_than_a_call_costs() -> None:
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
 def test_batches_are_nearly_the_best_there_are(streams: int) -> None:
-    from tests.unit.checks.test_checks_depth import spec
+    from tests.support.specs import spec
 
     price, room = Costs(call=46.0, pair=0.0018), Room(32, 8192, 512, streams)
     ratios = []

@@ -20,7 +20,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.openvino_request import Short
 from bertopt.system import openvino_import
-from tests.conftest import Tiny
+from tests.support.tiny_models import Tiny
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from bertopt.passes import CastHalf, UseSdpa
 from bertopt.recipe import texts
 from bertopt.recipe.texts import Texts
 from bertopt.system import environment
-from tests.conftest import Tiny
+from tests.support.tiny_models import Tiny
 
 SPEC = Spec(
     family="bert", task="text-classification", inputs=("input_ids", "attention_mask"), outputs=("logits",), layers=2,

@@ -1,0 +1,145 @@
+"""Tiny random checkpoints: 2 layers, hidden 32, weights scaled so that attention and token types matter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sat",
+    "ran",
+    "on",
+    "mat",
+    "not",
+    "very",
+    "good",
+    "bad",
+    "film",
+    "it",
+    "was",
+    "is",
+    "he",
+    "she",
+    "they",
+    "1",
+    "2",
+    "3",
+    ",",
+    ".",
+    "!",
+    "?",
+    "'",
+    "-",
+]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
+#: Families whose layers differ: shared ones, relative positions, rotary ones with sliding windows.
+OTHER_FAMILIES = ("albert", "mpnet", "deberta-v2", "modernbert")
+CLASSES = {
+    "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
+    "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
+}  # fmt: skip
+TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
+HEADS = {
+    "feature-extraction": "Model",
+    "text-classification": "ForSequenceClassification",
+    "token-classification": "ForTokenClassification",
+    "question-answering": "ForQuestionAnswering",
+    "fill-mask": "ForMaskedLM",
+}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY = [*SPECIAL, *WORDS, *LETTERS]
+
+Tiny = Callable[..., Path]
+
+
+def write_tiny(
+    out: Path, family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0,
+    extra: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:  # fmt: skip
+    """Write a checkpoint directory; with `pooling` ('mean', 'cls', …) a sentence-transformers one.
+
+    `extra` are further fields of the transformers configuration.
+    """
+    import torch
+    import transformers
+
+    prefix = CLASSES[family]
+    config = getattr(transformers, f"{prefix}Config")(
+        **_size(family), num_labels=3 if "classification" in task else 2, **extra
+    )
+    if "classification" in task:
+        config.id2label = {0: "bad", 1: "good", 2: "mixed"}
+        config.label2id = {label: i for i, label in config.id2label.items()}
+    torch.manual_seed(seed)
+    model = getattr(transformers, prefix + HEADS[task])(config).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() > 1:
+                # Initialised at 0.02, attention would be uniform and no mask mistake would show. ModernBERT adds its
+                # layers to the embeddings without normalising in between, where larger ones would drown them.
+                # Its classifier is initialised larger than the rest.
+                layers = 4.0
+                if family == "modernbert":
+                    layers = 1.0 if name.startswith("classifier") else 16.0
+                tensor.mul_(layers if "embeddings" not in name else 10.0)
+    model.save_pretrained(out)
+    tokenizer(out)
+    if pooling:
+        modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                   {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                   {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]  # fmt: skip
+        (out / "modules.json").write_text(json.dumps(modules))
+        (out / "1_Pooling").mkdir()
+        (out / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": 32, "pooling_mode": pooling})
+        )
+        (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48}))
+    return out
+
+
+def _size(family: str) -> dict[str, Any]:
+    """The configuration of 2 layers and 64 usable positions, in the family's own words."""
+    size: dict[str, Any] = {"vocab_size": len(VOCABULARY), "pad_token_id": 0}
+    if family == "distilbert":
+        return size | {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}
+    size |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    # RoBERTa's positions start after the padding index; MPNet's padding index is 1 whatever the configuration says.
+    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2}.get(family, 0)
+    size |= {"max_position_embeddings": 64 + offset}
+    if family in ("electra", "albert"):
+        size |= {"embedding_size": 32}
+    if family == "deberta-v2":
+        # As DeBERTa-v3: relative positions only, in both directions, in buckets, with a key shared with the content.
+        size |= {
+            "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "max_relative_positions": -1,
+            "type_vocab_size": 0,
+        }  # fmt: skip
+    if family == "modernbert":
+        # A window of 8 tokens, so that the second layer sees less than the first.
+        size |= {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]}
+        size |= {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    return size
+
+
+def tokenizer(out: Path) -> None:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    fast = Tokenizer(models.WordPiece({word: i for i, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    fast.normalizer = normalizers.BertNormalizer(lowercase=True)
+    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fast.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast.save(str(out / "tokenizer.json"))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    config = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64}
+    (out / "tokenizer_config.json").write_text(json.dumps(config))
