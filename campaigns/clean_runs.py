@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import bertopt
+from bertopt import recipe as recipes
 from bertopt.errors import BertoptError, UsageError
-from bertopt.recipe import parse
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 
@@ -74,7 +74,7 @@ def draw(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
 
 def accepted(head: dict[str, Any], steps: list[dict[str, Any]]) -> bool:
     try:
-        parse.from_dict({**head, "steps": steps})
+        recipes.from_dict({**head, "steps": steps})
     except UsageError:
         return False
     return True

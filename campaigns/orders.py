@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from bertopt import passes, pipeline
+from bertopt import recipe as recipes
 from bertopt.core import Eager, Model
 from bertopt.errors import UsageError
 from bertopt.pipeline import Listener
-from bertopt.recipe import parse
 from bertopt.results import Report, Stage
 from tests.support.example_passes import make_cheap
 from tests.support.tiny_models import write_tiny
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SHAPES = [[1, 8], [3, 8]]
 TEXTS = ["the cat sat on the mat", "a very good film , not bad !", "it was bad", "they ran", "the dog is not good"] * 8
-#: A tiny random model's labels are close to each other: a few flip in reduced precision, as in tests/test_passes.py.
+#: A tiny random model's labels are close to each other: a few flip in reduced precision, as in tests/unit/passes/test_passes.py.
 LIMITS = {
     "bfloat16": {"label_flips_max": 0.1, "cosine_min": 0.998},
     "float16": {"label_flips_max": 0.06},
@@ -107,7 +107,7 @@ def as_recipe(model: Path, tree: Iterable[Order], texts: Path | None = None) -> 
 def refusal(model: Path, line: Order) -> str | None:
     """Why the recipe checker refuses these passes, each after the one before it; None where it does not."""
     try:
-        parse.from_dict(as_recipe(model, [line]))
+        recipes.from_dict(as_recipe(model, [line]))
     except UsageError as error:
         return str(error).replace("<dict>:", "")
     return None
@@ -123,7 +123,7 @@ def check(model: Path, wanted: Iterable[Order], out: Path, listen: Listener | No
         texts = out / "texts.txt"
         texts.write_text("\n".join(TEXTS) + "\n")
         rows = by_line(
-            pipeline.run(parse.from_dict(as_recipe(model, accepted, texts)), out, build_only=True, listen=listen)
+            pipeline.run(recipes.from_dict(as_recipe(model, accepted, texts)), out, build_only=True, listen=listen)
         )
     cases = []
     for order, line in lines.items():

@@ -110,7 +110,7 @@ def _longer(directory: Path) -> None:
 
 
 def _base12(directory: Path) -> None:
-    """BERT-base's shape with MiniLM's tokenizer. Weights as in tests/conftest.py: initialised at 0.02, attention would be
+    """BERT-base's shape with MiniLM's tokenizer. Weights as in tests/support/tiny_models.py: initialised at 0.02, attention would be
     uniform."""
     import torch
     import transformers

@@ -176,7 +176,7 @@ def estimate(logs: Array) -> tuple[float, float]:
     """The trimmed mean of one log ratio a round, and half of its 95 % interval.
 
     The interval is Tukey and McLaughlin's, Student's t with the variance of the winsorised values, widened where
-    successive rounds resemble each other, as AR(1) noise wants. In simulation (tests/test_latency.py) it finds a 5 %
+    successive rounds resemble each other, as AR(1) noise wants. In simulation (tests/unit/checks/test_latency.py) it finds a 5 %
     slow-down in more races than the bootstrap of medians or of trimmed means does, at no more false alarms.
     """
     n = len(logs)

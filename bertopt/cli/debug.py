@@ -29,7 +29,7 @@ def debug(
     """Compare a stage with the reference layer by layer; in reduced precision, find what to keep in float32."""
     with exit_codes(verbose):
         from bertopt.commands.debug import debug as look
-        from bertopt.recipe.parse import load
+        from bertopt.recipe.parser import load
 
         checked = load(recipe, set_ or ())
         where = out or Path("out") / recipe.stem

@@ -78,7 +78,7 @@ def export(
 def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
-    from bertopt.recipe.parse import load
+    from bertopt.recipe.parser import load
 
     checked = load(recipe, overrides)
     if as_json:

@@ -16,7 +16,7 @@ from bertopt.debug.findings import Found, Keep
 from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
 from bertopt.pipeline.store import Store
-from bertopt.recipe.parse import Recipe, Step
+from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.texts import Texts, read
 from bertopt.recipe.yaml_document import nearest
 from bertopt.results import Limits

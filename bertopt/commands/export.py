@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.errors import UsageError
-from bertopt.recipe.parse import Recipe, from_dict, load
+from bertopt.recipe.parser import Recipe, from_dict, load
 
 if TYPE_CHECKING:
     from bertopt.results import Report

@@ -18,7 +18,7 @@ from bertopt.errors import BertoptError, ResourceError, Unsupported, UsageError
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
-from bertopt.recipe.parse import Recipe, Step
+from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Delivered, Limits, Report, Stage

@@ -15,7 +15,7 @@ from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, UsageError
 from bertopt.modeling.source import read_json, resolve, sha256
-from bertopt.recipe.parse import Step
+from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
 from bertopt.stages import artifact

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertopt import passes
 from bertopt.core import Pass
-from bertopt.recipe.parse import Head, StepKeys
+from bertopt.recipe.parser import Head, StepKeys
 from bertopt.recipe.steps import REFERENCE, STEP_NAME
 
 #: JSON schema searches where Python's `match` anchors.

@@ -17,9 +17,9 @@ from benchmarks import aa, cpu_peers, peaks, pipeline, readme, roofline
 from benchmarks.peers import figures, models, race, roster, tables
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
+from bertopt import recipe as recipes
 from bertopt.checks import latency
 from bertopt.errors import UsageError
-from bertopt.recipe import parse
 from bertopt.spec import Spec
 from tests.support.tiny_models import write_tiny
 
@@ -374,4 +374,4 @@ def test_the_recipes_it_times_are_valid(tmp_path: Path) -> None:
     model = pipeline.checkpoint(tmp_path / "model", 3)
     assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 3
     for steps in (1, len(pipeline.STEPS)):
-        assert len(parse.load(pipeline.recipe(tmp_path / "r.yaml", model, steps)).steps) == steps
+        assert len(recipes.load(pipeline.recipe(tmp_path / "r.yaml", model, steps)).steps) == steps

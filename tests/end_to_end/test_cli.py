@@ -169,7 +169,7 @@ def test_signals_end_everything_and_keep_finished_stages(recipe: Path, tmp_path:
     path = failing(recipe, tmp_path, f"  - pass: hang\n    pids: {pids}\n")
     # A shell's background job ignores SIGINT, and so would what it starts.
     heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    process = kill_resume.start(path, out, heed + "import tests.example_passes\n" + kill_resume.EXPORT)
+    process = kill_resume.start(path, out, heed + "import tests.support.example_passes\n" + kill_resume.EXPORT)
     try:
         deadline = time.monotonic() + 60
         while not pids.exists() and process.poll() is None and time.monotonic() < deadline:

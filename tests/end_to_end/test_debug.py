@@ -22,7 +22,7 @@ from bertopt.debug.findings import Found, Row
 from bertopt.debug.tensor_difference import differ, first_jump
 from bertopt.errors import Unsupported, UsageError
 from bertopt.passes import CastHalf, ExportOnnx
-from bertopt.recipe.parse import from_dict
+from bertopt.recipe.parser import from_dict
 from bertopt.workers.client import Workers
 from tests.support import debug_passes, example_passes
 from tests.support.tiny_models import Tiny, write_tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme import matrix, updated
-from bertopt.recipe import parse
+from bertopt import recipe as recipes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -22,7 +22,7 @@ def test_the_recipe_and_its_waiver_are_valid(tmp_path: Path) -> None:
     block, waivers = re.findall(r"```yaml\n(.*?)```", README, re.S)
     (tmp_path / "mine.jsonl").write_text('{"text": "a", "label": "b"}\n')
     (tmp_path / "recipe.yaml").write_text(block + waivers)
-    found = parse.load(tmp_path / "recipe.yaml")
+    found = recipes.load(tmp_path / "recipe.yaml")
     assert found.deliver == "fastest" and [waiver.stage for waiver in found.waivers] == ["quantize_int8"]
 
 

@@ -306,7 +306,7 @@ import sys
 import time
 from pathlib import Path
 from bertopt.workers.client import Workers
-from tests.example_passes import Family, Hang
+from tests.support.example_passes import Family, Hang
 
 reference, out = map(Path, sys.argv[1:])
 workers = Workers()

@@ -21,7 +21,7 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 from bertopt.quantization import calibration_inputs
-from bertopt.recipe.parse import parse
+from bertopt.recipe.parser import parse
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
@@ -298,8 +298,8 @@ socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 print("openvino_telemetry" in sys.modules)
 """
 _OURS = """
-from bertopt import vendor
-nncf, ov = vendor.nncf(), vendor.openvino()
+from bertopt.system import openvino_import
+nncf, ov = openvino_import.nncf(), openvino_import.openvino()
 import numpy as np
 from openvino import opset13 as op
 x = op.parameter([1, 4], np.float32)
@@ -310,7 +310,7 @@ nncf.quantize(graph, nncf.Dataset([np.ones((1, 4), np.float32)]), subset_size=1)
 
 @pytest.mark.parametrize(("script", "loaded"), [("import openvino", "True"), (_OURS, "False")], ids=["plain", "ours"])
 def test_nothing_is_reported_to_anybody(script: str, loaded: str, tmp_path: Path) -> None:
-    """Imported plainly OpenVINO loads its telemetry, and writes to the user's home; through `vendor` it does neither."""
+    """Imported plainly OpenVINO loads its telemetry, and writes to the user's home; through `openvino_import` it does neither."""
     pytest.importorskip("nncf")
     path = [str(Path(__file__).parents[3]), *(p for p in sys.path if p)]
     found = subprocess.run(

@@ -23,7 +23,7 @@ from bertopt.modeling import checkpoint
 from bertopt.passes import ExportOnnx, FuseOrt, QuantizeInt8, UseSdpa
 from bertopt.quantization import activation_ranges, qdq
 from bertopt.quantization.activation_ranges import Range, Sample
-from bertopt.recipe.parse import from_dict
+from bertopt.recipe.parser import from_dict
 from bertopt.results import Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session

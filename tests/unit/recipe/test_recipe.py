@@ -18,7 +18,7 @@ from bertopt.core import Eager, Onnx, Pass
 from bertopt.errors import UsageError
 from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx
 from bertopt.recipe import schema
-from bertopt.recipe.parse import RESERVED, Recipe, from_dict, load, parse
+from bertopt.recipe.parser import RESERVED, Recipe, from_dict, load, parse
 from bertopt.recipe.steps import REFERENCE
 from bertopt.results import Limits, Waiver
 

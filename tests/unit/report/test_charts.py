@@ -17,7 +17,7 @@ import yaml
 import bertopt
 from bertopt.cli import main
 from bertopt.errors import Unsupported, UsageError
-from bertopt.recipe.parse import load
+from bertopt.recipe.parser import load
 from bertopt.report import charts, formatting, html, stage_details, terminal
 from bertopt.report.limit_margins import marks
 from bertopt.report.svg import log_axis, share_axis, style
