@@ -71,11 +71,11 @@ def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) ->
     """The shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
 
     Shapes take turns, as they do later: a runtime may have to work out a new shape's memory."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for number in range(MOST + 1):
         for place, shape in enumerate(shapes):
-            inputs = [_random(spec, shape, dice) for _ in range(session.streams)]
+            inputs = [_random(spec, shape, rng) for _ in range(session.streams)]
             start = time.perf_counter()
             for _ in session.run_all(inputs):
                 pass
@@ -87,9 +87,9 @@ def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) ->
     return best
 
 
-def _random(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict[str, np.ndarray]:
+def _random(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
     rows, length = shape
     lengths = np.full(rows, length)
-    flat = packing.flat(spec, dice.integers(0, spec.vocabulary, rows * length), None, lengths)
+    flat = packing.flat(spec, rng.integers(0, spec.vocabulary, rows * length), None, lengths)
     (batch,) = packing.batches(spec, flat, packing.singly(lengths), [(0, rows)])
     return batch.inputs
