@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertopt.core import Spec
 from bertopt.modeling.packing import Rows, best_fit, singly, spread, whole
+from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 
 if TYPE_CHECKING:
@@ -25,18 +26,6 @@ CAPS = np.geomspace(0.2, 1.5, 24)
 
 
 @dataclass(frozen=True)
-class BatchLimits:
-    """What bounds a batch: rows in it, tokens in it, tokens of one row; how many run at once; and the tokens of which
-    each text takes a whole number."""
-
-    rows: int
-    tokens: int
-    length: int
-    streams: int = 1
-    block: int = 1
-
-
-@dataclass(frozen=True)
 class Plan:
     """Rows; batches of them in the order to run, each from one place to another in the rows' order by length, longest first;
     and the predicted time."""
@@ -47,7 +36,9 @@ class Plan:
 
 
 def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
-    """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
+    """Return the cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
+    if costs.tokens_max is not None:
+        limits = replace(limits, tokens=min(limits.tokens, costs.tokens_max))
     found = (_batched(rows, costs, limits) for rows in _ways(spec, whole(lengths, limits.block), limits))
     return min(found, key=lambda each: each.cost)
 
@@ -72,17 +63,18 @@ def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:
 def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
     """The batches that are done first on all streams."""
     used = -np.sort(-rows.used)
-    target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call))
+    # A batch that takes twice its launch keeps the device at its rate although the next one may be smaller.
+    target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call, 2 * costs.launch))
     if len(used) > FEW:
         # Every stream gets as many batches as the others, and all about as large.
         turns = max(1, round(used.sum() / (target * limits.streams)))
-        share = float(used.sum()) / (turns * limits.streams)
-        return _priced(rows, list(_cut(used.tolist(), min(float(limits.tokens), share), costs, limits)), costs, limits)
+        share = min(float(limits.tokens), float(used.sum()) / (turns * limits.streams))
+        return _priced(rows, list(_cut(used.tolist(), share, costs, limits)), costs, limits)
     most = costs.call + target * (1 + costs.pair * int(used[0]))
     share = float((used + costs.pair * used * used).sum()) / limits.streams
     caps = np.unique(np.minimum(most, costs.call + CAPS * share))
-    found = (_priced(rows, batches, costs, limits) for batches in _cheapest(used, caps, costs, limits))
-    return min(found, key=lambda each: each.cost)
+    priced = (_priced(rows, batches, costs, limits) for batches in _cheapest(used, caps, costs, limits))
+    return min(priced, key=lambda each: each.cost)
 
 
 def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: BatchLimits) -> Plan:
@@ -104,7 +96,7 @@ def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> It
     count = len(used)
     low, high = np.arange(count)[:, None], np.arange(count)[None, :] + 1
     rows, width = high - low, used[:, None].astype(float)
-    price = costs.call + rows * (width + costs.pair * width * width)
+    price = costs.batch(rows, width)
     price[(rows < 1) | (rows > limits.rows) | ((rows > 1) & (rows * width > limits.tokens))] = np.inf
     least = np.zeros((len(caps), count + 1))
     begin = np.zeros((len(caps), count + 1), np.int64)
@@ -124,14 +116,14 @@ def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> It
 
 
 def _cut(used: list[int], target: float, costs: Costs, limits: BatchLimits) -> Iterator[tuple[int, int]]:
-    """Batches of about `target` tokens; `used` is sorted, longest first."""
+    """Batches of about `target` tokens besides padding; `used` is sorted, longest first."""
     # Padding that would cost more than another call is not computed.
-    low, width, waste = 0, used[0], 0
+    low, width, held = 0, used[0], 0
     for place, tokens in enumerate(used):
         count = place - low
-        full = (count + 0.5) * width > target or (count + 1) * width > limits.tokens or count == limits.rows
-        if count and (full or waste + width - tokens > costs.call):
+        full = held + tokens / 2 > target or (count + 1) * width > limits.tokens or count == limits.rows
+        if count and (full or (count + 1) * width - held - tokens > costs.call + costs.launch):
             yield low, place
-            low, width, waste = place, tokens, 0
-        waste += width - tokens
+            low, width, held = place, tokens, 0
+        held += tokens
     yield low, len(used)

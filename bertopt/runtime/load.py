@@ -7,7 +7,7 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import UsageError
-from bertopt.runtime.predictor import MAX_BATCH_TOKENS, Predictor
+from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.system import environment
 
@@ -17,7 +17,7 @@ MAX_THREADS = 1024
 
 def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
-    max_batch_tokens: int = MAX_BATCH_TOKENS,
+    max_batch_tokens: int | None = None,
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 

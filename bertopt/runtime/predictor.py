@@ -13,7 +13,7 @@ from bertopt.core import Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
-from bertopt.runtime.batch_plan import BatchLimits
+from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.runner import RawOutputs, Runner
 from bertopt.runtime.text_inputs import as_list, check, refuse_others
@@ -23,8 +23,6 @@ from bertopt.sessions.packed import PackedSession
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Rows in one batch at most, and tokens, padding included.
-MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: Texts that a stream holds at most.
 WINDOW = 4096
 
@@ -45,21 +43,20 @@ class Predictor:
     `[{"label": …, "score": …}]`, tokens, spans and masks as transformers' pipelines give them. A text is a string or
     a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
-    A batch has at most `max_batch_tokens` tokens, padding included; a longer text is a batch of its own. Which texts are
-    run together is chosen by what runs cost here. That is measured once, at the first call with several texts (it takes
-    as long as two or three thousand tokens), unless `costs` says.
+    A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
+    batch by itself. Texts are batched by what runs cost here, which is measured once, at the first call with several
+    texts, in about the time of two or three thousand tokens, unless `costs` are given.
     """
 
     def __init__(
         self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None,
-        max_batch_tokens: int = MAX_BATCH_TOKENS, costs: Costs | None = None,
+        max_batch_tokens: int | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
-        if max_batch_tokens < 1:
+        if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
-        rows, length = max_shape or (MAX_BATCH, spec.max_length)
         self.session, self.spec = session, spec
-        self.tokenizer = Tokenizer(directory, spec, min(length, spec.text_length))
-        limits = BatchLimits(min(rows, MAX_BATCH), max_batch_tokens, length, session.streams, session.block)
+        limits = BatchLimits.of(session, spec, max_shape, max_batch_tokens)
+        self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
         self._runner = Runner(feed, spec, self.tokenizer, limits, costs)

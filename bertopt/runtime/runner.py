@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from bertopt.core import Session, Spec
 from bertopt.modeling import packing
 from bertopt.runtime import cost_model
-from bertopt.runtime.batch_plan import BatchLimits, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.collector import Collector
 from bertopt.runtime.single_text import SingleTextInputs
 from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
@@ -22,9 +23,6 @@ from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: A call's texts are tokenised in pieces of so many, the first of FIRST_PIECE, while the one before is run. Smaller calls
-#: start no thread.
-FIRST_PIECE, PIECE = 64, 256
 #: Tasks whose answers say where in the text they are.
 _LOCATED = ("token-classification", "question-answering", "fill-mask")
 
@@ -105,10 +103,10 @@ class Runner:
             return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
 
         # Too long a text is refused before anything is run.
-        if not truncate or len(texts) <= PIECE:
+        if not truncate or len(texts) <= self.limits.texts:
             yield encode(0, len(texts))
             return
-        bounds = list(pairwise([0, *range(FIRST_PIECE, len(texts), PIECE), len(texts)]))
+        bounds = cuts(len(texts), self.limits)
         with ThreadPoolExecutor(1, "bertopt-tokenizer") as thread:
             coming = thread.submit(encode, *bounds[0])
             for following in [*bounds[1:], None]:
@@ -120,8 +118,13 @@ class Runner:
     def _priced(self) -> cost_model.Costs:
         with self._measuring:
             if self.costs is None:
-                self.costs = cost_model.measure(self.session, self.spec, (self.limits.rows, self.limits.length))
+                self.costs = cost_model.measure(self.session, self.spec, self.limits)
             return self.costs
 
     def _turns(self) -> AbstractContextManager[object]:
         return nullcontext() if self.session.concurrent else self._turn
+
+
+def cuts(count: int, limits: BatchLimits) -> list[tuple[int, int]]:
+    """Return the pieces in which a call's `count` texts are tokenised, each while the one before is run, and planned."""
+    return list(pairwise([0, *range(limits.first_texts, count, limits.texts), count]))

@@ -14,7 +14,8 @@ from bertopt.core import Context, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint, packing
 from bertopt.passes import PackSequences
-from bertopt.runtime.batch_plan import BatchLimits, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.sessions import open_session
 from bertopt.sessions.packed import PackedSession

@@ -16,7 +16,8 @@ from bertopt.core import Context, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import PackSequences
-from bertopt.runtime.batch_plan import BatchLimits, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
