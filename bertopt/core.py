@@ -225,6 +225,8 @@ class Session(abc.ABC):
     #: Batches that `run_all` runs at once, and whether several threads may call `run` and `run_all` at once.
     streams: int = 1
     concurrent: bool = False
+    #: Whether the device works apart from the processor (a GPU): a small batch then takes as long as its launch.
+    asynchronous: bool = False
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1

@@ -17,7 +17,7 @@ from bertopt.pipeline.measurement_cache import Found, Records
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Limits, Parity, Ranking, Stage
-from bertopt.runtime.predictor import MAX_BATCH
+from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text, Tokenizer
 from bertopt.workers.client import RemoteSession, Worker, Workers
 

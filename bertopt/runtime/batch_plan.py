@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertopt.core import Spec
 from bertopt.modeling.packing import Rows, best_fit, singly, spread, whole
+from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 
 if TYPE_CHECKING:
@@ -25,18 +26,6 @@ CAPS = np.geomspace(0.2, 1.5, 24)
 
 
 @dataclass(frozen=True)
-class Room:
-    """What bounds a batch: rows in it, tokens in it, tokens of one row; how many run at once; and the tokens of which
-    each text takes a whole number."""
-
-    rows: int
-    tokens: int
-    length: int
-    streams: int = 1
-    block: int = 1
-
-
-@dataclass(frozen=True)
 class Plan:
     """Rows; batches of them in the order to run, each from one place to another in the rows' order by length, longest first;
     and the predicted time."""
@@ -46,57 +35,60 @@ class Plan:
     cost: float
 
 
-def plan(spec: Spec, lengths: Array, costs: Costs, room: Room) -> Plan:
-    """The cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
-    found = (_batched(rows, costs, room) for rows in _ways(spec, whole(lengths, room.block), room))
+def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
+    """Return the cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
+    if costs.tokens_max is not None:
+        limits = replace(limits, tokens=min(limits.tokens, costs.tokens_max))
+    found = (_batched(rows, costs, limits) for rows in _ways(spec, whole(lengths, limits.block), limits))
     return min(found, key=lambda each: each.cost)
 
 
-def _ways(spec: Spec, lengths: Array, room: Room) -> Iterator[Rows]:
+def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:
     if spec.layout == "padded":
         yield singly(lengths)
         return
     total, longest = int(lengths.sum()), int(lengths.max())
-    full = min(spec.row_length or room.length, room.length, max(longest, room.tokens))
+    full = min(spec.row_length or limits.length, limits.length, max(longest, limits.tokens))
     # Longer rows are fewer calls or fuller rows, shorter ones less attention. A text longer than a row has one of its own.
     yield singly(lengths)
     for length in dict.fromkeys((full, min(full, max(longest, full // 2)))):
         yield best_fit(lengths, length)
         if len(lengths) <= FEW:
             # One row for each stream, or two, …
-            rows = spread(lengths, room.streams * -(-total // (room.streams * length)))
+            rows = spread(lengths, limits.streams * -(-total // (limits.streams * length)))
             if int(rows.used.max()) <= max(length, longest):
                 yield rows
 
 
-def _batched(rows: Rows, costs: Costs, room: Room) -> Plan:
+def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
     """The batches that are done first on all streams."""
     used = -np.sort(-rows.used)
-    target = min(float(room.tokens), max(SMALLEST, WORTH * costs.call))
+    # A batch that takes twice its launch keeps the device at its rate although the next one may be smaller.
+    target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call, 2 * costs.launch))
     if len(used) > FEW:
         # Every stream gets as many batches as the others, and all about as large.
-        turns = max(1, round(used.sum() / (target * room.streams)))
-        share = float(used.sum()) / (turns * room.streams)
-        return _priced(rows, list(_cut(used.tolist(), min(float(room.tokens), share), costs, room)), costs, room)
+        turns = max(1, round(used.sum() / (target * limits.streams)))
+        share = min(float(limits.tokens), float(used.sum()) / (turns * limits.streams))
+        return _priced(rows, list(_cut(used.tolist(), share, costs, limits)), costs, limits)
     most = costs.call + target * (1 + costs.pair * int(used[0]))
-    share = float((used + costs.pair * used * used).sum()) / room.streams
+    share = float((used + costs.pair * used * used).sum()) / limits.streams
     caps = np.unique(np.minimum(most, costs.call + CAPS * share))
-    found = (_priced(rows, batches, costs, room) for batches in _cheapest(used, caps, costs, room))
-    return min(found, key=lambda each: each.cost)
+    priced = (_priced(rows, batches, costs, limits) for batches in _cheapest(used, caps, costs, limits))
+    return min(priced, key=lambda each: each.cost)
 
 
-def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, room: Room) -> Plan:
+def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: BatchLimits) -> Plan:
     """The time until the last stream is done: dearest batches first, each to the stream that is free first."""
     used = -np.sort(-rows.used)
     price = {(low, high): costs.batch(high - low, int(used[low])) for low, high in batches}
     order = sorted(batches, key=lambda batch: -price[batch])
-    loads = [0.0] * room.streams
+    loads = [0.0] * limits.streams
     for batch in order:
         loads[loads.index(min(loads))] += price[batch]
     return Plan(rows, order, max(loads))
 
 
-def _cheapest(used: Array, caps: Array, costs: Costs, room: Room) -> Iterator[list[tuple[int, int]]]:
+def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> Iterator[list[tuple[int, int]]]:
     """For each cap the batches of neighbouring rows that cost least in all, none more than it but those of one row.
 
     `used` [R] is sorted, longest first. By dynamic programming over where the last batch begins, for all caps at once.
@@ -104,8 +96,8 @@ def _cheapest(used: Array, caps: Array, costs: Costs, room: Room) -> Iterator[li
     count = len(used)
     low, high = np.arange(count)[:, None], np.arange(count)[None, :] + 1
     rows, width = high - low, used[:, None].astype(float)
-    price = costs.call + rows * (width + costs.pair * width * width)
-    price[(rows < 1) | (rows > room.rows) | ((rows > 1) & (rows * width > room.tokens))] = np.inf
+    price = costs.batch(rows, width)
+    price[(rows < 1) | (rows > limits.rows) | ((rows > 1) & (rows * width > limits.tokens))] = np.inf
     least = np.zeros((len(caps), count + 1))
     begin = np.zeros((len(caps), count + 1), np.int64)
     for end in range(1, count + 1):
@@ -123,15 +115,15 @@ def _cheapest(used: Array, caps: Array, costs: Costs, room: Room) -> Iterator[li
         yield batches
 
 
-def _cut(used: list[int], target: float, costs: Costs, room: Room) -> Iterator[tuple[int, int]]:
-    """Batches of about `target` tokens; `used` is sorted, longest first."""
+def _cut(used: list[int], target: float, costs: Costs, limits: BatchLimits) -> Iterator[tuple[int, int]]:
+    """Batches of about `target` tokens besides padding; `used` is sorted, longest first."""
     # Padding that would cost more than another call is not computed.
-    low, width, waste = 0, used[0], 0
+    low, width, held = 0, used[0], 0
     for place, tokens in enumerate(used):
         count = place - low
-        full = (count + 0.5) * width > target or (count + 1) * width > room.tokens or count == room.rows
-        if count and (full or waste + width - tokens > costs.call):
+        full = held + tokens / 2 > target or (count + 1) * width > limits.tokens or count == limits.rows
+        if count and (full or (count + 1) * width - held - tokens > costs.call + costs.launch):
             yield low, place
-            low, width, waste = place, tokens, 0
-        waste += width - tokens
+            low, width, held = place, tokens, 0
+        held += tokens
     yield low, len(used)

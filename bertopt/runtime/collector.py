@@ -21,6 +21,7 @@ class Collector:
         self.spec, self.count = spec, count
         self.by_text: list[dict[str, Array]] = []
         self._array: Array | None = None
+        self._put = 0
         if spec.granularity != "text":
             self.by_text = [{} for _ in range(count)]
 
@@ -31,6 +32,7 @@ class Collector:
             if self._array is None:
                 self._array = np.empty((self.count, values.shape[-1]), np.float32)
             self._array[start + batch.texts] = values
+            self._put += len(batch.texts)
             return
         ends = np.cumsum(batch.flat.lengths[batch.texts])[:-1]
         for name in self.spec.outputs:
@@ -41,5 +43,5 @@ class Collector:
     @property
     def array(self) -> Array:
         """[N, D] of a model with one vector a text."""
-        assert self._array is not None, "no batch was put"
+        assert self._array is not None and self._put == self.count, f"{self._put} of {self.count} texts were run"
         return self._array

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertopt.core import Session, Spec
+from bertopt.errors import ResourceError
 from bertopt.modeling import packing
+from bertopt.runtime.batch_limits import BatchLimits
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -25,29 +27,44 @@ HIGHEST_CALL = 512.0
 AROUND_S = 1e-4
 
 
+#: On a device that a call launches, rows of this many tokens double in number until a call takes GROWN times a launch.
+LAUNCHED_LENGTH, GROWN, LAUNCHED_RUNS = 128, 3.0, 4
+
+
 @dataclass(frozen=True)
 class Costs:
-    """A batch of R rows with L tokens each costs `call` + R (L + `pair` L²) tokens."""
+    """A batch of R rows with L tokens each costs `call` + R (L + `pair` L²) tokens, of which all but `call` are at least
+    `launch`. No batch may have more than `tokens_max` tokens, where the device's memory set a limit."""
 
     call: float = 64.0
     pair: float = 0.0
+    launch: float = 0.0
+    tokens_max: int | None = None
 
-    def batch(self, rows: int, length: int) -> float:
-        return self.call + rows * (length + self.pair * length * length)
+    def batch(self, rows: Any, length: Any) -> Any:
+        """Return the cost of `rows` rows of `length` tokens, in tokens: numbers, or arrays of one shape."""
+        work = rows * (length + self.pair * length * length)
+        return self.call + (np.maximum(work, self.launch) if self.launch else work)
 
 
 def expected(spec: Spec) -> Costs:
-    """Without measuring. A layer does about 24 H² operations for a token and 4 H for each pair of tokens in attention
-    (Hoffmann et al. 2022, appendix F)."""
+    """Return costs without measuring. A layer does about 24 H² operations for a token and 4 H for each pair of tokens in
+    attention (Hoffmann et al. 2022, appendix F)."""
     return Costs(pair=1 / (6 * spec.hidden))
 
 
-def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> Costs:
-    """Time `session` (which takes `spec.network_inputs`) on three shapes, with a batch on every stream: as long as 2,000
-    tokens on each take. Where times make no sense, as on a machine busy with something else, `expected` fills in."""
+def measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
+    """Time `session` (which takes `spec.network_inputs`) on a few shapes, with a batch on every stream.
+
+    Where times make no sense, as on a machine busy with something else, `expected` fills in.
+    """
+    return _measure_launched(session, spec, limits) if session.asynchronous else _measure(session, spec, limits)
+
+
+def _measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
+    """Three shapes: as long as 2,000 tokens on each stream take."""
     known = expected(spec)
-    rows, longest = max_shape or (WIDE[0], spec.max_length)
-    shapes = [(min(b, rows), min(s, longest, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
+    shapes = [(min(b, limits.rows), min(s, limits.length, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
     seconds = _seconds(session, spec, shapes)
     # Seconds of a call, of a token, and of a pair of tokens in a row.
     terms = np.array([[1, b * s, b * s * s] for b, s in shapes], float)
@@ -67,15 +84,52 @@ def measure(session: Session, spec: Spec, max_shape: tuple[int, int] | None) -> 
     )
 
 
+def _measure_launched(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
+    """A device that works by itself takes as long as the launch or the work, whichever is longer: batches grow until time
+    grows with them, the limits are reached, or memory ends. Work that never shows beside the launch is worth a full batch."""
+    pair = expected(spec).pair
+    length = min(LAUNCHED_LENGTH, limits.length, spec.max_length)
+    tokens: list[int] = []
+    seconds: list[float] = []
+    rows, tokens_max = 1, None
+    while rows <= limits.rows and rows * length <= limits.tokens:
+        try:
+            seconds.append(_shortest(session, spec, (rows, length)))
+        except ResourceError:
+            if not tokens:
+                raise
+            tokens_max = tokens[-1]
+            break
+        tokens.append(rows * length)
+        if seconds[-1] >= GROWN * seconds[0]:
+            break
+        rows *= 2
+    grown = len(seconds) > 1 and seconds[-1] >= GROWN / 2 * seconds[0]
+    token = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2]) if grown else 0.0
+    launch = seconds[0] / token if token > 0 else float(tokens[-1])
+    return Costs(call=0.0, pair=pair, launch=launch, tokens_max=tokens_max)
+
+
+def _shortest(session: Session, spec: Spec, shape: tuple[int, int]) -> float:
+    """Return the shortest time [s] of one batch of `shape` after a run to warm up."""
+    inputs = _random(spec, shape, np.random.default_rng(0))
+    times = []
+    for _ in range(1 + LAUNCHED_RUNS):
+        start = time.perf_counter()
+        session.run(inputs)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
 def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) -> Array:
     """The shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
 
     Shapes take turns, as they do later: a runtime may have to work out a new shape's memory."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for number in range(MOST + 1):
         for place, shape in enumerate(shapes):
-            inputs = [_random(spec, shape, dice) for _ in range(session.streams)]
+            inputs = [_random(spec, shape, rng) for _ in range(session.streams)]
             start = time.perf_counter()
             for _ in session.run_all(inputs):
                 pass
@@ -87,9 +141,9 @@ def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) ->
     return best
 
 
-def _random(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict[str, np.ndarray]:
+def _random(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
     rows, length = shape
     lengths = np.full(rows, length)
-    flat = packing.flat(spec, dice.integers(0, spec.vocabulary, rows * length), None, lengths)
+    flat = packing.flat(spec, rng.integers(0, spec.vocabulary, rows * length), None, lengths)
     (batch,) = packing.batches(spec, flat, packing.singly(lengths), [(0, rows)])
     return batch.inputs

@@ -6,22 +6,30 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.core import Device
-from bertopt.runtime.predictor import MAX_BATCH_TOKENS, Predictor
+from bertopt.errors import UsageError
+from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.system import environment
+
+#: More threads than this are a mistake on any machine, and runtimes take minutes to start them.
+MAX_THREADS = 1024
 
 
 def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
-    max_batch_tokens: int = MAX_BATCH_TOKENS,
+    max_batch_tokens: int | None = None,
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
-    `threads` are for all `streams` together; so many batches of a call then run at once, by default as the form can. See `Predictor` for
-    `max_batch_tokens`. Raises IntegrityError where a file is not the one exported, Unsupported where this machine cannot run
-    it or lacks the instructions that it was measured with, UsageError for several streams where its runtime runs one batch
-    at a time.
+    `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
+    the runtime supports). See `Predictor` for `max_batch_tokens`. Raises IntegrityError where a file is not the one exported,
+    Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
+    threads or streams that cannot be, such as several streams where the runtime runs one batch at a time.
     """
+    _check_count("threads", threads)
+    _check_count("streams", streams)
+    if threads is not None and streams is not None and streams > threads:
+        raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
     manifest = stages.verify(path)
     device = device or manifest["device"]
@@ -29,3 +37,10 @@ def load(
     model = stages.open_stage(path, manifest)
     session = open_session(model, device, threads, streams)
     return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_THREADS:
+        raise UsageError(f"{name} must be a whole number from 1 to {MAX_THREADS}; got {value!r}")

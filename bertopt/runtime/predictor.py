@@ -13,17 +13,16 @@ from bertopt.core import Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
-from bertopt.runtime.batch_plan import Room
+from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
-from bertopt.runtime.runner import Found, Runner
+from bertopt.runtime.runner import RawOutputs, Runner
+from bertopt.runtime.text_inputs import as_list, check, refuse_others
 from bertopt.runtime.tokenization import Text, Tokenizer
 from bertopt.sessions.packed import PackedSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Rows in one batch at most, and tokens, padding included.
-MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: Texts that a stream holds at most.
 WINDOW = 4096
 
@@ -44,38 +43,37 @@ class Predictor:
     `[{"label": …, "score": …}]`, tokens, spans and masks as transformers' pipelines give them. A text is a string or
     a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
-    A batch has at most `max_batch_tokens` tokens, padding included; a longer text is a batch of its own. Which texts are
-    run together is chosen by what runs cost here. That is measured once, at the first call with several texts (it takes
-    as long as two or three thousand tokens), unless `costs` says.
+    A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
+    batch by itself. Texts are batched by what runs cost here, which is measured once, at the first call with several
+    texts, in about the time of two or three thousand tokens, unless `costs` are given.
     """
 
     def __init__(
         self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None,
-        max_batch_tokens: int = MAX_BATCH_TOKENS, costs: Costs | None = None,
+        max_batch_tokens: int | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
-        if max_batch_tokens < 1:
+        if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
-        rows, length = max_shape or (MAX_BATCH, spec.max_length)
         self.session, self.spec = session, spec
-        self.tokenizer = Tokenizer(directory, spec, min(length, spec.text_length))
-        room = Room(min(rows, MAX_BATCH), max_batch_tokens, length, session.streams, session.block)
+        limits = BatchLimits.of(session, spec, max_shape, max_batch_tokens)
+        self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
-        self._runner = Runner(feed, spec, self.tokenizer, room, costs)
+        self._runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = _mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
 
-    def __call__(self, texts: Sequence[Text], truncate: bool = True) -> Any:
+    def __call__(self, texts: Iterable[Text], truncate: bool = True) -> Any:
         """Answers in the order of `texts`; see `answer`."""
         return self.answer(texts, truncate).values
 
-    def answer(self, texts: Sequence[Text], truncate: bool = True) -> Answer:
-        """Answers, and what was truncated.
+    def answer(self, texts: Iterable[Text], truncate: bool = True) -> Answer:
+        """Answers, and what was truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
 
-        Raises TypeError naming the first item that is no text, and without `truncate` UsageError naming the first that is
-        too long, both before anything is run.
+        Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
+        without `truncate`, too long; all before anything is run.
         """
-        self._check(texts, 0)
-        return self._answer(texts, truncate, 0)
+        listed = self._checked(as_list(texts), 0)
+        return self._answer(listed, truncate, 0)
 
     def stream(
         self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
@@ -88,14 +86,13 @@ class Predictor:
         """
         if window < 1:
             raise UsageError(f"window must be at least 1; got {window}")
-        if isinstance(texts, str | bytes):
-            self._check(texts, 0)
+        refuse_others(texts)
         return self._stream(iter(texts), window, truncate, progress)
 
-    def logits(self, texts: Sequence[Text]) -> Array:
-        """Raw answers [N, D] of a model with one vector a text."""
-        self._check(texts, 0)
-        return self._runner.run(texts, True, 0).answers.array if len(texts) else self._nothing()
+    def logits(self, texts: Iterable[Text]) -> Array:
+        """Return the raw outputs [N, D] of a model with one vector a text."""
+        listed = self._checked(as_list(texts), 0)
+        return self._runner.run(listed, True, 0).outputs.array if listed else self._nothing()
 
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
         """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
@@ -106,25 +103,16 @@ class Predictor:
     ) -> Iterator[Any]:
         done = 0
         while held := list(islice(texts, window)):
-            self._check(held, done)
+            self._checked(held, done)
             # The session is free while answers are taken: whoever takes them may call the predictor.
             yield from self._answer(held, truncate, done).values
             done += len(held)
             if progress is not None:
                 progress(done)
 
-    def _check(self, texts: Sequence[Text], first: int) -> None:
-        if isinstance(texts, str | bytes):
-            raise TypeError("expected a list of texts; got one string: put it in a list")
-        paired = self.spec.task == "question-answering"
-        for index, text in enumerate(texts, first):
-            if isinstance(text, str) and not paired:
-                continue
-            pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
-            if not (isinstance(text, str) or pair):
-                raise TypeError(f"texts[{index}] must be a string or a pair of strings; got {type(text).__name__}")
-            if paired and not pair:
-                raise UsageError(f"texts[{index}] must be a pair (question, context) for question-answering")
+    def _checked(self, texts: Sequence[Text], first: int) -> Sequence[Text]:
+        check(texts, self.spec.task == "question-answering", first)
+        return texts
 
     def _answer(self, texts: Sequence[Text], truncate: bool, first: int) -> Answer:
         whole = self.spec.granularity == "text"
@@ -133,9 +121,9 @@ class Predictor:
         if whole and len(texts) == 1 and self._runner.watch is None:
             vector, truncated, tokens = self._runner.one(texts[0], truncate, first)
             return Answer(self._vectors(vector), truncated, tokens)
-        found = self._runner.run(texts, truncate, first)
-        values = self._vectors(found.answers.array) if whole else self._located(texts, found)
-        return Answer(values, found.truncated, found.tokens)
+        raw = self._runner.run(texts, truncate, first)
+        values = self._vectors(raw.outputs.array) if whole else self._located(texts, raw)
+        return Answer(values, raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
         import numpy as np
@@ -147,13 +135,13 @@ class Predictor:
             return values
         return task_outputs.classify(self.spec, values) if len(values) else []
 
-    def _located(self, texts: Sequence[Text], found: Found) -> list[Any]:
+    def _located(self, texts: Sequence[Text], raw: RawOutputs) -> list[Any]:
         """Answers about the tokens of each text."""
         task, name = self.spec.task, self.spec.outputs[0]
-        outputs = found.answers.by_text
+        outputs = raw.outputs.by_text
         if task == "feature-extraction":
             return [out[name] for out in outputs]
-        tokens = [text for piece in found.pieces for text in piece.origins or ()]
+        tokens = [text for piece in raw.pieces for text in piece.origins or ()]
         rows = zip(texts, tokens, outputs, strict=True)
         if task == "token-classification":
             return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]

@@ -14,26 +14,24 @@ from typing import TYPE_CHECKING
 from bertopt.core import Session, Spec
 from bertopt.modeling import packing
 from bertopt.runtime import cost_model
-from bertopt.runtime.batch_plan import Room, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.collector import Collector
-from bertopt.runtime.single_text import Lean
+from bertopt.runtime.single_text import SingleTextInputs
 from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: A call's texts are tokenised in pieces of so many, the first of FIRST_PIECE, while the one before is run. Smaller calls
-#: start no thread.
-FIRST_PIECE, PIECE = 64, 256
 #: Tasks whose answers say where in the text they are.
 _LOCATED = ("token-classification", "question-answering", "fill-mask")
 
 
 @dataclass(frozen=True)
-class Found:
-    """Raw answers to some texts, and how these were encoded."""
+class RawOutputs:
+    """Raw outputs for some texts, and how these were encoded."""
 
-    answers: Collector
+    outputs: Collector
     pieces: list[Encoded]
 
     @property
@@ -50,13 +48,13 @@ class Runner:
     session is `concurrent`."""
 
     def __init__(
-        self, session: Session, spec: Spec, tokenizer: Tokenizer, room: Room, known: cost_model.Costs | None
+        self, session: Session, spec: Spec, tokenizer: Tokenizer, limits: BatchLimits, known: cost_model.Costs | None
     ) -> None:
-        self.session, self.spec, self.tokenizer, self.room = session, spec, tokenizer, room
+        self.session, self.spec, self.tokenizer, self.limits = session, spec, tokenizer, limits
         self.costs = known
         #: Called with every batch and its answers: see `packing.Batch.padded`. Single texts then are batches too.
         self.watch: Callable[[packing.Batch, Mapping[str, Array]], None] | None = None
-        self._lean = Lean(spec, tokenizer.limit)
+        self._single = SingleTextInputs(spec, tokenizer.limit)
         self._turn, self._measuring = threading.Lock(), threading.Lock()
 
     def one(self, text: Text, truncate: bool, first: int) -> tuple[Array, list[int], int]:
@@ -65,14 +63,14 @@ class Runner:
         No plan, no thread, no copies: about 0.05 ms more than the session takes.
         """
         ids, types, cut = self.tokenizer.ids(text, truncate, first)
-        inputs = self._lean.inputs(ids, types)
+        inputs = self._single.inputs(ids, types)
         with self._turns():
             value = self.session.run(inputs)[self.spec.outputs[0]]
         return value.reshape(1, -1), [first] if cut else [], len(ids)
 
-    def run(self, texts: Sequence[Text], truncate: bool, first: int) -> Found:
+    def run(self, texts: Sequence[Text], truncate: bool, first: int) -> RawOutputs:
         """Answers to at least one text; the first is number `first` in whatever is said about it."""
-        found = Found(Collector(self.spec, len(texts)), [])
+        raw = RawOutputs(Collector(self.spec, len(texts)), [])
         pieces = self._pieces(texts, truncate, first)
         ahead = next(pieces)
         pending: deque[tuple[int, packing.Batch]] = deque()
@@ -80,7 +78,7 @@ class Runner:
         def batches() -> Iterator[Mapping[str, Array]]:
             start = 0
             for piece in chain([ahead], pieces):
-                found.pieces.append(piece)
+                raw.pieces.append(piece)
                 for batch in self._batches(piece):
                     pending.append((start, batch))
                     yield batch.inputs
@@ -89,13 +87,13 @@ class Runner:
         with self._turns():
             for outputs in self.session.run_all(batches()):
                 start, batch = pending.popleft()
-                found.answers.put(start, batch, outputs)
+                raw.outputs.put(start, batch, outputs)
                 if self.watch is not None:
                     self.watch(batch, outputs)
-        return found
+        return raw
 
     def _batches(self, piece: Encoded) -> Iterator[packing.Batch]:
-        chosen = plan(self.spec, piece.lengths, self._priced(), self.room)
+        chosen = plan(self.spec, piece.lengths, self._priced(), self.limits)
         return packing.batches(self.spec, piece.flat, chosen.rows, chosen.batches)
 
     def _pieces(self, texts: Sequence[Text], truncate: bool, first: int) -> Iterator[Encoded]:
@@ -105,10 +103,10 @@ class Runner:
             return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
 
         # Too long a text is refused before anything is run.
-        if not truncate or len(texts) <= PIECE:
+        if not truncate or len(texts) <= self.limits.texts:
             yield encode(0, len(texts))
             return
-        bounds = list(pairwise([0, *range(FIRST_PIECE, len(texts), PIECE), len(texts)]))
+        bounds = cuts(len(texts), self.limits)
         with ThreadPoolExecutor(1, "bertopt-tokenizer") as thread:
             coming = thread.submit(encode, *bounds[0])
             for following in [*bounds[1:], None]:
@@ -120,8 +118,13 @@ class Runner:
     def _priced(self) -> cost_model.Costs:
         with self._measuring:
             if self.costs is None:
-                self.costs = cost_model.measure(self.session, self.spec, (self.room.rows, self.room.length))
+                self.costs = cost_model.measure(self.session, self.spec, self.limits)
             return self.costs
 
     def _turns(self) -> AbstractContextManager[object]:
         return nullcontext() if self.session.concurrent else self._turn
+
+
+def cuts(count: int, limits: BatchLimits) -> list[tuple[int, int]]:
+    """Return the pieces in which a call's `count` texts are tokenised, each while the one before is run, and planned."""
+    return list(pairwise([0, *range(limits.first_texts, count, limits.texts), count]))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
-class Lean:
+class SingleTextInputs:
     """Inputs of single texts of up to `length` tokens; what does not depend on the text is made once, and not to be
     written to."""
 
@@ -27,14 +27,14 @@ class Lean:
             "first_tokens": np.zeros((1, 1), np.int64),
         }  # fmt: skip
         #: An id that has a position of its own.
-        self._odd = spec.position_offset - 1 if spec.layout == "packed" and spec.positions == "counted" else None
+        self._reserved_id = spec.position_offset - 1 if spec.layout == "packed" and spec.positions == "counted" else None
 
     def inputs(self, ids: Sequence[int], types: Sequence[int] | None) -> dict[str, Array]:
         """The arrays of `spec.network_inputs`, [1, S]. `types` None are all 0."""
         found: dict[str, Array] = {"input_ids": np.array([ids], np.int64)}
         if types is not None:
             found["token_type_ids"] = np.array([types], np.int64)
-        if self._odd is not None and self._odd in ids:
+        if self._reserved_id is not None and self._reserved_id in ids:
             found["position_ids"] = packing.counted(self.spec, found["input_ids"][0], np.zeros(len(ids), np.int64))[
                 None
             ]

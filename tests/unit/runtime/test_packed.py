@@ -14,7 +14,8 @@ from bertopt.core import Context, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint, packing
 from bertopt.passes import PackSequences
-from bertopt.runtime.batch_plan import Room, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.sessions import open_session
 from bertopt.sessions.packed import PackedSession
@@ -67,7 +68,7 @@ def test_texts_take_whole_blocks() -> None:
     of = spec("text-classification").model_copy(update={"layout": "packed", "row_length": 64})
     lengths = np.random.default_rng(3).integers(1, 65, 50)
     flat = packing.flat(of, np.arange(int(lengths.sum())), None, lengths)
-    chosen = plan(of, lengths, Costs(), Room(8, 512, 64, block=16))
+    chosen = plan(of, lengths, Costs(), BatchLimits(8, 512, 64, block=16))
     first = [batch.inputs["first_tokens"] for batch in packing.batches(of, flat, chosen.rows, chosen.batches)]
     assert all((columns % 16 == 0).all() for columns in first) and any(columns.any() for columns in first)
 

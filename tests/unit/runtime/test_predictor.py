@@ -16,7 +16,8 @@ from bertopt.core import Context, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import PackSequences
-from bertopt.runtime.batch_plan import Room, plan
+from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
@@ -387,7 +388,7 @@ def test_a_plan_never_pads_for_more_than_a_call_costs() -> None:
     from tests.support.specs import spec
 
     padded, packed = spec(max_length=512), spec(max_length=512, layout="packed", row_length=256)
-    room, price = Room(32, 8192, 512), Costs(call=50.0, pair=1 / 2304)
+    room, price = BatchLimits(32, 8192, 512), Costs(call=50.0, pair=1 / 2304)
     dice = np.random.default_rng(1)
     for lengths in (np.full(40, 128), np.full(7, 100), np.full(9, 512), dice.integers(3, 300, 200), np.array([4])):
         best = plan(padded, lengths, price, room)
@@ -401,7 +402,7 @@ def test_a_plan_never_pads_for_more_than_a_call_costs() -> None:
     used = -np.sort(-short)
     for start, end in plan(padded, short, price, room).batches:
         assert (used[start] - used[start:end]).sum() <= price.call
-    assert Room(32, 8192, 512, 4) != room and plan(packed, short, price, Room(32, 8192, 512, 4)).cost < 0.4 * float(
+    assert BatchLimits(32, 8192, 512, 4) != room and plan(packed, short, price, BatchLimits(32, 8192, 512, 4)).cost < 0.4 * float(
         plan(packed, short, price, room).cost
     )
 
@@ -410,7 +411,7 @@ def test_a_plan_never_pads_for_more_than_a_call_costs() -> None:
 def test_batches_are_nearly_the_best_there_are(streams: int) -> None:
     from tests.support.specs import spec
 
-    price, room = Costs(call=46.0, pair=0.0018), Room(32, 8192, 512, streams)
+    price, room = Costs(call=46.0, pair=0.0018), BatchLimits(32, 8192, 512, streams)
     ratios = []
     for seed in range(12):
         lengths = 16 * np.random.default_rng(seed).integers(1, 17, 9)

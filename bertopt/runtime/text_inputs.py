@@ -1,0 +1,68 @@
+"""What callers give as texts, checked before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from typing import Any
+
+from bertopt.errors import UsageError
+from bertopt.runtime.tokenization import Text
+
+
+def refuse_others(texts: Any) -> None:
+    """Raise TypeError, saying what to give instead, for what iterates over something else than texts in order."""
+    expected, kind = "texts must be a list of texts", type(texts).__name__
+    if isinstance(texts, str):
+        raise TypeError("expected a list of texts; got one string: put it in a list")
+    if isinstance(texts, bytes | bytearray):
+        raise TypeError(f"expected a list of texts; got one {kind} object: decode it and put it in a list")
+    if isinstance(texts, Mapping):
+        raise TypeError(f"{expected}; got {kind}: give list(texts.values()) or list(texts)")
+    if isinstance(texts, Set) and not hasattr(texts, "mapping"):  # views of a dict keep its order
+        raise TypeError(f"{expected}; got {kind}, which has no order: give sorted(texts)")
+    if hasattr(texts, "columns"):
+        raise TypeError(f"{expected}; got {kind}, a table: give one column, such as table['text']")
+    if getattr(texts, "ndim", 1) != 1:
+        raise TypeError(f"{expected}; got {kind} with {texts.ndim} dimensions: give one of them")
+
+
+def as_list(texts: Iterable[Text]) -> Sequence[Text]:
+    """Return the texts as a list or tuple. Raises TypeError where they are no iterable of items in a known order."""
+    if isinstance(texts, list | tuple):
+        return texts
+    refuse_others(texts)
+    kind = type(texts).__name__
+    try:
+        items = list(texts)
+    except TypeError as error:
+        raise TypeError(f"texts must be a list or another iterable of texts; got {kind}") from error
+    if isinstance(texts, Sized) and len(texts) != len(items):
+        raise TypeError(f"{kind}, whose length is {len(texts)}, gave {len(items)} items: give a list of texts")
+    return items
+
+
+def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
+    """Check every item; `first` is the number of the first. With `paired`, each must be a (question, context) pair.
+
+    Raises TypeError for an item that is neither a string nor a pair of strings, UsageError for a missing pair and for
+    text that is not valid Unicode.
+    """
+    for number, text in enumerate(texts, first):
+        pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
+        if not (isinstance(text, str) or pair):
+            raise TypeError(f"texts[{number}] must be a string or a pair of strings; got {type(text).__name__}")
+        if paired and not pair:
+            raise UsageError(f"texts[{number}] must be a pair (question, context) for question-answering")
+        for part in (text,) if isinstance(text, str) else text:
+            if not part.isascii():
+                _check_unicode(part, number)
+
+
+def _check_unicode(text: str, number: int) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"texts[{number}] has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which is "
+            "no valid Unicode; read the text with errors='replace', or mend it"
+        ) from error

@@ -1,0 +1,120 @@
+"""Plans for a device where a call takes as long as its launch or its work, whichever is longer: a GPU, simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.core import Session, Spec
+from bertopt.errors import ResourceError
+from bertopt.modeling import packing
+from bertopt.runtime import cost_model
+from bertopt.runtime.batch_plan import BatchLimits, plan
+from bertopt.runtime.cost_model import Costs
+from bertopt.runtime.runner import cuts
+from tests.support.specs import spec
+
+PADDED = spec("feature-extraction", pooling="mean", hidden=384, vocabulary=30000, max_length=512, text_length=512)
+PACKED = PADDED.model_copy(update={"layout": "packed", "row_length": 512})
+
+
+class Device(Session):
+    """max(launch, tokens / rate) seconds a call, on a clock that only it moves; no memory beyond `most` tokens."""
+
+    asynchronous = True
+
+    def __init__(self, launch: float, rate: float, most: float = np.inf) -> None:
+        self.launch, self.rate, self.most, self.now = launch, rate, most, 0.0
+
+    def load(self, inputs: Mapping[str, Any]) -> None:
+        self.tokens = inputs["input_ids"].size
+        if self.tokens > self.most:
+            raise ResourceError(f"out of memory at {self.tokens} tokens")
+
+    def step(self) -> None:
+        self.now += max(self.launch, self.tokens / self.rate)
+
+    def fetch(self) -> dict[str, Any]:
+        return {}
+
+    def seconds(self, tokens: float) -> float:
+        return max(self.launch, tokens / self.rate)
+
+
+@pytest.fixture(params=[(6e-3, 2.5e6), (1e-3, 2.5e6), (3e-3, 20e6), (3e-4, 20e6)], ids=str)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device(*request.param)
+    monkeypatch.setattr(cost_model.time, "perf_counter", lambda: found.now)
+    return found
+
+
+def lengths_of(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    median, spread = (40, 0.7) if kind == "mix" else (8, 0.4)
+    return np.clip(rng.lognormal(np.log(median), spread, 65_536).round(), 3, 512).astype(np.int64)
+
+
+def share(device: Device, of: Spec, lengths: np.ndarray, costs: Costs, limits: BatchLimits) -> float:
+    """Useful tokens a second, as a share of the device's rate."""
+    seconds = 0.0
+    for start, end in cuts(len(lengths), limits):
+        chosen = plan(of, lengths[start:end], costs, limits)
+        used = -np.sort(-chosen.rows.used)
+        for low, high in chosen.batches:
+            assert high - low <= limits.rows and (high - low) * used[low] <= limits.tokens
+            seconds += device.seconds(float((high - low) * used[low]))
+    return float(lengths.sum() / seconds / device.rate)
+
+
+@pytest.mark.parametrize("kind", ["mix", "short"])
+@pytest.mark.parametrize("of", [PADDED, PACKED], ids=["padded", "packed"])
+def test_a_gpu_is_kept_at_its_rate(device: Device, of: Spec, kind: str) -> None:
+    limits = BatchLimits.of(device, of, None)
+    costs = cost_model.measure(device, of, limits)
+    assert costs.launch == pytest.approx(device.launch * device.rate, rel=0.2)
+    # Where a launch is worth 60,000 tokens, all the short texts are ten batches: those that pad and the last one show.
+    ten_batches = (device.launch, device.rate) == (3e-3, 20e6) and kind == "short" and of is PADDED
+    assert share(device, of, lengths_of(kind), costs, limits) >= (0.7 if ten_batches else 0.85)
+
+
+def test_shapes_grow_until_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(6e-3, 20e6, most=9000)
+    monkeypatch.setattr(cost_model.time, "perf_counter", lambda: device.now)
+    limits = BatchLimits.of(device, PADDED, None)
+    costs = cost_model.measure(device, PADDED, limits)
+    assert costs.tokens_max == 8192, "the largest batch that ran"
+    # Work was never seen beside the launch: batches are as full as they can be.
+    assert costs.launch >= 8192
+    chosen = plan(PADDED, lengths_of("mix")[:2000], costs, limits)
+    used = -np.sort(-chosen.rows.used)
+    assert max((high - low) * used[low] for low, high in chosen.batches) <= 8192
+
+
+def test_a_processor_keeps_its_batches() -> None:
+    class Cpu(Device):
+        asynchronous = False
+
+    limits = BatchLimits.of(Cpu(0.0, 1.0), PADDED, None)
+    assert (limits.rows, limits.tokens, limits.texts) == (32, 8192, 256)
+    assert BatchLimits.of(Cpu(0.0, 1.0), PADDED, (8, 64)).rows == 8
+    assert BatchLimits.of(Device(1.0, 1.0), PADDED, None, tokens=4096).tokens == 4096
+
+
+def test_a_call_plans_as_many_texts_together_as_the_device_wants() -> None:
+    """A runner cuts a call's texts into the pieces that its limits say."""
+    assert cuts(1000, BatchLimits(32, 8192, 512)) == [(0, 64), (64, 320), (320, 576), (576, 832), (832, 1000)]
+    assert cuts(40_000, BatchLimits(8192, 65536, 512, first_texts=16_384, texts=16_384)) == [
+        (0, 16_384), (16_384, 32_768), (32_768, 40_000)
+    ]  # fmt: skip
+
+
+
+
+def test_packed_batches_hold_whole_rows(device: Device) -> None:
+    limits = BatchLimits.of(device, PACKED, None)
+    chosen = plan(PACKED, lengths_of("short")[:5000], Costs(launch=50_000.0), limits)
+    assert sum(high - low for low, high in chosen.batches) == len(chosen.rows.used)
+    assert packing.best_fit(np.array([3, 4]), 8).used.tolist() == [7]
