@@ -8,7 +8,7 @@ JOBS ?= 2
 .PHONY: quickstart test check clean schema
 
 quickstart: $(VENV)/.quickstart
-	$(BIN)/python -m bertopt.export recipes/quickstart.yaml --out out/quickstart
+	$(BIN)/python -m bertopt export quickstart --out out/quickstart
 
 test: $(VENV)/.test
 	rm -f .coverage .coverage.*
@@ -21,7 +21,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 schema: $(VENV)/.quickstart
-	$(BIN)/python -m bertopt.cli schema > bertopt/recipe.schema.json
+	$(BIN)/python -m bertopt.recipe.schema
 
 clean:
 	rm -rf $(VENV) out build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Verbose, app, exit_codes
+from bertopt.cli.app import Json, Override, RecipeName, Verbose, app, exit_codes
 
 if TYPE_CHECKING:
     from bertopt.debug.findings import Found, Row
@@ -16,22 +16,20 @@ if TYPE_CHECKING:
 
 @app.command()
 def debug(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", metavar="RECIPE")],
+    recipe: RecipeName,
     stage: Annotated[str, typer.Option(help="The step to look into.", metavar="NAME")],
     out: Annotated[Path | None, typer.Option(help="The export's directory; default out/<recipe's name>.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
-    ] = None,
+    set_: Override = None,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare a stage with the reference layer by layer; in reduced precision, find what to keep in float32."""
     with exit_codes(verbose):
+        from bertopt.commands import recipes
         from bertopt.commands.debug import debug as look
         from bertopt.recipe.parser import load
 
-        checked = load(recipe, set_ or ())
+        checked = load(recipes.find(recipe), set_ or ())
         where = out or Path("out") / recipe.stem
         found = look(checked, where, stage, lambda doing: print(doing, file=sys.stderr, flush=True))
         if json_:

@@ -1,28 +1,28 @@
-"""`bertopt export`."""
+"""`bertopt export`, and what it shares with `bertopt optimize`: running a recipe and reporting how it went."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_codes, table
+from bertopt.cli.app import Json, Junit, Override, RecipeName, Summary, Verbose, app, ci_files, exit_codes, table
 
 if TYPE_CHECKING:
     from bertopt.results import Report
 
+    Run = Callable[[Callable[[Report], None]], Report]
+
 
 @app.command()
 def export(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.", metavar="RECIPE")],
+    recipe: RecipeName,
     out: Annotated[Path | None, typer.Option(help="Where everything goes; default out/<recipe's name>.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
-    ] = None,
+    set_: Override = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe and print its steps; load nothing.")
     ] = False,
@@ -42,45 +42,63 @@ def export(
             return
         from bertopt.commands.export import run
 
-        report: Report | None = None
-
-        def keep(so_far: Report) -> None:
-            nonlocal report
-            report = so_far
-
-        try:
-            report = run(recipe, out, set_ or (), build_only, fresh, progress=True, listen=keep)
-        except Exception as error:
-            if report is not None:
-                report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
-                ci_files(junit, summary, report)
-            raise
-        ci_files(junit, summary, report)
-        if json_:
-            print(report.model_dump_json(by_alias=True))
-        else:
-            table(report)
-        for warning in report.model.get("warnings", ()):
-            print(f"warning: {warning}", file=sys.stderr)
         where = out or Path("out") / recipe.stem
-        if report.delivered:
-            print(
-                f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
-                file=sys.stderr,
-            )
-        if report.exit_code in (1, 5, 7):
-            print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
-        if report.exit_code:
-            print(report.reason, file=sys.stderr)
+        report = watched(
+            lambda listen: run(recipe, where, set_ or (), build_only, fresh, progress=True, listen=listen),
+            where, junit, summary,
+        )  # fmt: skip
+        show(report, where, json_, verbose)
         raise typer.Exit(report.exit_code)
+
+
+def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | None = None) -> Report:
+    """Run a recipe, and write the files for continuous integration, also of a run that an error ended."""
+    report: Report | None = None
+
+    def keep(so_far: Report) -> None:
+        nonlocal report
+        report = so_far
+
+    try:
+        report = run(keep)
+    except Exception as error:
+        if log := getattr(error, "log", ""):
+            with contextlib.suppress(OSError):
+                (where / "error.log").write_text(log, "utf-8")
+        if report is not None:
+            report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
+            ci_files(junit, summary, report)
+        raise
+    ci_files(junit, summary, report)
+    return report
+
+
+def show(report: Report, where: Path, as_json: bool, verbose: bool) -> None:
+    """Print the table or the JSON document; to stderr what was delivered, the warnings, and why the run failed."""
+    if as_json:
+        print(report.model_dump_json(by_alias=True))
+    else:
+        table(report)
+    for warning in report.model.get("warnings", ()):
+        print(f"warning: {warning}", file=sys.stderr)
+    if report.delivered:
+        print(
+            f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
+            file=sys.stderr,
+        )
+    if report.exit_code == 1 or (verbose and report.exit_code):
+        print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
+    if report.exit_code:
+        print(report.reason, file=sys.stderr)
 
 
 def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
+    from bertopt.commands import recipes
     from bertopt.recipe.parser import load
 
-    checked = load(recipe, overrides)
+    checked = load(recipes.find(recipe), overrides)
     if as_json:
         print(json.dumps(checked.resolved()))
         return

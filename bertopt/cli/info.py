@@ -1,4 +1,4 @@
-"""`bertopt inspect`, `passes`, `schema`, `doctor`: what there is."""
+"""`bertopt inspect`, `passes`, `recipes`, `schema`: what there is."""
 
 from __future__ import annotations
 
@@ -57,6 +57,23 @@ def passes(
                 print(f"  {(cls.__doc__ or '').strip() if name else (cls.__doc__ or '').strip().splitlines()[0]}")
                 for option in _options(cls) if name else ():
                     print(f"  {option['name']}: {option['type']} = {option['default']}\n      {option['description']}")
+
+
+@app.command()
+def recipes(json_: Json = False, verbose: Verbose = False) -> None:
+    """List the recipes that ship with bertopt; `bertopt export NAME --set model=…` runs one."""
+    with exit_codes(verbose):
+        from bertopt.commands.recipes import shipped
+
+        rows = shipped()
+        if json_:
+            import json
+
+            print(json.dumps([row.model_dump() for row in rows]))
+            return
+        width = max(len(row.name) for row in rows)
+        for row in rows:
+            print(f"{row.name:<{width}}  {row.summary}")
 
 
 @app.command()

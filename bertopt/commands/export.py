@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertopt.commands import recipes
 from bertopt.errors import UsageError
+from bertopt.modeling.config_checks import check_shapes
+from bertopt.modeling.source import examine, resolve
 from bertopt.recipe.parser import Recipe, from_dict, load
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ def run(
     progress: bool = False,
     listen: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Carry out a recipe (a YAML file, a dict of the same layout, or a Recipe) in `out`, by default `out/<its name>`.
+    """Carry out a recipe (a YAML file, the name of a shipped recipe, a dict of the same layout, or a Recipe) in `out`, by
+    default `out/<its name>`.
 
     Leaves `report.json`, `report.html` and, where every gate holds, `artifact/`. A stage that fails is a row of the
     report and sets its `exit_code`; a mistake in the recipe raises UsageError with all mistakes. `overrides` are
@@ -35,7 +39,7 @@ def run(
     from bertopt.report.terminal import Live
 
     if isinstance(recipe, str | Path):
-        name, checked = Path(recipe).stem, load(Path(recipe), overrides)
+        name, checked = Path(recipe).stem, load(recipes.find(recipe), overrides)
     elif isinstance(recipe, Mapping):
         name, checked = "run", from_dict(dict(recipe), overrides=overrides)
     else:
@@ -43,6 +47,8 @@ def run(
             raise UsageError("overrides go with a file or a dict; a Recipe is complete: build it as wanted")
         name, checked = "run", recipe
     target = Path(out) if out is not None else Path("out") / name
+    # Before torch is imported: most unfit checkpoints are told by their small files.
+    check_shapes(examine(resolve(checked.model, checked.revision)), checked.inputs.shapes)
     with Live(enabled=progress) as live:
 
         def tell(report: Report, doing: str | None) -> None:

@@ -121,6 +121,84 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = call("recipes").stdout.splitlines()
+    rows = json.loads(call("recipes", "--json").stdout)
+    assert len(lines) == len(rows) and [line.split()[0] for line in lines] == [row["name"] for row in rows]
+    for name in ("trt_fp16", "recipes/trt_fp16.yaml"):
+        found = call("export", name, "--dry-run")
+        assert found.exit_code == 0 and "build_tensorrt(library=tensorrt_rtx" in found.stdout
+    found = call("export", "trt_fp17", "--dry-run")
+    assert found.exit_code == 2 and "did you mean 'trt_fp16'?" in last_line(found)
+
+
+def bad_model(folder: Path, tiny: Tiny, kind: str) -> str:
+    if kind == "unknown package":
+        return "pkg://bertopt_no_such_package/model"
+    model = Path(shutil.copytree(tiny(), folder / "model"))
+    config = json.loads((model / "config.json").read_text())
+    if kind.startswith("no "):
+        (model / {"no tokenizer": "tokenizer.json", "no config": "config.json", "no weights": "model.safetensors"}[kind]).unlink()
+    elif kind == "pickle":
+        (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    else:
+        change = {"decoder": {"model_type": "gpt2"}, "vision": {"model_type": "vit"}, "huge": {"num_hidden_layers": 10**6},
+                  "heads": {"num_attention_heads": 3}}[kind]  # fmt: skip
+        (model / "config.json").write_text(json.dumps(config | change))
+    return str(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [("decoder", 2, "got 'gpt2'"), ("vision", 2, "got 'vit'"), ("no tokenizer", 2, "has no tokenizer"),
+     ("no config", 2, "has no config.json"), ("no weights", 2, "has no model.safetensors"),
+     ("pickle", 6, "expected model.safetensors; got pytorch_model.bin"), ("huge", 6, "num_hidden_layers must be"),
+     ("heads", 6, "must be a multiple of the number of attention heads"), ("unknown package", 2, "pip install")],
+)  # fmt: skip
+def test_an_unfit_model_is_refused_before_torch_starts(
+    kind: str, code: int, words: str, tiny: Tiny, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_workers() -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr("bertopt.pipeline.Workers", no_workers)
+    model = bad_model(tmp_path, tiny, kind)
+    found = call("export", str(recipe), "--out", str(tmp_path / "out"), "--set", f"model={model}")
+    assert found.exit_code == code and len(found.stderr.strip().splitlines()) == 1 and words in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shape_beyond_the_positions_too(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertopt.pipeline.Workers", lambda: pytest.fail("a worker was started"))
+    found = call("export", str(recipe), "--out", str(tmp_path), "--set", "inputs.shapes=[[1, 65]]")
+    assert found.exit_code == 2 and "usable positions; got [1, 65]" in last_line(found)
+
+
+def test_a_refusal_in_a_worker_is_one_line_too(recipe: Path, tiny: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("export", str(recipe), "--out", str(out), "--set", f"model={tiny()}", "--set", "task=fill-mask")
+    found = call(*command)
+    assert found.exit_code == 6 and "Traceback" not in found.stderr and "is missing from the checkpoint" in last_line(found)
+    assert "Traceback" in (out / "error.log").read_text()
+    assert "Traceback" in call(*command, "-v").stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written(recipe: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    found = call("export", str(recipe), "--out", str(tmp_path / "out"))
+    tmp_path.chmod(0o700)
+    assert found.exit_code == 2 and found.stderr.count("\n") == 1 and "Permission denied" in found.stderr
+
+
+def test_an_out_that_cannot_be(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "out", tmp_path / ("x" * 300)):
+        found = call("export", str(recipe), "--out", str(out))
+        assert found.exit_code == 2 and found.stderr.count("\n") == 1, found.stderr
+
+
 # Exports.
 
 

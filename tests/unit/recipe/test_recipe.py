@@ -23,7 +23,8 @@ from bertopt.recipe.steps import REFERENCE
 from bertopt.results import Limits, Waiver
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = ROOT / "bertopt" / "recipes"
+SHIPPED = sorted(RECIPES.rglob("*.yaml"))
 HEAD = "schema_version: 1\nmodel: pkg://some_package/model\n"
 
 
@@ -117,7 +118,7 @@ def test_mappings_whose_entries_are_commented_out() -> None:
 
 
 def test_resolved_is_json_with_every_default_and_reads_back() -> None:
-    read = load(ROOT / "recipes" / "trt_fp16.yaml")
+    read = load(RECIPES / "trt_fp16.yaml")
     resolved = read.resolved()
     assert list(resolved) == [
         "schema_version",
@@ -550,7 +551,7 @@ def test_problems_never_show_pydantic() -> None:
 
 @pytest.mark.parametrize("cut", ["prefix", "line", "character"])
 def test_damaged_recipes_are_usage_errors_at_most(cut: str) -> None:
-    text = (ROOT / "recipes" / "trt_fp16.yaml").read_text()
+    text = (RECIPES / "trt_fp16.yaml").read_text()
     lines = text.splitlines(keepends=True)
     damaged = {
         "prefix": [text[:end] for end in range(0, len(text), 7)],
@@ -686,16 +687,16 @@ def test_overrides_come_after_the_file_in_the_list() -> None:
 # What is shipped
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: str(file.relative_to(ROOT / "recipes")))
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: str(file.relative_to(RECIPES)))
 def test_shipped_recipes_are_valid(file: Path) -> None:
-    assert file.read_text().startswith("# yaml-language-server: $schema=../bertopt/recipe.schema.json\n")
+    assert file.read_text().startswith("# yaml-language-server: $schema=../recipe.schema.json\n")
     read = load(file)
     assert from_dict(read.resolved()) == read
 
 
 def test_the_ladder_has_every_built_in_pass() -> None:
     built_in = {name for name, cls in passes.known().items() if cls.__module__.startswith("bertopt.")}
-    assert {step.pass_.name() for step in load(ROOT / "recipes" / "ladder.yaml").steps} == built_in
+    assert {step.pass_.name() for step in load(RECIPES / "ladder.yaml").steps} == built_in
 
 
 def test_the_schema_file_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -727,7 +728,7 @@ def test_no_built_in_option_is_a_reserved_key() -> None:
 def test_checking_a_recipe_imports_nothing_heavy() -> None:
     code = (
         "import sys; from pathlib import Path; from bertopt.recipe import load; import bertopt.recipe.schema;"
-        f"load(Path({str(ROOT / 'recipes' / 'ladder.yaml')!r}));"
+        f"load(Path({str(RECIPES / 'ladder.yaml')!r}));"
         "heavy = {'torch', 'transformers', 'numpy', 'onnx', 'onnxruntime', 'optimum', 'tensorrt'} & set(sys.modules);"
         "sys.exit(', '.join(heavy) or 0)"
     )

@@ -1,0 +1,62 @@
+"""The recipes that ship with bertopt, and how to name them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bertopt.errors import UsageError
+
+#: Data of the package, so that wheels and checkouts hold the same files at the same place.
+FOLDER = Path(__file__).parents[1] / "recipes"
+
+
+class ShippedRecipe(BaseModel):
+    """One recipe of the package: what to call it, and the first sentence of its comment."""
+
+    name: str
+    summary: str
+    path: str
+
+
+def shipped() -> list[ShippedRecipe]:
+    """Return the shipped recipes, sorted by name."""
+    return [
+        ShippedRecipe(name=path.stem, summary=_summary(path), path=str(path)) for path in sorted(FOLDER.glob("*.yaml"))
+    ]
+
+
+def find(recipe: str | Path) -> Path:
+    """Return the file of a recipe: `recipe` itself where there is such a file, else the shipped recipe of that name.
+
+    `trt_fp16`, `trt_fp16.yaml` and `recipes/trt_fp16.yaml` name the same shipped recipe. Raises UsageError for a plain
+    name that no recipe has; a path that does not exist is returned as it is.
+    """
+    path = Path(recipe)
+    try:
+        local = path.is_file()
+    except (OSError, ValueError):  # too long, or a NUL inside: reading it says so
+        return path
+    names = [one.stem for one in FOLDER.glob("*.yaml")]
+    name = path.name.removesuffix(".yaml")
+    if local or path.parent not in (Path(), Path("recipes")):
+        return path
+    if name in names and path.suffix in ("", ".yaml"):
+        return FOLDER / f"{name}.yaml"
+    if path.parent == Path() and path.suffix == "" and not path.exists():
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean '{near[0]}'?" if near else "give a YAML file, or a name that `bertopt recipes` lists"
+        raise UsageError(f"'{recipe}' is neither a file here nor a shipped recipe; {hint}")
+    return path
+
+
+def _summary(path: Path) -> str:
+    """The first sentence of the comment at the top, after the line for editors."""
+    comment = []
+    for line in path.read_text("utf-8").splitlines()[1:]:
+        if not line.startswith("# "):
+            break
+        comment.append(line.removeprefix("# "))
+    return " ".join(comment).split(". ")[0].rstrip(".") + "."
