@@ -14,15 +14,11 @@ import torch
 
 from bertopt.core import Eager, Spec, Task
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling.config_checks import OFFSET_POSITIONS, check_config
 from bertopt.modeling.network import Network
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer
 
-FAMILIES = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
-)  # fmt: skip
-#: Families whose positions start after the padding index.
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 #: Files beside the weights that say how to use them; copied into every stage where present.
 COMPANIONS = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "special_tokens_map.json",
@@ -110,20 +106,10 @@ def _config(directory: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
     fields, dropped = scrub(read_json(path))
-    if not isinstance(fields, dict):
-        raise IntegrityError(f"config.json must be a JSON object; got {type(fields).__name__}; restore the checkpoint")
+    check_config(fields)
     if dropped:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: names code to run", stacklevel=2)
-    family = fields.get("model_type")
-    if family not in FAMILIES:
-        raise Unsupported(
-            f"model_type must be one of {', '.join(FAMILIES)}; got {family!r}: bertopt is for BERT-family encoders"
-        )
-    if fields.get("is_decoder") or fields.get("add_cross_attention"):
-        raise Unsupported("config.json says is_decoder or add_cross_attention: bertopt is for encoders only")
-    if fields.get("quantization_config"):
-        raise Unsupported("config.json has a quantization_config: bertopt starts from the full-precision checkpoint")
-    return AutoConfig.for_model(family, **{key: value for key, value in fields.items() if key != "model_type"})
+    return AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
 
 
 def _task(config: Any, task: str, pooling: str | None) -> Task:

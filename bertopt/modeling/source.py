@@ -5,15 +5,23 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling.config_checks import check_config, check_size
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 #: What bertopt ever downloads of a hub repository: no code, no pickles.
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]
+#: Any of these is a tokenizer that transformers can load.
+TOKENIZER_FILES = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
+)  # fmt: skip
+#: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
+HUB_TIMEOUT_S = 3.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
 CODE_FIELD = re.compile(r"^(auto_map|custom_pipelines|trust_remote_code|_?attn_implementation.*|_commit_hash)$")
 
@@ -27,10 +35,14 @@ def resolve(source: str, revision: str | None = None) -> Path:
         raise UsageError(f"revision is for hub ids; '{source}' is local: leave revision out")
     if source.startswith("pkg://"):
         return _package(source)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return path
+        there = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, no such user, a NUL inside
+        raise UsageError(f"model {ascii(source)[:200]} cannot be looked up ({_why(error)}); check the path") from error
+    if there:
         raise UsageError(f"model must be a directory with config.json and model.safetensors; '{source}' is a file")
     if not HUB_ID.match(source):
         raise UsageError(f"model '{source}' is neither a directory nor a hub id such as 'org/name'")
@@ -51,24 +63,82 @@ def _package(source: str) -> Path:
 
 
 def _download(source: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import HfApi, errors, snapshot_download
 
+    unreachable = None
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=HUB_FILES))
-    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        # snapshot_download would retry, or wait without a limit, where the hub does not answer.
+        HfApi().repo_info(source, revision=revision, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT", HUB_TIMEOUT_S)))
+    except errors.GatedRepoError as error:
+        raise Unsupported(f"model '{source}' is gated; accept its terms on the hub and log in: hf auth login") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(
+            f"model '{source}' is no local directory, and the hub has no such model; check the name, or log in if it is "
+            "private: hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UsageError(f"model '{source}' has no revision '{revision}' on the hub; check the name") from error
+    except errors.HFValidationError as error:
+        raise UsageError(f"model '{source}' is neither a directory nor a hub id such as 'org/name'") from error
+    except Exception as error:  # the hub's client raises those of httpx or requests, by its version
+        unreachable = error
+    try:
+        # config.json first: it can tell that the rest need not be fetched.
+        for files in (["config.json"], HUB_FILES):
+            folder = Path(
+                snapshot_download(
+                    source, revision=revision, allow_patterns=files, local_files_only=unreachable is not None
+                )
+            )
+            _read_config(folder)
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+        why = unreachable or error
         raise Unsupported(
             f"model '{source}' is no local directory and could not be fetched from the hub "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); check the name, or download it once and give the directory"
+            f"({type(why).__name__}: {_why(why)}); check the name and the network, or download it once and give the directory"
         ) from error
+    return folder
+
+
+def examine(directory: Path) -> dict[str, Any]:
+    """Check that `directory` is a checkpoint that bertopt can work with, as far as its small files tell.
+
+    Returns the fields of config.json. Takes milliseconds and imports nothing heavy. Raises UsageError (no checkpoint, no
+    tokenizer, no encoder) and IntegrityError (damaged or unsafe files).
+    """
+    fields = _read_config(directory)
+    check_size(fields, sum(path.stat().st_size for path in weight_files(directory)))
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise UsageError(
+            f"'{directory}' has no tokenizer ({', '.join(TOKENIZER_FILES[:3])}, …); save the model's own beside it: "
+            "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)"
+        )
+    for name in ("tokenizer_config.json", "sentence_bert_config.json"):
+        if (directory / name).is_file() and not isinstance(read_json(directory / name), dict):
+            raise IntegrityError(f"{name} must be a JSON object; restore the checkpoint")
+    return fields
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
+    return check_config(read_json(path))
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file. Raises IntegrityError where it is no JSON."""
+    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is no JSON."""
     try:
         return json.loads(path.read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise IntegrityError(f"{path.name} must be UTF-8 JSON; {error}; restore the checkpoint") from error
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, nested too deeply
+        raise IntegrityError(f"{path.name} must be UTF-8 JSON; {_why(error)}; restore the checkpoint") from error
+
+
+def _why(error: Exception) -> str:
+    """The first line of an error's message."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
 
 
 def scrub(fields: Any) -> tuple[Any, list[str]]:
@@ -91,7 +161,11 @@ def weight_files(directory: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        content = read_json(index)
+        placed = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+            raise IntegrityError(f"{index.name} must map tensors to file names under weight_map; restore the checkpoint")
+        names = sorted(set(placed.values()))
         outside = [name for name in names if Path(name).name != name]
         if outside:
             raise IntegrityError(f"{index.name} must name files beside it; got '{outside[0]}'")

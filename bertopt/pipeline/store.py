@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, UsageError
-from bertopt.modeling.source import read_json, resolve, sha256
+from bertopt.modeling.source import examine, read_json, resolve, sha256
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
@@ -57,6 +57,7 @@ class Store:
     ) -> tuple[Path, dict[str, Any], bool]:
         """Stage 00 of the checkpoint: (directory, manifest, whether it was there already)."""
         directory = resolve(source, revision)
+        examine(directory)
         content = _content(directory)
         key = stages.key(f"{content} {task}", None, device, None, "")
 

@@ -253,7 +253,7 @@ def test_tokenizer_that_cannot_serve(bert: Path, missing: str) -> None:
     ],
 )
 def test_models_that_are_not_for_us(bert: Path, fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
+    with pytest.raises(UsageError, match=words):
         checkpoint.load(with_config(bert, **fields))
 
 

@@ -1,0 +1,153 @@
+"""Check a checkpoint's configuration before transformers sees it: its family, and that every size is sane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertopt.errors import IntegrityError, UsageError
+
+FAMILIES = (
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
+)  # fmt: skip
+#: Families whose positions start after the padding index.
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
+_HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")
+_INTERMEDIATE = ("intermediate_size", "hidden_dim")
+#: The least and the most that each size may be. The largest published encoders stay far below.
+_BOUNDS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(_HIDDEN, (1, 65_536)), **dict.fromkeys(_LAYERS, (1, 1_000)), **dict.fromkeys(_HEADS, (1, 4_096)),
+    **dict.fromkeys(_INTERMEDIATE, (1, 1_000_000)), "embedding_size": (1, 65_536), "vocab_size": (1, 10_000_000),
+    "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "num_labels": (1, 100_000),
+    "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
+    "relative_attention_num_buckets": (1, 1_000_000), "global_attn_every_n_layers": (1, 1_000),
+}  # fmt: skip
+#: Fields that transformers takes to be absent when they are null.
+_NULLABLE = ("num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")
+_MAX_LABELS = 100_000
+
+
+def check_config(fields: Any) -> dict[str, Any]:
+    """Return `fields`, the content of config.json, if bertopt can work with it.
+
+    Raises UsageError for a model that is no BERT-family encoder, IntegrityError (with every problem) for a damaged one.
+    """
+    if not isinstance(fields, dict):
+        raise IntegrityError(f"config.json must be a JSON object; got {_shown(fields)}; restore the checkpoint")
+    _check_family(fields)
+    problems = [*_sizes(fields), *_labels(fields)]
+    hidden, heads = (_first(fields, names) for names in (_HIDDEN, _HEADS))
+    if not problems and hidden and heads and hidden % heads:
+        problems.append(f"hidden size must be a multiple of the number of attention heads; got {hidden} and {heads}")
+    if problems:
+        raise IntegrityError(f"config.json: {'; '.join(problems[:5])}; restore the checkpoint")
+    return fields
+
+
+def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
+    """Raise IntegrityError if config.json describes a network far larger than its weight files.
+
+    Building such a network would use up memory and time before anything compares the two.
+    """
+    hidden, layers, vocabulary = (_first(fields, names) or 0 for names in (_HIDDEN, _LAYERS, ("vocab_size",)))
+    if fields["model_type"] == "albert":
+        layers = int(fields.get("num_hidden_groups", 1)) * int(fields.get("inner_group_num", 1))
+    intermediate = _first(fields, _INTERMEDIATE) or 0
+    embedding = int(fields.get("embedding_size") or hidden)
+    positions = int(fields.get("max_position_embeddings") or 0)
+    rows = vocabulary + (0 if fields["model_type"] == "modernbert" else positions)
+    parameters = rows * embedding + layers * (3 * hidden * hidden + hidden * intermediate)
+    # A parameter takes one byte at least. Half as a margin: some families share or leave out a few matrices.
+    if parameters > 2 * weight_bytes + 1_000_000:
+        raise IntegrityError(
+            f"config.json describes about {parameters:,} parameters, but the weight files have {weight_bytes:,} bytes; "
+            "restore the checkpoint"
+        )
+
+
+def usable_positions(fields: Mapping[str, Any]) -> int | None:
+    """The longest sequence that the model's positions allow, or None where config.json does not say."""
+    positions = fields.get("max_position_embeddings")
+    if positions is None:
+        return None
+    if fields["model_type"] == "mpnet":
+        # MPNet's padding index is 1 whatever the configuration says.
+        return int(positions) - 2
+    if fields["model_type"] in OFFSET_POSITIONS:
+        padding = fields.get("pad_token_id", 1)
+        return None if padding is None else int(positions) - int(padding) - 1
+    return int(positions)
+
+
+def check_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -> None:
+    """Raise UsageError where a sequence of `shapes` [B, S] is longer than the model's usable positions."""
+    usable = usable_positions(fields)
+    too_long = [shape for shape in shapes if usable is not None and shape[1] > usable]
+    if too_long:
+        raise UsageError(
+            f"inputs.shapes: sequence must be at most the model's {usable} usable positions; got {list(too_long[0])}"
+        )
+
+
+def _check_family(fields: Mapping[str, Any]) -> None:
+    family = fields.get("model_type")
+    if family not in FAMILIES:
+        raise UsageError(
+            f"model_type must be one of {', '.join(FAMILIES)}; got {_shown(family)}: bertopt is for BERT-family encoders, "
+            "so give another checkpoint"
+        )
+    if fields.get("is_decoder") or fields.get("add_cross_attention"):
+        raise UsageError("config.json says is_decoder or add_cross_attention: bertopt is for encoders only")
+    if fields.get("quantization_config"):
+        raise UsageError("config.json has a quantization_config: give bertopt the full-precision checkpoint instead")
+
+
+def _sizes(fields: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name, (least, most) in _BOUNDS.items():
+        value = fields.get(name, least)
+        if value is None and name in _NULLABLE:
+            continue
+        if not _is_int(value) or not least <= value <= most:
+            problems.append(f"{name} must be a whole number from {least} to {most:,}; got {_shown(value)}")
+    for name in ("layer_norm_eps", "norm_eps"):
+        value = fields.get(name, 1e-12)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            problems.append(f"{name} must be a finite number of at least 0; got {_shown(value)}")
+    padding, vocabulary = fields.get("pad_token_id"), fields.get("vocab_size")
+    if padding is not None and (not _is_int(padding) or (_is_int(vocabulary) and padding >= vocabulary)):
+        problems.append(f"pad_token_id must be a whole number below vocab_size; got {_shown(padding)}")
+    return problems
+
+
+def _labels(fields: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for name in ("id2label", "label2id"):
+        value = fields.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            problems.append(f"{name} must be a JSON object; got {_shown(value)}")
+        elif len(value) > _MAX_LABELS:
+            problems.append(f"{name} may have at most {_MAX_LABELS:,} labels; got {len(value):,}")
+        elif name == "id2label" and not all(str(key).isdecimal() and len(str(key)) <= 6 for key in value):
+            problems.append(f"id2label must map class numbers to names; got {_shown(value)}")
+    return problems
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((fields[name] for name in names if name in fields), None)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """A value of a foreign file, shortened, with nothing that a terminal would act on."""
+    if isinstance(value, dict | list):
+        return f"a JSON {'object' if isinstance(value, dict) else 'list'}"
+    text = "a number of many digits" if _is_int(value) and abs(value) >= 10**40 else ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

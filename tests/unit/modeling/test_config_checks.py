@@ -1,0 +1,176 @@
+"""Configurations that are refused before transformers sees them, and legitimate ones that are not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling import config_checks, source
+from bertopt.modeling.config_checks import check_config, check_shapes, check_size, usable_positions
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
+
+ROOT = Path(__file__).parents[3]
+BERT: dict[str, Any] = {
+    "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "vocab_size": 100, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0, "layer_norm_eps": 1e-12,
+    "id2label": {"0": "bad", "1": "good"}, "label2id": {"bad": 0, "good": 1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def bert(tiny: Tiny, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny("bert"), tmp_path / "bert"))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("task", ["feature-extraction", "token-classification"])
+def test_real_checkpoints_pass(tiny: Tiny, family: str, task: str) -> None:
+    assert usable_positions(source.examine(tiny(family, task))) == 64
+
+
+@pytest.mark.parametrize("family", config_checks.FAMILIES)
+def test_the_families_own_defaults_pass(family: str) -> None:
+    from transformers import AutoConfig
+
+    fields = AutoConfig.for_model(family).to_dict()
+    assert check_config(fields) is fields
+    # A checkpoint may leave out whatever has a default.
+    check_config({"model_type": family})
+
+
+def test_a_base_model_is_as_large_as_its_weights() -> None:
+    base = {**BERT, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+            "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+    check_size(base, 110_000_000)  # one byte a parameter, the smallest there is
+    with pytest.raises(IntegrityError, match=r"describes about .* parameters, but the weight files have 9,000,000 bytes"):
+        check_size(base, 9_000_000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": name} for name in ("gpt2", "llama", "t5", "vit", "whisper", "", None, 7, ["bert"], {"a": 1})]
+    + [{"is_decoder": True}, {"add_cross_attention": True}, {"quantization_config": {"bits": 4}}],
+)  # fmt: skip
+def test_what_is_no_encoder(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"encoder|full-precision"):
+        check_config({**BERT, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size",
+                                "max_position_embeddings") for value in ("32", None, 0, -2, 10**9, 1.5, True, [], 10**400)]
+    + [("dim", -1), ("n_layers", 10**6), ("type_vocab_size", -1), ("num_labels", 10**9), ("pad_token_id", 100),
+       ("pad_token_id", "0"), ("layer_norm_eps", float("nan")), ("layer_norm_eps", -1), ("norm_eps", "small"),
+       ("id2label", ["a"]), ("id2label", {"x": "a"}), ("id2label", {str(i): "" for i in range(100_001)}),
+       ("label2id", 3), ("num_attention_heads", 3)],
+)  # fmt: skip
+def test_damaged_configurations(name: str, value: Any) -> None:
+    with pytest.raises(IntegrityError, match=r"^config.json: .*restore the checkpoint$") as caught:
+        check_config({**BERT, name: value})
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+
+
+def test_every_problem_is_named() -> None:
+    with pytest.raises(IntegrityError, match=r"hidden_size .*vocab_size .*id2label"):
+        check_config({**BERT, "hidden_size": 0, "vocab_size": "x\x1b[31m", "id2label": []})
+
+
+@pytest.mark.parametrize("content", ["null", "[]", '"x"', "{", "", "[" * 100_000, '{"a": ' + "9" * 5_000 + "}"])
+def test_what_is_no_json_object(bert: Path, content: str) -> None:
+    (bert / "config.json").write_text(content)
+    with pytest.raises(IntegrityError, match=r"config.json must be .*restore the checkpoint"):
+        source.examine(bert)
+
+
+def test_a_shape_beyond_the_positions() -> None:
+    check_shapes(BERT, [(1, 64)])
+    with pytest.raises(UsageError, match=r"at most the model's 64 usable positions; got \[8, 65\]"):
+        check_shapes(BERT, [(1, 8), (8, 65)])
+    check_shapes({"model_type": "bert"}, [(1, 10_000)])  # not said: transformers knows
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("config.json", "no config.json"), ("model.safetensors", "no model.safetensors"), ("tokenizer.json", "no tokenizer")],
+)  # fmt: skip
+def test_missing_files(bert: Path, missing: str, words: str) -> None:
+    (bert / missing).unlink()
+    with pytest.raises(UsageError, match=words):
+        source.examine(bert)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../b"}}'])
+def test_a_damaged_index(bert: Path, index: str) -> None:
+    (bert / "model.safetensors").unlink()
+    (bert / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(IntegrityError):
+        source.examine(bert)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nosuchuser/model", "a\0b", "\ud800"])
+def test_odd_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        source.resolve(name)
+    assert len(str(caught.value)) < 6000
+
+
+class Hub:
+    """A hub that answers with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self) -> Hub:
+        return self
+
+    def repo_info(self, *_: object, **__: object) -> None:
+        raise self.error
+
+
+def answer(code: int) -> Any:
+    from unittest.mock import MagicMock
+
+    return MagicMock(status_code=code)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised", "words"),
+    [("RepositoryNotFoundError", UsageError, "the hub has no such model"), ("GatedRepoError", Unsupported, "gated"),
+     ("RevisionNotFoundError", UsageError, "no revision 'v9'"), ("HfHubHTTPError", Unsupported, "could not be fetched")],
+)  # fmt: skip
+def test_what_the_hub_says(
+    kind: str, raised: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.errors
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub(getattr(huggingface_hub.errors, kind)("no", response=answer(404))))
+    with pytest.raises(raised, match=words) as caught:
+        source.resolve("nobody/nothing", "v9")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub(ConnectionError("[Errno -2] Name or service not known\nmore")))
+    with pytest.raises(Unsupported, match=r"could not be fetched .*Name or service not known\); check the name and the network"):
+        source.resolve("nobody/nothing")
+
+
+def test_examining_imports_nothing_heavy(bert: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from bertopt.modeling.source import examine;"
+        f"examine(Path({str(bert)!r}));"
+        "sys.exit(', '.join({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
