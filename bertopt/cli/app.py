@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertopt._version import __version__
-from bertopt.errors import BertoptError
+from bertopt.errors import BertoptError, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff
@@ -23,11 +24,18 @@ app = typer.Typer(
 )  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks and the logs of workers.")]
 Junit = Annotated[
     Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, one case a stage and gate.")
 ]
 Summary = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write a Markdown summary.")]
+RecipeName = Annotated[
+    Path, typer.Argument(help="A YAML file, or the name of a shipped recipe (`bertopt recipes`).", metavar="RECIPE")
+]
+Override = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
+]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
 
 
@@ -48,21 +56,52 @@ def _main(
 
 @contextlib.contextmanager
 def exit_codes(verbose: bool) -> Iterator[None]:
-    """Errors become one clear last line and the right exit code; a traceback only for exit 1 or with -v."""
+    """Turn errors into one clear last line and the right exit code; a traceback only for exit 1 or with -v."""
     try:
         yield
     except KeyboardInterrupt:
         print("interrupted; finished stages are kept, run again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
-    except BertoptError as error:
+    except (BertoptError, OSError, MemoryError, RecursionError) as error:
+        known = _typed(error)
+        if known is None:
+            raise
         if verbose:
             import traceback
 
             traceback.print_exc()
-        if error.log:
-            print(error.log, file=sys.stderr)
-        print(error, file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+        if known.log and (verbose or known.exit_code == 1):
+            print(known.log, file=sys.stderr)
+        print(known, file=sys.stderr)
+        raise typer.Exit(known.exit_code) from None
+
+
+#: The system has too little of something: memory, disk, quota, processes, open files; or its disk fails.
+_RESOURCES = {
+    errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EIO,
+}  # fmt: skip
+#: A path that cannot be read or written as it stands.
+_PATHS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EXDEV, errno.EBUSY, errno.ETXTBSY,
+}  # fmt: skip
+
+
+def _typed(error: BaseException) -> BertoptError | None:
+    """Return `error` as one of bertopt's, or None where it must be a bug of bertopt."""
+    if isinstance(error, BertoptError):
+        return error
+    if isinstance(error, RecursionError):
+        return UsageError("a file that was read is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
+    if isinstance(error, MemoryError):
+        return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
+    assert isinstance(error, OSError)
+    where = f"'{error.filename}': " if error.filename else ""
+    if error.errno in _RESOURCES:
+        return ResourceError(f"{where}{error.strerror}; free some of it, or run elsewhere")
+    if error.errno in _PATHS:
+        return UsageError(f"{where}{error.strerror}; check the path and its permissions, or name another place")
+    return None
 
 
 def ci_files(junit: Path | None, summary: Path | None, report: Report | None, diff: Diff | None = None) -> None:

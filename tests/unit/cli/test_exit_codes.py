@@ -1,0 +1,71 @@
+"""Errors become one last line and a documented exit code; tracebacks are for bugs and -v."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from bertopt.cli.app import exit_codes
+from bertopt.errors import BertoptError, IntegrityError, UsageError, WorkerCrashed
+
+
+def fail(error: BaseException, verbose: bool = False) -> int:
+    with pytest.raises(typer.Exit) as end, exit_codes(verbose):
+        raise error
+    return end.value.exit_code
+
+
+def with_log(error: BertoptError) -> BertoptError:
+    error.log = "Traceback: the worker's"
+    return error
+
+
+def test_a_refusal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(with_log(IntegrityError("the file is damaged"))) == 6
+    assert capsys.readouterr().err == "the file is damaged\n"
+    assert fail(with_log(IntegrityError("the file is damaged")), verbose=True) == 6
+    said = capsys.readouterr().err
+    assert "Traceback: the worker's" in said and said.endswith("\nthe file is damaged\n")
+
+
+def test_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(with_log(WorkerCrashed("ValueError: x"))) == 1
+    assert capsys.readouterr().err == "Traceback: the worker's\nValueError: x\n"
+    with pytest.raises(ZeroDivisionError), exit_codes(False):
+        raise ZeroDivisionError
+    with pytest.raises(OSError, match="Bad file"), exit_codes(False):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.EACCES, 2), (errno.EROFS, 2), (errno.ENAMETOOLONG, 2), (errno.ENOTDIR, 2), (errno.EISDIR, 2),
+     (errno.ENOENT, 2), (errno.EEXIST, 2), (errno.ELOOP, 2), (errno.ENOSPC, 5), (errno.EDQUOT, 5), (errno.EFBIG, 5),
+     (errno.EMFILE, 5), (errno.ENOMEM, 5), (errno.EIO, 5)],
+    ids=errno.errorcode.get,
+)  # fmt: skip
+def test_errors_of_the_system(number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(OSError(number, os.strerror(number), "/some/where")) == code
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith(f"'/some/where': {os.strerror(number)}; ")
+
+
+def test_the_errors_that_the_system_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "x", tmp_path / ("x" * 300), tmp_path):
+        with pytest.raises(typer.Exit) as end, exit_codes(False):
+            path.write_text("")
+        assert end.value.exit_code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(MemoryError()) == 5
+    assert fail(RecursionError("maximum recursion depth exceeded")) == 2
+    assert fail(KeyboardInterrupt()) == 130
+    assert fail(UsageError("one", "two")) == 2
+    assert "Traceback" not in capsys.readouterr().err
