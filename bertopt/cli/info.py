@@ -86,26 +86,6 @@ def schema() -> None:
     print(json.dumps(recipe_schema(), indent=2))
 
 
-@app.command()
-def doctor(json_: Json = False, verbose: Verbose = False) -> None:
-    """Show what this machine has, and what each extra would add."""
-    with exit_codes(verbose):
-        import json
-
-        from bertopt.system import environment
-
-        found = environment.describe()
-        if json_:
-            print(json.dumps(found))
-            return
-        for key, value in found.items():
-            if key != "packages":
-                print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
-        for package, remedy in environment.OPTIONAL.items():
-            have = found["packages"].get(package)
-            print(f"{package}: {have or f'missing; {remedy}'}")
-
-
 def _options(cls: Any) -> list[dict[str, Any]]:
     properties = cls.model_json_schema().get("properties", {})
     return [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.errors import Unsupported
+from bertopt.system import limits
 
 PACKAGES = (
     "bertopt", "torch", "transformers", "tokenizers", "safetensors", "optimum", "numpy", "onnx", "onnx-ir", "onnxscript",
@@ -66,12 +67,11 @@ def describe() -> dict[str, Any]:
     """Hardware, system and package versions of this machine, without importing any of the packages."""
     cpuinfo = _cpuinfo()
     name = re.search(r"model name\s*:\s*(.+)", cpuinfo)
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": name.group(1).strip() if name else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "isa": isa(cpuinfo),
-        "memory_gib": round(pages / 2**30, 1),
+        "memory_gib": round(limits.memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": versions(),
@@ -79,7 +79,7 @@ def describe() -> dict[str, Any]:
 
 
 def check_isa(manifest: Mapping[str, Any], device: str) -> None:
-    """Raises Unsupported where an artefact to run on a CPU was exported with instructions for its precision and here are none.
+    """Raise Unsupported if an artefact was measured with CPU instructions for its precision that this CPU lacks.
 
     One that was exported without them was measured without them, so it may run anywhere.
     """
@@ -93,12 +93,5 @@ def check_isa(manifest: Mapping[str, Any], device: str) -> None:
         )
 
 
-#: What each optional package is for, and how to get it.
-OPTIONAL = {
-    "onnxruntime": "pip install 'bertopt[cpu]' to export to ONNX and run it on a CPU",
-    "onnxscript": "pip install 'bertopt[cpu]' to export to ONNX",
-    "openvino": "pip install 'bertopt[cpu]' for OpenVINO",
-    "onnxruntime-gpu": "pip install 'bertopt[gpu]' (not beside onnxruntime) to run ONNX on an NVIDIA GPU",
-    "tensorrt": "pip install 'bertopt[gpu]' from NVIDIA's index to build and run TensorRT engines",
-    "tensorrt-rtx": "pip install 'bertopt[rtx]' to build TensorRT-RTX engines, without a GPU too",
-}
+#: Packages that an extra of bertopt brings.
+OPTIONAL = ("onnxruntime", "onnxscript", "openvino", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")

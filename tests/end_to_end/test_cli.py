@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 import bertopt
 from bertopt import cli, stages
+from bertopt.system import environment
 from campaigns import kill_resume
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
@@ -414,10 +415,19 @@ def test_schema() -> None:
     assert found["title"] == "bertopt recipe" and "steps" in found["required"]
 
 
-def test_doctor() -> None:
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertopt.system import machine
+
+    monkeypatch.setattr(machine, "read", lambda: machine.Machine(packages=environment.versions()))
     found = call("doctor")
-    assert found.exit_code == 0 and "cpu: " in found.stdout and "tensorrt: " in found.stdout
-    assert json.loads(call("doctor", "--json").stdout)["packages"]["torch"]
+    assert found.exit_code == 0 and "cpu: " in found.stdout and "this machine: no problems found" in found.stdout
+    assert call("doctor", "--target", "cpu").exit_code == 0
+    found = call("doctor", "ort_cuda_fp16", "--json")
+    document = json.loads(found.stdout)
+    assert found.exit_code == document["exit_code"] == 4 and document["packages"]["torch"]
+    assert "no_gpu" in [finding["check"] for finding in document["findings"]]
+    assert "error: no NVIDIA device (/dev/nvidia0) is here; nothing can run on a GPU. Fix: " in call("doctor", "--target", "gpu").stdout
+    assert call("doctor", "nothing").exit_code == 2
 
 
 def test_bench_times_artefacts_against_the_first(exported: tuple[Path, Result]) -> None:

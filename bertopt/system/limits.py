@@ -1,0 +1,72 @@
+"""What this process may use of the machine: memory and CPU time, as cgroups and rlimits bound them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+#: cgroup v1 says "no limit" with a number near 2⁶³.
+_NO_LIMIT = 1 << 60
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of the machine in bytes, whatever of it this process may use."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cgroup_memory_bytes(root: Path = _ROOT, membership: str | None = None) -> int | None:
+    """Return the memory limit [bytes] of this process's cgroup or of one above it, or None where there is none."""
+    found = [
+        int(text)
+        for folder in _folders(root, "memory", membership)
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (text := _read(folder / name)).isdecimal()
+    ]
+    limit = min(found, default=_NO_LIMIT)
+    return limit if limit < _NO_LIMIT else None
+
+
+def cgroup_cpus(root: Path = _ROOT, membership: str | None = None) -> float | None:
+    """Return the CPUs that the cgroup's quota allows, such as 1.5, or None where there is no quota."""
+    found = []
+    for folder in _folders(root, "cpu", membership):
+        words = _read(folder / "cpu.max").split() or [
+            _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        ]  # fmt: skip
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def address_space_bytes() -> int | None:
+    """Return the limit of virtual memory (`ulimit -v`) in bytes, or None where there is none."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process can use in bytes: the machine's, or less where its cgroup allows less."""
+    return min(host_memory_bytes(), cgroup_memory_bytes() or _NO_LIMIT)
+
+
+def _folders(root: Path, controller: str, membership: str | None) -> list[Path]:
+    """The cgroup directories that bound this process, v1 and v2, from its own up to the root."""
+    folders = []
+    for line in (_read(Path("/proc/self/cgroup")) if membership is None else membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controller if controllers else root
+        inside = Path(path.lstrip("/"))
+        # In a container the path may be the host's, which is not there; the root is then the container's own.
+        folders += [base / part for part in (inside, *inside.parents)]
+    return folders
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

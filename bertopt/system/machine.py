@@ -1,0 +1,149 @@
+"""What `bertopt doctor` knows of this machine: plain facts, so that tests can state a machine of any kind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from bertopt.system import environment, limits
+
+#: Modules by the distribution that brings them: a name of its own that shadows one breaks everything after it.
+MODULES = {
+    "torch": "torch", "transformers": "transformers", "optimum": "optimum", "tokenizers": "tokenizers",
+    "safetensors": "safetensors", "numpy": "numpy", "onnx": "onnx", "onnxscript": "onnxscript",
+    "onnxruntime": "onnxruntime", "onnxruntime-gpu": "onnxruntime", "openvino": "openvino", "nncf": "nncf",
+    "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx",
+}  # fmt: skip
+#: Modules whose import loads libraries of the system, so that it is tried.
+RUNTIMES = ("torch", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx")
+IMPORT_TIMEOUT_S = 60.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (only looked at)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts about a machine. The defaults are those of a healthy one."""
+
+    architecture: str = "x86_64"
+    isa: frozenset[str] = frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16"})
+    cores: int = 8
+    cpu_quota: float | None = None
+    """CPUs that a cgroup allows, where it allows fewer than any number."""
+    memory_bytes: int = 16 << 30
+    address_space_bytes: int | None = None
+    shared_memory_bytes: int | None = 1 << 30
+    open_files: int = 1024
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables."""
+    bad_temp: str | None = None
+    """TMPDIR where it names no directory that can be written."""
+    unwritable_caches: tuple[str, ...] = ()
+    compiler: str | None = "/usr/bin/g++"
+    gpus: int = 0
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Installed distributions and their versions."""
+    shadowed: Mapping[str, str] = field(default_factory=dict)
+    """Modules that are not imported from their distribution, and the file that is imported in its place."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Modules that are installed and cannot be imported, and the last line of the error."""
+
+
+def read() -> Machine:
+    """Look at this machine. Runtimes are imported in processes of their own; takes a few seconds."""
+    packages = environment.versions()
+    installed = {MODULES[name] for name in packages if name in MODULES}
+    return Machine(
+        architecture=platform.machine(),
+        isa=frozenset(environment.isa()),
+        cores=len(os.sched_getaffinity(0)),
+        cpu_quota=limits.cgroup_cpus(),
+        memory_bytes=limits.memory_bytes(),
+        address_space_bytes=limits.address_space_bytes(),
+        shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        environment=dict(os.environ),
+        bad_temp=_bad_temp(),
+        unwritable_caches=tuple(str(path) for path in _caches() if not _writable(path)),
+        compiler=shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"),
+        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        packages=packages,
+        shadowed=_shadowed(packages),
+        broken=_broken([name for name in RUNTIMES if name in installed]),
+    )
+
+
+def _bad_temp() -> str | None:
+    named = os.environ.get("TMPDIR")
+    return named if named and not (Path(named).is_dir() and os.access(named, os.W_OK)) else None
+
+
+def _caches() -> list[Path]:
+    """Directories that the hub's client and torch.compile write to."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    hub = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    return [Path(os.environ.get("HF_HUB_CACHE") or hub / "hub")]
+
+
+def _writable(path: Path) -> bool:
+    """Whether `path` can be written, or made in the nearest directory above it that exists."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK)
+
+
+def _as_workers(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run Python code with the module search path that bertopt's workers have."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+    )  # fmt: skip
+
+
+def _shadowed(packages: Mapping[str, str]) -> dict[str, str]:
+    """Modules that a file elsewhere, in the current directory or on PYTHONPATH, stands in front of."""
+    roots: dict[str, list[Path]] = {}
+    for name in packages:
+        distribution = metadata.distribution(name)
+        if name in MODULES and '"editable": true' not in (distribution.read_text("direct_url.json") or ""):
+            roots.setdefault(MODULES[name], []).append(Path(str(distribution.locate_file(""))).resolve())
+    code = (
+        "import importlib.util, json, sys\n"
+        f"found = {{name: importlib.util.find_spec(name) for name in {sorted(roots)!r}}}\n"
+        "print(json.dumps({n: s.origin or str(list(s.submodule_search_locations)[0]) for n, s in found.items() if s}))"
+    )
+    try:
+        origins = json.loads(_as_workers(code, IMPORT_TIMEOUT_S).stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return {}
+    return {
+        name: origin
+        for name, origin in origins.items()
+        if not any(Path(origin).resolve().is_relative_to(root) for root in roots[name])
+    }
+
+
+def _broken(modules: Sequence[str], timeout: float = IMPORT_TIMEOUT_S) -> dict[str, str]:
+    """Modules of `modules` whose import fails or hangs, and why."""
+
+    def failure(name: str) -> str | None:
+        try:
+            done = _as_workers(f"import {name}", timeout)
+        except subprocess.TimeoutExpired:
+            return f"the import did not end within {timeout:g} s"
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        if done.returncode < 0:
+            return f"the import was ended by signal {-done.returncode}"
+        return (lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else None
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, len(modules))) as pool:
+        results = zip(modules, pool.map(failure, modules), strict=True)
+        return {name: reason for name, reason in results if reason is not None}

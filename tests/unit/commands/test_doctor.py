@@ -1,0 +1,124 @@
+"""Doctor: every planted fault is named with its cause, and healthy machines are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bertopt.commands import recipes
+from bertopt.commands.doctor import asked_recipe, diagnose
+from bertopt.recipe.parse import from_dict
+from bertopt.system.machine import Machine
+
+CPU = {
+    "torch": "2.13.0+cpu", "transformers": "5.23.0", "optimum": "2.3.0", "tokenizers": "0.23.3", "safetensors": "0.8.0",
+    "numpy": "2.4.6", "onnx": "1.23.2", "onnxscript": "0.7.2", "onnxruntime": "1.31.1", "openvino": "2026.4.1", "nncf": "3.4.0",
+}  # fmt: skip
+GPU = {name: version for name, version in CPU.items() if name not in ("onnxruntime", "openvino", "nncf")} | {
+    "torch": "2.13.0", "onnxruntime-gpu": "1.31.1", "tensorrt": "10.9.0",
+}  # fmt: skip
+HEALTHY = Machine(packages=CPU)
+
+#: (change to a healthy machine, the check that must find it, words of its finding, what is asked, the exit code)
+FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
+    ({"broken": {"openvino": "ImportError: libtbb.so.12: cannot open shared object file: No such file"}}, "broken_imports",
+     "openvino 2026.4.1 is installed but cannot be imported, because the library libtbb.so.12 is missing", "cpu", 4),
+    ({"broken": {"onnxruntime": "ImportError: libgomp.so.1: cannot open shared object file"}}, "broken_imports",
+     "apt-get install libgomp1", "cpu", 4),
+    ({"broken": {"openvino": "ImportError: bad"}}, "broken_imports", "pip install --force-reinstall --no-deps openvino==2026.4.1",
+     "cpu_exact", 4),
+    ({"packages": {**CPU, "onnxruntime-gpu": "1.31.1"}}, "two_onnxruntimes", "both installed", "cpu", 0),
+    ({"shadowed": {"torch": "/home/me/torch.py"}}, "shadowed_modules", "rename that file", "cpu", 4),
+    ({"shadowed": {"torch": "/libs/torch/__init__.py"}, "environment": {"PYTHONPATH": "/a:/libs"}}, "shadowed_modules",
+     "remove '/libs' from PYTHONPATH", None, 0),
+    ({"shadowed": {"onnxruntime": "/x/onnxruntime.py"}}, "shadowed_modules", "export_onnx", "cpu", 4),
+    ({"cpu_quota": 1.5}, "cpu_quota", "a cgroup allows 1.5 CPUs, but 8 cores are visible", "cpu", 0),
+    ({"shared_memory_bytes": 65536}, "small_shared_memory", "/dev/shm) has 0.062 MiB", "cpu", 0),
+    ({"compiler": None}, "no_compiler", "apt-get install g++", None, 0),
+    ({"compiler": None}, "no_compiler", "compile_torch cannot run", "torch_cpu", 4),
+    ({"isa": frozenset({"avx2"})}, "no_int8_instructions", "--keep near-lossless", "cpu", 0),
+    ({"isa": frozenset({"avx512f", "avx512_vnni"})}, "no_bfloat16_instructions", "emulated", "torch_cpu", 0),
+    ({"unwritable_caches": ("/root/.cache/huggingface/hub",)}, "unwritable_caches", "HF_HOME", None, 0),
+    ({"bad_temp": "/nope"}, "bad_temp", "TMPDIR names '/nope'", "cpu", 0),
+    ({"open_files": 16}, "few_open_files", "ulimit -n 4096", "cpu", 4),
+    ({"address_space_bytes": 700 << 20}, "little_memory", "ulimit -v unlimited", "cpu", 4),
+    ({"memory_bytes": 420 << 20}, "little_memory", "0.41 GiB", "cpu", 4),
+    ({"environment": {"OMP_NUM_THREADS": "1"}}, "few_threads", "unset OMP_NUM_THREADS", "cpu", 0),
+    ({"environment": {"OMP_NUM_THREADS": "many"}}, "few_threads", "no number of threads", "cpu", 0),
+    ({"environment": {"CUDA_VISIBLE_DEVICES": "cuda:0"}}, "cuda_visible_devices", "names no device", None, 0),
+    ({"environment": {"CUDA_VISIBLE_DEVICES": "-1"}, "packages": GPU, "gpus": 1}, "cuda_visible_devices", "hides every GPU", "gpu", 4),
+    ({"environment": {"HF_HUB_OFFLINE": "1"}}, "hub_offline", "unset HF_HUB_OFFLINE", None, 0),
+    ({"packages": {k: v for k, v in CPU.items() if k != "openvino"}}, "missing_packages", "pip install 'bertopt[cpu]'", "cpu", 4),
+    ({"packages": {k: v for k, v in CPU.items() if k != "torch"}}, "missing_packages", "torch is not installed", None, 0),
+    ({}, "no_gpu", "no NVIDIA device", "gpu", 4),
+    ({"gpus": 1}, "cpu_wheels", "torch is the CPU wheel", "gpu", 4),
+    ({"gpus": 1, "packages": {**GPU, "torch": "2.13.0+cpu"}}, "cpu_wheels", "pip install --force-reinstall torch==2.13.0", "gpu", 4),
+]  # fmt: skip
+
+
+def asked(what: str | None) -> Any:
+    if what in ("cpu", "gpu", None):
+        return asked_recipe(None, what)  # type: ignore[arg-type]
+    return asked_recipe(what, None)
+
+
+@pytest.mark.parametrize(("change", "check", "words", "what", "code"), FAULTS, ids=[f"{f[1]}-{f[3]}-{i}" for i, f in enumerate(FAULTS)])
+def test_a_planted_fault_is_named(change: dict[str, Any], check: str, words: str, what: Any, code: int) -> None:
+    diagnosis = diagnose(replace(HEALTHY, **change), asked(what))
+    assert {finding.check for finding in diagnosis.findings} == {check}
+    assert any(words in str(finding) for finding in diagnosis.findings), [str(finding) for finding in diagnosis.findings]
+    assert diagnosis.exit_code == code
+    assert all("\n" not in str(finding) and "Fix: " in str(finding) for finding in diagnosis.findings)
+
+
+HEALTHY_MACHINES: dict[str, Machine] = {
+    "server": HEALTHY,
+    "one core": replace(HEALTHY, cores=1, environment={"OMP_NUM_THREADS": "1"}),
+    "two cores": replace(HEALTHY, cores=2),
+    "128 cores": replace(HEALTHY, cores=128, memory_bytes=512 << 30),
+    "desktop with AVX-VNNI": replace(HEALTHY, isa=frozenset({"avx2", "avx_vnni"})),
+    "Ice Lake": replace(HEALTHY, isa=frozenset({"avx2", "avx512f", "avx512_vnni"})),
+    "Sapphire Rapids": replace(HEALTHY, isa=frozenset({"avx2", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"})),
+    "Graviton": replace(HEALTHY, architecture="aarch64", isa=frozenset({"asimddp", "i8mm", "bf16"})),
+    "Raspberry": replace(HEALTHY, architecture="aarch64", isa=frozenset({"asimddp"}), cores=4, memory_bytes=8 << 30),
+    "quota of all cores": replace(HEALTHY, cpu_quota=8.0),
+    "small container": replace(HEALTHY, cores=2, cpu_quota=2.0, memory_bytes=2 << 30, shared_memory_bytes=64 << 20),
+    "no shared memory": replace(HEALTHY, shared_memory_bytes=None),
+    "threads stated": replace(HEALTHY, environment={"OMP_NUM_THREADS": "4"}),
+    "PYTHONPATH of one's own": replace(HEALTHY, environment={"PYTHONPATH": "/home/me/src"}),
+    "hub online": replace(HEALTHY, environment={"HF_HUB_OFFLINE": "0"}),
+    "GPU": replace(HEALTHY, packages=GPU, gpus=1),
+    "8 GPUs": replace(HEALTHY, packages=GPU, gpus=8, environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
+    "GPU by name": replace(HEALTHY, packages=GPU, gpus=1, environment={"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"}),
+    "MIG": replace(HEALTHY, packages=GPU, gpus=1, environment={"CUDA_VISIBLE_DEVICES": "MIG-GPU-8932f937/1/0"}),
+    "hidden GPU": replace(HEALTHY, environment={"CUDA_VISIBLE_DEVICES": ""}),
+    "TensorRT-RTX": replace(HEALTHY, packages={**CPU, "tensorrt-rtx": "1.7.1"}),
+    "torch alone": replace(HEALTHY, packages={k: v for k, v in CPU.items() if "onnx" not in k and k not in ("openvino", "nncf")}),
+    "large address space": replace(HEALTHY, address_space_bytes=1 << 40),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY_MACHINES)
+def test_a_healthy_machine_has_no_findings(name: str) -> None:
+    machine = HEALTHY_MACHINES[name]
+    assert diagnose(machine).findings == []
+    if name not in ("torch alone",) and not machine.gpus:
+        assert diagnose(machine, asked("cpu")).findings == []
+    if machine.gpus:
+        assert diagnose(machine, asked("gpu")).findings == []
+
+
+def test_what_a_recipe_does_not_need_is_not_shown() -> None:
+    broken = replace(HEALTHY, broken={"openvino": "ImportError: x"}, environment={"HF_HUB_OFFLINE": "1"}, compiler=None)
+    assert diagnose(broken, asked("ort_cpu_int8")).findings == []
+    steps = [{"pass": "compile_torch"}]
+    hub = from_dict({"schema_version": 1, "model": "some/where", "steps": steps})
+    assert [one.check for one in diagnose(broken, hub).findings] == ["no_compiler", "hub_offline"]
+    assert diagnose(broken, hub).exit_code == 4
+
+
+def test_every_shipped_recipe_can_be_asked_about() -> None:
+    for one in recipes.shipped():
+        assert diagnose(replace(HEALTHY, gpus=1, packages=CPU | GPU), asked(one.name)) is not None

@@ -1,0 +1,79 @@
+"""Facts about this machine, read as they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertopt.system import limits, machine
+
+
+def test_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "RUNTIMES", ("onnxruntime",))
+    read = machine.read()
+    assert read.cores >= 1 and read.memory_bytes > 1 << 28 and read.packages["torch"]
+    assert read.broken == {} and read.shadowed == {}
+
+
+def test_a_shadowed_and_a_broken_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("x = 1\n")
+    (tmp_path / "openvino").mkdir()
+    (tmp_path / "openvino" / "__init__.py").write_text("raise ImportError('libtbb.so.12: cannot open shared object file')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    shadowed = machine._shadowed({"torch": "1", "openvino": "1", "numpy": "1"})
+    assert shadowed == {"torch": str(tmp_path / "torch.py"), "openvino": str(tmp_path / "openvino" / "__init__.py")}
+    assert machine._broken(["openvino", "json"]) == {
+        "openvino": "ImportError: libtbb.so.12: cannot open shared object file"
+    }
+
+
+def test_an_import_that_hangs_or_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "dies.py").write_text("import os\nos.abort()\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert machine._broken(["sleeps"], timeout=0.5) == {"sleeps": "the import did not end within 0.5 s"}
+    assert machine._broken(["dies"]) == {"dies": "the import was ended by signal 6"}
+
+
+def test_temporary_and_cache_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert machine._bad_temp() is None
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    assert machine._bad_temp() == str(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert machine._writable(tmp_path / "new" / "hub") and not machine._writable(tmp_path / "file" / "hub")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_cgroups_v2(tmp_path: Path) -> None:
+    write(tmp_path / "memory.max", "max\n")
+    write(tmp_path / "a" / "memory.max", str(4 << 30))
+    write(tmp_path / "a" / "b" / "memory.max", "max")
+    write(tmp_path / "a" / "b" / "cpu.max", "150000 100000\n")
+    write(tmp_path / "a" / "cpu.max", "max 100000\n")
+    assert limits.cgroup_memory_bytes(tmp_path, "0::/a/b") == 4 << 30
+    assert limits.cgroup_cpus(tmp_path, "0::/a/b") == 1.5
+    assert limits.cgroup_memory_bytes(tmp_path, "0::/") is None and limits.cgroup_cpus(tmp_path, "0::/") is None
+
+
+def test_cgroups_v1(tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "memory.limit_in_bytes", "9223372036854771712")
+    write(tmp_path / "memory" / "job" / "memory.limit_in_bytes", str(1 << 30))
+    write(tmp_path / "cpu,cpuacct" / "x", "")
+    write(tmp_path / "cpu" / "job" / "cpu.cfs_quota_us", "200000")
+    write(tmp_path / "cpu" / "job" / "cpu.cfs_period_us", "100000")
+    write(tmp_path / "cpu" / "cpu.cfs_quota_us", "-1")
+    write(tmp_path / "cpu" / "cpu.cfs_period_us", "100000")
+    membership = "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/x"
+    assert limits.cgroup_memory_bytes(tmp_path, membership) == 1 << 30
+    assert limits.cgroup_cpus(tmp_path, membership) == 2.0
+    assert limits.cgroup_memory_bytes(tmp_path, "5:memory:/") is None
+    # A container sees the host's path, which is not there: its own root counts.
+    write(tmp_path / "memory" / "memory.limit_in_bytes", str(1 << 29))
+    assert limits.cgroup_memory_bytes(tmp_path, "5:memory:/docker/123") == 1 << 29
