@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from bertopt.commands import recipes
-from bertopt.recipe.parse import Recipe, load
+from bertopt.recipe.parser import Recipe, load
 from bertopt.system.doctor_checks import ALL, CHECKS, Finding
 from bertopt.system.machine import Machine
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertopt.commands import recipes
 from bertopt.commands.doctor import asked_recipe, diagnose
-from bertopt.recipe.parse import from_dict
+from bertopt.recipe.parser import from_dict
 from bertopt.system.machine import Machine
 
 CPU = {
