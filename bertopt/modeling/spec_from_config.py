@@ -1,0 +1,128 @@
+"""What a checkpoint's configuration says of the model: task, pooling, and everything in `Spec`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, get_args
+
+from bertopt.core import Spec, Task
+from bertopt.errors import Unsupported, UsageError
+from bertopt.modeling.config_checks import OFFSET_POSITIONS
+from bertopt.modeling.source import read_json
+
+
+def find_task(config: Any, task: str, pooling: str | None) -> Task:
+    from optimum.exporters.tasks import TasksManager
+
+    known = get_args(Task)
+    if task == "auto":
+        if pooling is not None:
+            return "feature-extraction"
+        import transformers
+
+        architecture = (config.architectures or ["?"])[0]
+        cls = getattr(transformers, architecture, None)
+        try:
+            task = TasksManager.infer_task_from_model(cls) if isinstance(cls, type) else "?"
+        except ValueError:
+            task = "?"
+        if task not in known:
+            raise UsageError(
+                f"task: auto finds no task for architecture '{architecture}'; state one of {', '.join(known)}"
+            )
+    found = TasksManager.map_from_synonym(task)
+    if found not in known:
+        raise UsageError(f"task must be one of {', '.join(known)}; got '{task}'")
+    return found  # type: ignore[no-any-return]
+
+
+def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
+    """(pooling, normalize, max_seq_length) of a sentence-transformers directory, else (None, False, None)."""
+    if not (directory / "modules.json").is_file():
+        return None, False, None
+    pooling, normalize = None, False
+    for module in read_json(directory / "modules.json"):
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            pooling = _pooling_mode(read_json(directory / module["path"] / "config.json"))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer" or module["path"] not in ("", "."):
+            raise Unsupported(
+                f"modules.json: module '{kind}' at '{module['path']}' is none of Transformer, Pooling, Normalize"
+            )
+    length = None
+    if (directory / "sentence_bert_config.json").is_file():
+        length = read_json(directory / "sentence_bert_config.json").get("max_seq_length")
+    return pooling, normalize, length
+
+
+def _pooling_mode(fields: dict[str, Any]) -> str:
+    short = {
+        "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
+        "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
+    }  # fmt: skip
+    mode = fields.get("pooling_mode")
+    on = [
+        key.removeprefix("pooling_mode_") for key, value in fields.items() if key.startswith("pooling_mode_") and value
+    ]
+    modes = [mode] if isinstance(mode, str) else (mode or on or ["mean"])
+    if len(modes) != 1 or modes[0] not in short:
+        raise Unsupported(f"1_Pooling: mode must be one of cls, mean, max, mean_sqrt_len; got {', '.join(modes)}")
+    return short[modes[0]]
+
+
+def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, pooling: Any, normalize: bool) -> Spec:
+    from optimum.utils.normalized_config import NormalizedConfigManager, NormalizedTextConfig
+
+    known = config.model_type in NormalizedConfigManager._conf
+    normal = (
+        NormalizedConfigManager.get_normalized_config_class(config.model_type) if known else NormalizedTextConfig
+    )(config)
+    usable = int(config.max_position_embeddings)
+    if config.model_type in OFFSET_POSITIONS:
+        # MPNet's padding index is 1 whatever the configuration says.
+        usable -= int(encoder.base_model.embeddings.padding_idx) + 1
+    accepted = inspect.signature(encoder.forward).parameters
+    types = int(getattr(config, "type_vocab_size", 0) or 0)
+    with_types = types > 1 and "token_type_ids" in accepted
+    outputs = {
+        "feature-extraction": ("sentence_embedding",) if pooling else ("last_hidden_state",),
+        "question-answering": ("start_logits", "end_logits"),
+    }.get(task, ("logits",))
+    classes = task in ("text-classification", "token-classification")
+    return Spec(
+        family=config.model_type, task=task,
+        inputs=("input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])), outputs=outputs,
+        layers=normal.num_layers, heads=normal.num_attention_heads, hidden=normal.hidden_size,
+        vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
+        max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
+        labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
+        multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
+        parameters=sum(p.numel() for p in encoder.parameters()),
+        shift_free=_shift_free(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
+    )  # fmt: skip
+
+
+def _positions(config: Any, encoder: Any) -> dict[str, Any]:
+    """`positions` and `position_offset` of `Spec`."""
+    if config.model_type in OFFSET_POSITIONS:
+        return {"positions": "counted", "position_offset": int(encoder.base_model.embeddings.padding_idx) + 1}
+    relative = config.model_type == "modernbert" or not getattr(config, "position_biased_input", True)
+    return {"positions": "none" if relative else "column"}
+
+
+def _shift_free(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
+    """See `Spec.shift_free`."""
+    first_column = pooling == "cls" or (
+        task == "text-classification" and getattr(config, "classifier_pooling", "cls") == "cls"
+    )
+    if first_column:
+        return False
+    if config.model_type in OFFSET_POSITIONS:
+        # Positions are counted over the ids that are not the embedding's padding index, which is MPNet's own.
+        return int(encoder.base_model.embeddings.padding_idx) == pad_id
+    if config.model_type == "deberta-v2":
+        return bool(config.relative_attention and not config.position_biased_input)
+    return bool(config.model_type == "modernbert")
