@@ -17,8 +17,9 @@ from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.network import Network
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
-from bertopt.modeling.spec_from_config import find_task, make_spec, read_sentence_transformers
+from bertopt.modeling.spec_from_config import check_length, find_task, make_spec, read_sentence_transformers
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer
+from bertopt.system.untrusted import plain
 
 #: Files beside the weights that say how to use them; copied into every stage where present.
 COMPANIONS = (
@@ -64,9 +65,11 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
     with quiet():
         encoder = _encoder(directory, config, task)
         if rewrites_spec is None:
+            _check_dtypes(directory)
             _check_finite(encoder)
             tokenizer = open_tokenizer(directory)
             check_tokenizer(tokenizer, encoder)
+            check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
             limit = min(filter(None, [st_length, int(tokenizer.model_max_length)]))
             spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, pooling, normalize)
         else:
@@ -155,6 +158,20 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
             + f"; task is '{task}': state the task the checkpoint was trained for, or restore the checkpoint"
         )  # fmt: skip
     return encoder
+
+
+def _check_dtypes(directory: Path) -> None:
+    """Weights stored as integers would be read as numbers that nobody trained."""
+    from safetensors import safe_open
+
+    for path in weight_files(directory):
+        if path.suffix == ".json":
+            continue
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  (no mapping)
+                dtype = file.get_slice(name).get_dtype()
+                if not dtype.startswith(("F", "BF")) and not name.endswith(("position_ids", "token_type_ids")):
+                    raise IntegrityError(f"tensor '{plain(name)}' must hold floating-point numbers; got {dtype}; restore the checkpoint")
 
 
 def _check_finite(encoder: Any) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bertopt.core import Spec, Task
-from bertopt.errors import Unsupported, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling.config_checks import OFFSET_POSITIONS
 from bertopt.modeling.source import read_json
+from bertopt.system.untrusted import plain
 
 
 def find_task(config: Any, task: str, pooling: str | None) -> Task:
@@ -55,7 +56,14 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
     length = None
     if (directory / "sentence_bert_config.json").is_file():
         length = read_json(directory / "sentence_bert_config.json").get("max_seq_length")
+        check_length("sentence_bert_config.json: max_seq_length", length)
     return pooling, normalize, length
+
+
+def check_length(name: str, value: Any) -> None:
+    """Raise IntegrityError where a file states a longest text that cannot be. None states nothing."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise IntegrityError(f"{name} must be a whole number of at least 1, or null; got {plain(ascii(value))}; restore the checkpoint")
 
 
 def _pooling_mode(fields: dict[str, Any]) -> str:

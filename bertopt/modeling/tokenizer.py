@@ -10,6 +10,7 @@ from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling.source import read_json, scrub
+from bertopt.system.untrusted import plain
 
 
 def open_tokenizer(directory: Path) -> Any:
@@ -32,7 +33,7 @@ def open_tokenizer(directory: Path) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
-            raise UsageError(f"'{directory}' has no tokenizer transformers can load: {error}") from error
+            raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(str(error).splitlines()[0])}); give one with tokenizer.json") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise Unsupported(
             f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
@@ -42,8 +43,12 @@ def open_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
+#: Texts that are encoded to see what the tokenizer adds, and how many tokens a character may become.
+_SAMPLE, _MOST_TOKENS = "The quick brown fox jumps over the lazy dog", 16
+
+
 def check_tokenizer(tokenizer: Any, encoder: Any) -> None:
-    """Raises IntegrityError where the tokenizer has a token that the embedding has no row for."""
+    """Raise IntegrityError where the tokenizer gives ids or types that the embeddings have no row for, or expands texts."""
     rows = encoder.get_input_embeddings().weight.shape[0]
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:
@@ -51,3 +56,23 @@ def check_tokenizer(tokenizer: Any, encoder: Any) -> None:
         raise IntegrityError(
             f"tensor '{name}' has {rows} rows, but the tokenizer's token '{token}' is number {largest}; pair the model with its own tokenizer"
         )
+    backend = tokenizer.backend_tokenizer
+    normal = backend.normalizer.normalize_str(_SAMPLE) if backend.normalizer is not None else _SAMPLE
+    if len(normal) > _MOST_TOKENS * len(_SAMPLE):
+        raise IntegrityError(
+            f"the tokenizer's normalizer turns {len(_SAMPLE)} characters into {len(normal):,}; restore tokenizer.json"
+        )
+    for encoded in (backend.encode(_SAMPLE), backend.encode(_SAMPLE, "a")):
+        if len(encoded.ids) > _MOST_TOKENS * len(_SAMPLE):
+            raise IntegrityError(
+                f"the tokenizer turns {len(_SAMPLE)} characters into {len(encoded.ids):,} tokens; restore tokenizer.json"
+            )
+        if max(encoded.ids, default=0) >= rows:
+            raise IntegrityError(
+                f"the tokenizer's post-processor adds token {max(encoded.ids)}, but the embedding has {rows} rows; restore tokenizer.json"
+            )
+        types = int(getattr(encoder.config, "type_vocab_size", 0) or 0)
+        if types > 1 and max(encoded.type_ids, default=0) >= types:
+            raise IntegrityError(
+                f"the tokenizer gives token type {max(encoded.type_ids)}, but the model has {types}; restore tokenizer.json"
+            )

@@ -10,6 +10,7 @@ from bertopt.errors import UsageError
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.system import environment
+from bertopt.system.untrusted import reading
 
 #: More threads than this are a mistake on any machine, and runtimes take minutes to start them.
 MAX_THREADS = 1024
@@ -34,9 +35,10 @@ def load(
     manifest = stages.verify(path)
     device = device or manifest["device"]
     environment.check_isa(manifest, device)
-    model = stages.open_stage(path, manifest)
-    session = open_session(model, device, threads, streams)
-    return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)
+    with reading(f"'{path}'", "export it again"):
+        model = stages.open_stage(path, manifest)
+        session = open_session(model, device, threads, streams)
+        return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)
 
 
 def _check_count(name: str, value: object) -> None:

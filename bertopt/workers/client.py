@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bertopt import passes
 from bertopt.core import Session
-from bertopt.errors import BY_NAME, ResourceError, StepTimeout, UsageError, WorkerCrashed
+from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.system import process_tree
-from bertopt.workers import protocol
+from bertopt.workers import log_directory, protocol
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -36,6 +36,10 @@ LOOK_S = 0.25
 WHERE_S = 1.0
 
 
+#: What the server's log says where memory ended before it could say so itself.
+_NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|failed to map segment|can't allocate|bad_alloc")
+
+
 class Workers:
     """Starts workers by forking a process that has torch imported. Leaving the context ends every one of them."""
 
@@ -44,7 +48,7 @@ class Workers:
             raise UsageError(
                 "this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':"
             )
-        self._logs = tempfile.TemporaryDirectory(prefix="bertopt-")
+        self._logs = log_directory.make()
         self._control, theirs = socket.socketpair()
         self._log = Path(self._logs.name) / "server.log"
         with self._log.open("wb") as log:
@@ -77,7 +81,7 @@ class Workers:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
             pid = int(self._answer())
         except (OSError, ValueError) as error:
-            raise WorkerCrashed(f"the worker server ended: {_tail(self._log)}", _tail(self._log)) from error
+            raise self.ended() or WorkerCrashed(f"the server of the workers does not answer ({error})", _tail(self._log)) from error
         finally:
             theirs.close()
         worker = Worker(self, pid, Connection(mine.detach()), log)
@@ -97,6 +101,23 @@ class Workers:
             # The server is gone; its workers died with it.
             return None, []
         return answer["code"], answer["left"]
+
+    def ended(self) -> BertoptError | None:
+        """Return the error that says why the server ended, or None where it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(timeout=1.0)
+        if (code := self._server.poll()) is None:
+            return None
+        log = _tail(self._log)
+        if code == -signal.SIGKILL:
+            why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
+            return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
+        if _NO_MEMORY.search(log):
+            last = log.strip().splitlines()[-1]
+            return ResourceError(
+                f"memory ended while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
+            )
+        return WorkerCrashed(f"the server of the workers ended: {log}", log)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -221,9 +242,11 @@ class Worker:
         error.log = _tail(self._log)
         return error
 
-    def _died(self, op: str) -> WorkerCrashed | ResourceError:
+    def _died(self, op: str) -> BertoptError:
         ended = process_tree.ends(self.pid, 1.0)
         code, left = self.kill()
+        if code is None and (error := self._workers.ended()) is not None:
+            return error
         log = _tail(self._log)
         if not ended or code is None:
             return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)

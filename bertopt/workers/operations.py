@@ -20,6 +20,7 @@ from bertopt.modeling.packing import Batch
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.system import environment
+from bertopt.system.untrusted import reading
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -66,11 +67,11 @@ class Ops:
         from bertopt.modeling import checkpoint
 
         start = time.monotonic()
-        with warnings.catch_warnings(record=True) as caught:
+        out = Path(part)
+        with reading("the checkpoint", "restore it, or give another one"), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = checkpoint.load(source, task, revision)
-        out = Path(part)
-        checkpoint.write_snapshot(model, out)
+            checkpoint.write_snapshot(model, out)
         (out / "rewrites.json").write_text("[]\n")
         entry = stages.describe(model, out)
         notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})

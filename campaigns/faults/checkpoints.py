@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,12 @@ def link(file: str, target: str) -> Callable[[Path], None]:
 
 
 def every() -> Iterator[Hostile]:
-    """All hostile checkpoints. A canary (`canary.py`, pickles) shows whether code of a checkpoint ever ran."""
+    """All hostile checkpoints, numbered. A canary (`canary.py`, pickles) shows whether code of a checkpoint ever ran."""
+    for number, case in enumerate(_every(), 1):
+        yield replace(case, name=f"{number}: {case.name}")
+
+
+def _every() -> Iterator[Hostile]:
     for key in SIZES:
         for value in VALUES:
             yield Hostile(f"config {key} = {str(value)[:12]!r}", edit("config.json", put(key, value)), HARMLESS)

@@ -346,3 +346,43 @@ def test_nothing_outlives_a_killed_parent(reference: Path, tmp_path: Path) -> No
         assert becomes(lambda: not any(map(process_tree.runs, ids))), [number for number in ids if process_tree.runs(number)]
     finally:
         os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_a_server_that_was_killed_is_a_lack_of_resources(reference: Path) -> None:
+    with Workers() as workers:
+        worker = workers.start()
+        os.kill(workers._server.pid, signal.SIGKILL)
+        with pytest.raises(ResourceError, match=r"the server of the workers was killed by SIGKILL.*memory runs out"):
+            worker.call("open", directory=str(reference), device="cpu")
+        with pytest.raises(ResourceError, match="killed by SIGKILL"):
+            workers.start()
+
+
+def test_a_server_that_ends_for_want_of_memory_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As under `ulimit -v`: Python itself says MemoryError, or a library cannot be mapped."""
+    for text in ("MemoryError", "ImportError: libtorch_cpu.so: failed to map segment from shared object"):
+        fake = tmp_path / "python"
+        fake.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+        fake.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(fake))
+        with Workers() as workers, pytest.raises(ResourceError, match=r"memory.*ulimit -v"):
+            workers.start()
+    fake.write_text("#!/bin/sh\necho 'SyntaxError: nonsense' >&2\nexit 1\n")
+    with Workers() as workers, pytest.raises(WorkerCrashed, match="SyntaxError: nonsense"):
+        workers.start()
+
+
+def test_what_a_killed_run_left_in_the_temporary_directory_is_swept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left, foreign, running = (tmp_path / name for name in (f"bertopt-{gone.pid}-abc", "bertopt-notes", f"bertopt-{os.getpid()}-x"))
+    for path in (left, foreign, running):
+        path.mkdir()
+        (path / "server.log").write_text("x")
+    with Workers():
+        assert not left.exists() and foreign.exists() and running.exists()
+        assert [path for path in tmp_path.iterdir() if path not in (foreign, running)]
+    assert sorted(tmp_path.iterdir()) == sorted([foreign, running])

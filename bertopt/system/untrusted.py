@@ -1,0 +1,41 @@
+"""Reading files that somebody else wrote: whatever a library raises over them is about the file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+
+from bertopt.errors import BertoptError, IntegrityError, ResourceError
+
+#: How torch, numpy and the operating system say that memory ended, in other exceptions than MemoryError.
+_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|out of memory|unable to allocate|bad_alloc", re.IGNORECASE)
+_SHOWN = 300
+
+
+@contextlib.contextmanager
+def reading(what: str, remedy: str) -> Iterator[None]:
+    """Turn whatever is raised while `what` is read into an IntegrityError that ends in `remedy`.
+
+    Errors raised on purpose, interruptions and a lack of disk or memory stay what they are: memory becomes ResourceError.
+    """
+    try:
+        yield
+    except (BertoptError, KeyboardInterrupt, SystemExit, GeneratorExit, NameError, ImportError):
+        # A name or a module that is missing is never the file's doing.
+        raise
+    except BaseException as error:  # the tokenizers library panics with something that is no Exception
+        first = plain(str(error).strip().splitlines()[0] if str(error).strip() else "no message")
+        kind = type(error).__name__
+        if isinstance(error, MemoryError) or _MEMORY.search(first):
+            raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error
+
+
+def plain(text: str) -> str:
+    """Return text of a foreign file in one short line, without anything that a terminal would act on."""
+    clean = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return clean if len(clean) <= _SHOWN else f"{clean[: _SHOWN - 1]}…"
