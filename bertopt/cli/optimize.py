@@ -36,7 +36,7 @@ def optimize(
     target: TargetOption = "auto",
     keep: KeepOption = "fast",
     texts: TextsOption = None,
-    out: Annotated[Path | None, typer.Option(help="Where everything goes; default out/<model's name>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default out/<model's name>.")] = None,
     task: Task = "auto",
     portable: Annotated[
         bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers opens too.")

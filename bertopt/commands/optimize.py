@@ -81,7 +81,7 @@ def plan(
 def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the shipped recipe for a machine with `gpus` GPUs and these `packages`, and remarks on the choice.
 
-    Raises Unsupported where a GPU is asked for and there is none or nothing to use it, UsageError for `keep='exact'` on one.
+    Raises Unsupported if `target` is 'gpu' and there is none, or nothing that uses it; UsageError for `keep='exact'` on one.
     """
     runtime = next((package for package in _GPU if package in packages), None)
     usable = bool(gpus and runtime)

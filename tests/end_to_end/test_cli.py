@@ -334,6 +334,15 @@ def test_optimize_refuses_texts_and_targets_that_are_not_there(
     assert found.exit_code == 4 and "doctor --target gpu" in last_line(found)
 
 
+def test_init_writes_a_recipe_that_export_accepts(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    found = call("init", str(tiny()), "--out", str(path), "--target", "cpu")
+    assert found.exit_code == 0 and found.stdout == f"{path}\n" and f"bertopt export {path}" in last_line(found)
+    assert call("export", str(path), "--dry-run").exit_code == 0
+    found = call("init", str(tiny()), "--out", str(path))
+    assert found.exit_code == 2 and "exists; give another name" in last_line(found)
+
+
 # Artefacts.
 
 
