@@ -8,6 +8,7 @@ from bertopt._version import __version__
 
 if TYPE_CHECKING:
     from bertopt.commands.export import run
+    from bertopt.commands.optimize import optimize
     from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, OpenVino, Pass, Result, Session
     from bertopt.errors import BertoptError, Unsupported
     from bertopt.passes import register
@@ -25,6 +26,7 @@ _HOMES = {
     "Predictor": "bertopt.runtime.predictor",
     "Report": "bertopt.results",
     "load": "bertopt.runtime.load",
+    "optimize": "bertopt.commands.optimize",
     "register": "bertopt.passes",
     "run": "bertopt.commands.export",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "load",
+    "optimize",
     "register",
     "run",
 ]
@@ -56,7 +59,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'bertopt' has no attribute '{name}'")
-    if name in ("Report", "run"):
+    if name in ("Report", "optimize", "run"):
         importlib.import_module("bertopt.report.notebook").register()
     return getattr(importlib.import_module(_HOMES[name]), name)
 

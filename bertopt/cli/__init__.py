@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bertopt.cli import bench, compare, debug, doctor, export, info, report, verify
+from bertopt.cli import bench, compare, debug, doctor, export, info, init, optimize, report, verify
 from bertopt.cli.app import app
 
-__all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "main", "report", "verify"]
+__all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "report", "verify"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

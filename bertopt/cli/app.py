@@ -26,7 +26,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks and the logs of workers.")]
 Junit = Annotated[
-    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, one case a stage and gate.")
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML, one test case per stage and gate.")
 ]
 Summary = Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Write a Markdown summary.")]
 RecipeName = Annotated[
@@ -60,7 +60,7 @@ def exit_codes(verbose: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted; finished stages are kept, run again to go on", file=sys.stderr)
+        print("interrupted; finished stages are kept: run the same command again to continue", file=sys.stderr)
         raise typer.Exit(130) from None
     except (BertoptError, OSError, MemoryError, RecursionError) as error:
         known = _typed(error)

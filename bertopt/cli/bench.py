@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bertopt.commands.bench import Bench
 
-Seconds = Annotated[float, typer.Option(min=0.1, help="Most seconds of each race; more rounds see smaller differences.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of each comparison; longer runs resolve smaller differences.")]
 
 
 @app.command()
@@ -26,7 +26,7 @@ def bench(
     shape: Annotated[
         list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128. Repeatable.")
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the mix.")] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing.")] = None,
     seconds: Seconds = 2.5,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each artefact, one after another.")] = 1,
     json_: Json = False,
@@ -50,18 +50,18 @@ def bench(
                     print(f"{row.directory}, {_what(case.batch, case.sequence)}: {case.warning}", file=sys.stderr)
 
 
-def _shapes(stated: list[str] | tuple[()]) -> list[tuple[int, int]]:
-    wrong = [item for item in stated if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]
+def _shapes(values: list[str] | tuple[()]) -> list[tuple[int, int]]:
+    wrong = [item for item in values if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]
     if wrong:
         raise UsageError(*(f"--shape {item}: expected BATCHxTOKENS, such as 8x128" for item in wrong))
-    return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in stated)]
+    return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in values)]
 
 
 def _what(batch: int | None, sequence: int | None) -> str:
     return "mix" if batch is None else f"{batch} × {sequence}"
 
 
-def _table(found: Bench) -> Table:
+def _table(timings: Bench) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -73,7 +73,7 @@ def _table(found: Bench) -> Table:
     for name in ("p50 ms", "p90 ms", "texts/s"):
         table.add_column(name, justify="right")
     table.add_column("against the first")
-    for row in found.artefacts:
+    for row in timings.artefacts:
         for number, case in enumerate(row.latency):
             named = (row.directory, f"{row.form}, {row.precision}") if number == 0 else ("", "")
             versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE

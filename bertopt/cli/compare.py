@@ -13,26 +13,26 @@ from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_c
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff, Tolerances
 
-Stated = Annotated[
+LimitValues = Annotated[
     list[str] | None,
     typer.Option(
         "--limits", metavar="LIMIT=NUMBER", help="A parity limit over the baseline's: rel_l2=0.01. Repeatable."
     ),
 ]
 Slower = Annotated[
-    float, typer.Option(min=0, help="Share by which a speed-up may fall, where the intervals are apart.")
+    float, typer.Option(min=0, help="Largest tolerated loss of speed-up, as a share; counted where the 95 % intervals are apart.")
 ]
-Bigger = Annotated[float, typer.Option(min=0, help="Share by which the size on disk may grow.")]
-Memory = Annotated[float, typer.Option(min=0, help="Share by which the peak memory may grow.")]
-QualityDrop = Annotated[float, typer.Option(min=0, help="Amount by which the task metric may drop.")]
+Bigger = Annotated[float, typer.Option(min=0, help="Largest tolerated growth of the size on disk, as a share.")]
+Memory = Annotated[float, typer.Option(min=0, help="Largest tolerated growth of the peak memory, as a share.")]
+QualityDrop = Annotated[float, typer.Option(min=0, help="Largest tolerated drop of the task metric.")]
 
 
 @app.command()
 def compare(
     baseline: Annotated[Path, typer.Argument(help="An artefact, or a report.json or its directory.", metavar="A")],
-    candidate: Annotated[Path, typer.Argument(help="The same, held against A.", metavar="B")],
+    candidate: Annotated[Path, typer.Argument(help="The same, compared with A.", metavar="B")],
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare two artefacts on.")] = None,
-    limits: Stated = None,
+    limits: LimitValues = None,
     slower: Slower = 0.05,
     bigger: Bigger = 0.10,
     memory: Memory = 0.25,
@@ -42,28 +42,28 @@ def compare(
     summary: Summary = None,
     verbose: Verbose = False,
 ) -> None:
-    """Compare two artefacts or two reports; exit 3 where B is worse than A by more than is tolerated."""
+    """Compare two artefacts or two reports; exit 3 if B is worse than A by more than is tolerated."""
     with exit_codes(verbose):
-        from bertopt.commands.compare import compare as hold
+        from bertopt.commands.compare import compare as compare_with
 
-        found = hold(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
-        ci_files(junit, summary, None, found)
+        diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
+        ci_files(junit, summary, None, diff)
         if json_:
-            print(found.model_dump_json())
+            print(diff.model_dump_json())
         else:
-            show(found)
-        print(found.reason, file=sys.stderr)
-        raise typer.Exit(found.exit_code)
+            show(diff)
+        print(diff.reason, file=sys.stderr)
+        raise typer.Exit(diff.exit_code)
 
 
 def tolerances(
-    stated: list[str] | None, slower: float, bigger: float, memory: float, quality_drop: float
+    values: list[str] | None, slower: float, bigger: float, memory: float, quality_drop: float
 ) -> Tolerances:
     from bertopt.commands.compare import limits
     from bertopt.report.diff import Tolerances
 
     return Tolerances(
-        slower=slower, bigger=bigger, memory=memory, quality_drop=quality_drop, limits=limits(stated or ())
+        slower=slower, bigger=bigger, memory=memory, quality_drop=quality_drop, limits=limits(values or ())
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @app.command()
 def debug(
     recipe: RecipeName,
-    stage: Annotated[str, typer.Option(help="The step to look into.", metavar="NAME")],
+    stage: Annotated[str, typer.Option(help="The step to examine.", metavar="NAME")],
     out: Annotated[Path | None, typer.Option(help="The export's directory; default out/<recipe's name>.")] = None,
     set_: Override = None,
     json_: Json = False,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @app.command()
 def export(
     recipe: RecipeName,
-    out: Annotated[Path | None, typer.Option(help="Where everything goes; default out/<recipe's name>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default out/<recipe's name>.")] = None,
     set_: Override = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe and print its steps; load nothing.")
@@ -29,7 +29,7 @@ def export(
     build_only: Annotated[
         bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the stages of earlier runs.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Build everything anew; ignore the stages of earlier runs.")] = False,
     json_: Json = False,
     junit: Junit = None,
     summary: Summary = None,

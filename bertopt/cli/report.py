@@ -18,10 +18,10 @@ def report(
     ] = Path(),
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page.")] = None,
     pictures: Annotated[
-        Path | None, typer.Option("--pictures", metavar="DIR", help="Write latency, parity and size as pictures.")
+        Path | None, typer.Option("--pictures", metavar="DIR", help="Write charts of latency, parity and size.")
     ] = None,
     format_: Annotated[
-        list[str] | None, typer.Option("--format", metavar="svg|png", help="Of the pictures; default svg. Repeatable.")
+        list[str] | None, typer.Option("--format", metavar="svg|png", help="Format of the charts; default svg. Repeatable.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -31,7 +31,7 @@ def report(
         from bertopt.errors import UsageError
 
         if format_ and pictures is None:
-            raise UsageError("--format is of the pictures; say where they go with --pictures DIR")
+            raise UsageError("--format applies to pictures; give --pictures DIR too")
         found = read_report(source)
         written: list[Path] = []
         try:

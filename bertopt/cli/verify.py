@@ -10,7 +10,7 @@ import typer
 
 from bertopt.cli import compare
 from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, ci_files, exit_codes, table
-from bertopt.cli.compare import Bigger, Memory, QualityDrop, Slower, Stated
+from bertopt.cli.compare import Bigger, LimitValues, Memory, QualityDrop, Slower
 from bertopt.errors import UsageError
 
 
@@ -24,9 +24,9 @@ def verify(
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare on, besides the grid.")] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(help="An earlier report: hold the figures against its delivered stage.", metavar="REPORT"),
+        typer.Option(help="An earlier report: compare the figures with its delivered stage.", metavar="REPORT"),
     ] = None,
-    limits: Stated = None,
+    limits: LimitValues = None,
     slower: Slower = 0.05,
     bigger: Bigger = 0.10,
     memory: Memory = 0.25,
@@ -50,20 +50,20 @@ def verify(
             against = against or before.model.get("source")
             if not against:
                 raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
-        found = check(directory, against, texts)
-        if baseline is not None and found.stages:
-            diff = with_baseline(found, baseline, tolerated)
-            found.model["comparison"] = diff.model_dump(mode="json")
-            if diff.exit_code and not found.exit_code:
-                found.exit_code, found.reason = diff.exit_code, diff.reason
-        ci_files(junit, summary, found, diff)
+        report = check(directory, against, texts)
+        if baseline is not None and report.stages:
+            diff = with_baseline(report, baseline, tolerated)
+            report.model["comparison"] = diff.model_dump(mode="json")
+            if diff.exit_code and not report.exit_code:
+                report.exit_code, report.reason = diff.exit_code, diff.reason
+        ci_files(junit, summary, report, diff)
         if json_:
-            print(found.model_dump_json(by_alias=True))
-        elif found.stages:
-            table(found)
+            print(report.model_dump_json(by_alias=True))
+        elif report.stages:
+            table(report)
         if diff is not None and not json_:
             compare.show(diff)
-        for warning in found.model.get("warnings", []):
+        for warning in report.model.get("warnings", []):
             print(f"warning: {warning}", file=sys.stderr)
-        print(found.reason, file=sys.stderr if found.exit_code or json_ else sys.stdout)
-        raise typer.Exit(found.exit_code)
+        print(report.reason, file=sys.stderr if report.exit_code or json_ else sys.stdout)
+        raise typer.Exit(report.exit_code)

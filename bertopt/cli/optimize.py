@@ -1,0 +1,85 @@
+"""`bertopt optimize`: the main job in one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bertopt.cli.app import Json, Verbose, app, exit_codes
+from bertopt.cli.export import show, watched
+
+if TYPE_CHECKING:
+    from bertopt.results import Report
+
+Model = Annotated[
+    str, typer.Argument(help="The checkpoint: hub id, directory or pkg://package/path.", metavar="MODEL")
+]
+KeepOption = Annotated[
+    Literal["exact", "near-lossless", "fast"],
+    typer.Option(help="How close to the checkpoint: float32 to 1e-4, bfloat16 to a cosine of 0.9999, or INT8 limits."),
+]
+TargetOption = Annotated[
+    Literal["auto", "cpu", "gpu"], typer.Option(help="auto: the GPU where one and its runtime are here, else the CPU.")
+]
+TextsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help=".txt or .jsonl texts of yours: speed and INT8 ranges are measured on them.")
+]
+Task = Annotated[str, typer.Option(help="The task, where the checkpoint does not say.")]
+
+
+@app.command()
+def optimize(
+    model: Model,
+    target: TargetOption = "auto",
+    keep: KeepOption = "fast",
+    texts: TextsOption = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; default out/<model's name>.")] = None,
+    task: Task = "auto",
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers opens too.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Time briefly, for a first look. The checks stay the same.")
+    ] = False,
+    json_: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Optimise a model for this machine: choose a recipe, try its variants, deliver the fastest that passes."""
+    with exit_codes(verbose):
+        from bertopt.commands.export import run
+        from bertopt.commands.optimize import plan
+
+        chosen = plan(model, target, keep, texts, out, task, portable, quick)
+        for note in (*chosen.notes, f"recipe: {chosen.name}; output: {chosen.out}"):
+            print(note, file=sys.stderr)
+        if quick:
+            print("timing is short (--quick): small differences may be INCONCLUSIVE", file=sys.stderr)
+        report = watched(lambda listen: run(chosen.recipe, chosen.out, progress=True, listen=listen), chosen.out)
+        show(report, chosen.out, json_, verbose)
+        if report.delivered and not json_:
+            _next_steps(report, chosen.out / report.delivered.path, model, portable)
+        raise typer.Exit(report.exit_code)
+
+
+def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> None:
+    from bertopt.stages import read_manifest
+
+    manifest = read_manifest(artifact)
+    spec = manifest["spec"]
+    example = '[("question", "context")]' if spec["task"] == "question-answering" else '["a text"]'
+    lines = [
+        ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example})'),
+        ("check it where it runs", f"bertopt verify {artifact} --against {model}"),
+        ("look at the figures", str(artifact.parent / "report.html")),
+    ]
+    backend = {"eager": "torch", "onnx": "onnx", "openvino": "openvino"}.get(manifest["form"])
+    if portable and spec["pooling"] and backend:
+        lines.insert(1, ("or with sentence-transformers", f'SentenceTransformer("{artifact}", backend="{backend}")'))
+    print("\nNext:")
+    for what, how in lines:
+        print(f"  {what + ':':<31}{how}")
+    if spec["layout"] == "packed":
+        print("Only bertopt opens this artefact, which packs several texts into a row; --portable delivers a padded one.")

@@ -1,0 +1,136 @@
+"""`bertopt.optimize`: choose the shipped recipe for this machine and carry it out for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bertopt.commands import recipes
+from bertopt.commands.export import run
+from bertopt.errors import Unsupported, UsageError
+from bertopt.modeling.config_checks import usable_positions
+from bertopt.modeling.source import examine, resolve
+from bertopt.recipe.parser import Recipe, from_dict, load
+from bertopt.recipe.texts import read
+from bertopt.system import environment
+from bertopt.system.machine import gpu_count
+
+if TYPE_CHECKING:
+    from bertopt.results import Report
+
+Target = Literal["auto", "cpu", "gpu"]
+Keep = Literal["exact", "near-lossless", "fast"]
+
+_CPU: dict[Keep, str] = {"exact": "cpu_exact", "near-lossless": "cpu_near_lossless", "fast": "cpu_fastest"}
+#: GPU recipes, the preferred one first, by the package that runs what they build.
+_GPU = {"onnxruntime-gpu": "ort_cuda_fp16", "tensorrt": "trt_fp16"}
+#: `--quick`: time limits of each comparison [s]. Parity is checked in full.
+_QUICK = {"shape_s": 0.5, "mix_s": 1.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `optimize` does: a recipe, the shipped one that it came from, where the result goes, and remarks on the choice."""
+
+    recipe: Recipe
+    name: str
+    out: Path
+    notes: tuple[str, ...] = ()
+
+
+def optimize(
+    model: str, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
+    task: str = "auto", portable: bool = False, quick: bool = False, progress: bool = False,
+    listen: Callable[[Report], None] | None = None,
+) -> Report:  # fmt: skip
+    """Optimise `model` (hub id, directory or `pkg://package/path`) for this machine and return the report.
+
+    `keep` says how close the artefact must stay to the checkpoint: 'exact' (float32, 1e-4), 'near-lossless' (bfloat16, mean
+    cosine 0.9999) or 'fast' (INT8, within its limits). `texts` (.txt or .jsonl) are yours: ranges and speed are measured on
+    them. `portable` delivers an artefact that sentence-transformers can open, too. `quick` shortens the timing. Leaves
+    artefact and report in `out`, by default `out/<model's name>`. Raises as `bertopt.run` does, and Unsupported where
+    `target` is not available here.
+    """
+    chosen = plan(model, target, keep, texts, out, task, portable, quick)
+    return run(chosen.recipe, chosen.out, progress=progress, listen=listen)
+
+
+def plan(
+    model: str, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
+    task: str = "auto", portable: bool = False, quick: bool = False,
+) -> Plan:  # fmt: skip
+    """Return what `optimize` would do. Starts nothing; raises UsageError and the like for a model or texts that do not fit."""
+    name, notes = choose(target, keep, gpu_count(), environment.versions())
+    if texts is not None:
+        _check_texts(Path(texts))
+    usable = usable_positions(examine(resolve(model)))
+    data = load(recipes.find(recipes.FOLDER / f"{name}.yaml")).resolved()
+    data |= {"model": model, "task": task}
+    data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": _fitting(data["inputs"]["shapes"], usable)}
+    if name == "trt_fp16":
+        _for_this_gpu(data)
+    if portable:
+        data["steps"] = without(data["steps"], "pack_sequences")
+    if quick:
+        data["timing"] |= _QUICK
+    return Plan(from_dict(data, name), name, Path(out) if out is not None else Path("out") / short_name(model), notes)
+
+
+def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the shipped recipe for a machine with `gpus` GPUs and these `packages`, and remarks on the choice.
+
+    Raises Unsupported if `target` is 'gpu' and there is none, or nothing that uses it; UsageError for `keep='exact'` on one.
+    """
+    runtime = next((package for package in _GPU if package in packages), None)
+    usable = bool(gpus and runtime)
+    if target == "gpu" and not usable:
+        what = "no NVIDIA GPU is here" if not gpus else f"none of {', '.join(_GPU)} is installed: pip install 'bertopt[gpu]'"
+        raise Unsupported(f"target gpu cannot be used: {what}; `bertopt doctor --target gpu` says more, --target cpu works")
+    if target == "gpu" and keep == "exact":
+        raise UsageError("keep must be near-lossless or fast on a GPU, whose recipes compute in float16; got exact")
+    if target == "cpu" or not usable or keep == "exact":
+        note = f"a GPU is here, but none of {', '.join(_GPU)} is installed" if keep != "exact" else "no GPU recipe is exact"
+        aside = target == "auto" and gpus > 0
+        return _CPU[keep], (f"{note}: optimising for the CPU",) if aside else ()
+    assert runtime is not None
+    return _GPU[runtime], ()
+
+
+def short_name(model: str) -> str:
+    """Return the last part of a model's name: what its output directory is called."""
+    if model.startswith("pkg://"):
+        return model.removeprefix("pkg://").split("/")[0]
+    return Path(model).expanduser().resolve().name or "model"
+
+
+def without(steps: list[dict[str, Any]], pass_name: str) -> list[dict[str, Any]]:
+    """Return `steps` without those of one pass and all that start from them."""
+    dropped: set[str] = set()
+    for step in steps:
+        if step["pass"] == pass_name or step["after"] in dropped:
+            dropped.add(step["name"])
+    return [step for step in steps if step["name"] not in dropped]
+
+
+def _for_this_gpu(data: dict[str, Any]) -> None:
+    """Change the recipe, which builds for other GPUs ahead of time, to build for the one here."""
+    data["device"] = "cuda"
+    for step in data["steps"]:
+        if step["pass"] == "build_tensorrt":  # noqa: S105  (no password)
+            step |= {"library": "tensorrt", "targets": []}
+
+
+def _fitting(shapes: list[list[int]], usable: int | None) -> list[list[int]]:
+    """The recipe's shapes [B, S], with sequences cut to the model's usable positions."""
+    cut = [(batch, min(sequence, usable or sequence)) for batch, sequence in shapes]
+    return [list(shape) for shape in dict.fromkeys(cut)]
+
+
+def _check_texts(path: Path) -> None:
+    if path.suffix not in (".txt", ".jsonl"):
+        raise UsageError(f"texts must be a .txt or .jsonl file; got '{path}'")
+    if not path.is_file():
+        raise UsageError(f"texts: there is no file '{path}'; check the path")
+    read(path)
