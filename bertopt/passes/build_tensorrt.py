@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result
+from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
@@ -23,6 +23,11 @@ class BuildTensorrt(Pass[Onnx, Engine]):
 
     `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
     """
+
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "pack_sequences": "profiles are of [batch, sequence]; packed rows have slots for their texts too: branch from a padded network",
+        "fuse_ort": "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx",
+    }
 
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
         "auto", description="auto: tensorrt on a GPU, else tensorrt_rtx"
@@ -46,17 +51,13 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         return None
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if any(step.name() == "quantize_int8" and not getattr(step, "symmetric", False) for step in before):
+            return "TensorRT takes static INT8 without zero points only; say quantize_int8: {scheme: static, symmetric: true}"
         names = {step.name() for step in before}
-        if "pack_sequences" in names:
-            return "profiles are of [batch, sequence]; packed rows have slots for their texts too: branch from a padded network"
-        if "fuse_ort" in names:
-            return "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx"
-        if "quantize_int8" in names:
-            return "TensorRT has no dynamic INT8 products; branch from the float graph"
         native = any(step.name() == "export_onnx" and getattr(step, "opset", 0) >= 23 for step in before)
         if native and "use_sdpa" in names and not names & {"cast_half", "cast_onnx_half"}:
             return _NO_FLOAT32_ATTENTION
-        return None
+        return super().conflict(before)
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Engine]:
         library = self._library(ctx)
@@ -85,9 +86,9 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         engine = Engine(model.spec, model.precision, path, library, str(trt.__version__), targets, profiles)
         return Result(engine, layers)
 
-    def effects(self, model: Engine, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Engine, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """What the engine computes in, as far as its inspector tells; the answers alone are float32 in every engine."""
-        formats: Mapping[str, int] = facts.get("output_formats", {})
+        formats = facts.output_formats or {}
         words = {"float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
         there = sum(count for kind, count in formats.items() if re.search(words, kind, re.IGNORECASE))
         return {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}

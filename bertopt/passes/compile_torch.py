@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from bertopt.core import Compiled, Context, Eager, Pass, Result
+from bertopt.core import Compiled, Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class CompileTorch(Pass[Eager, Compiled]):
         network.compile(mode=None if self.mode == "default" else self.mode, dynamic=self.dynamic)
         return {"modules": 1}
 
-    def effects(self, model: Compiled, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Compiled, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """A compiled forward, nothing left to eager code and, where `dynamic`, no graph more for a shape not seen.
 
         How many graphs there are is the parity probes' doing: torch makes one of its own for a batch of one, a
@@ -77,7 +76,7 @@ class CompileTorch(Pass[Eager, Compiled]):
         compiled = int(network._compiled_call_impl is not None)
         found = {
             "compiled forward": (1, compiled),
-            "graph, or more": (1, min(1, int(facts.get("graphs", 0)))),
+            "graph, or more": (1, min(1, facts.graphs or 0)),
             "graph breaks": (0, sum(counters["graph_break"].values())),
             "frames left to eager code": (0, counters["frames"]["total"] - counters["frames"]["ok"]),
         }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, Spec
+from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, RuntimeFacts, Spec
 from bertopt.errors import Unsupported
 from bertopt.system import openvino_import
 
@@ -30,6 +30,13 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
     recipe's texts and on odd inputs among them; attention itself stays float32. Static scales give a text the same
     answer beside any other texts. `bf16` writes the float32 IR and runs it in bfloat16.
     """
+
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "fuse_ort": "OpenVINO does not know ONNX Runtime's own operators; branch from export_onnx",
+        "quantize_int8": "OpenVINO would not run ONNX Runtime's INT8 products; branch from the float graph and say precision: int8",
+        "cast_onnx_half": "convert the float32 graph and say precision: bf16",
+        "cast_half": "convert the float32 graph and say precision: bf16",
+    }
 
     precision: Literal["f32", "bf16", "int8"] = Field("f32", description="what the matrix products run in")
     samples: int = Field(96, ge=2, description="int8: texts to measure ranges on, chosen by the seed")
@@ -57,16 +64,6 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         "products go back to float32, those that gain most first; null: never",
     )
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "fuse_ort" in names:
-            return "OpenVINO does not know ONNX Runtime's own operators; branch from export_onnx"
-        if "quantize_int8" in names:
-            return "OpenVINO would not run ONNX Runtime's INT8 products; branch from the float graph and say precision: int8"
-        if names & {"cast_onnx_half", "cast_half"}:
-            return "convert the float32 graph and say precision: bf16"
-        return None
-
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None
 
@@ -93,11 +90,11 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         changes = {**shape, **changes}
         return Result(OpenVino(model.spec, _PRECISIONS[self.precision], path), changes)
 
-    def effects(self, model: OpenVino, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: OpenVino, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Every product but those kept in float32 has INT8 weights and a quantised input, and runs in INT8."""
         graph = openvino_import.openvino().Core().read_model(model.path)
         products = _products(graph)
-        runs: Mapping[str, int] = facts.get("products", {})
+        runs = facts.products or {}
         if self.precision != "int8":
             found = runs.get(self.precision, 0)
             return {f"products that run in {self.precision}": (max(1, sum(runs.values())), found)}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Onnx, Pass, Result, Spec
+from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts, Spec
 from bertopt.errors import Unsupported
 
 #: protobuf cannot hold more than 2 GiB; above this the weights go to external data.
@@ -22,15 +22,16 @@ class ExportOnnx(Pass[Eager, Onnx]):
     `keep_cls_only` or `pack_sequences` left no such thing. Packed rows are `rows`, `row_length` and `slots`.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "use_better_transformer": "nn.TransformerEncoder's fast path is torch's own and cannot be exported",
+    }
+
     opset: int = Field(23, ge=18, le=23, description="ONNX opset version")
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder's fast path is torch's own and cannot be exported"
         if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
             return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
-        return None
+        return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cpu" and any(getattr(step, "dtype", "") == "bfloat16" for step in before):
@@ -81,14 +82,14 @@ class ExportOnnx(Pass[Eager, Onnx]):
         }
         return Result(Onnx(model.spec, model.precision, path), changes)
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         import onnx_ir
 
         graph = onnx_ir.load(model.path)
         kinds = [node.op_type for node in graph.graph]
         native = kinds.count("Attention")
         found = {"as the opset": (self.opset, graph.opset_imports.get("") or 0)}
-        if self.opset >= 23 and "use_sdpa" in facts.get("passes", ()):
+        if self.opset >= 23 and "use_sdpa" in (facts.passes or ()):
             return {"Attention nodes": (model.spec.layers, native)} | found
         # Spelled out, every attention has one softmax.
         return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found

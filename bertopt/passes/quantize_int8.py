@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
@@ -26,6 +26,12 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     normalisation and residual sums stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
     puts inside attention below opset 23: quantise an opset-23 graph.
     """
+
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "quantize_int8": "the graph is quantised already",
+        "cast_onnx_half": "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph",
+        "cast_half": "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph",
+    }
 
     scheme: Literal["dynamic", "static"] = Field(
         "dynamic", description="dynamic: activation scales at run time; static: calibrated on the recipe's texts"
@@ -46,12 +52,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             for name in ("calibration", "samples", "smooth_quant"):
                 if getattr(self, name) is not None:
                     return f"{name} goes with scheme: static; dynamic measures no texts"
-        for step in before:
-            if step.name() == "quantize_int8":
-                return "the graph is quantised already"
-            if step.name() in ("cast_onnx_half", "cast_half"):
-                return "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph"
-        return None
+        return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cuda" and self.scheme == "static":
@@ -124,7 +125,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
         )
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Every product with constant weights has INT8 weights but those kept, and the session multiplies integers there.
 
         What is inside a fused attention node is no product. A runtime may dequantise weights and multiply floats: it is
@@ -142,8 +143,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
-        if "kernels" in facts:
-            integer = sum(facts["kernels"].get(kind, 0) for kind in _KERNELS)
+        if facts.kernels is not None:
+            integer = sum(facts.kernels.get(kind, 0) for kind in _KERNELS)
             found["products in integer kernels"] = (max(1, len(products)), min(len(products), integer))
         return found
 

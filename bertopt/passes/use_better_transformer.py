@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -36,17 +36,20 @@ class UseBetterTransformer(Pass[Eager, Eager]):
     With `nested_tensors`, right-padded batches are packed inside and padding is not computed. Counts layers.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "use_better_transformer": "the layers are converted already",
+        **{
+            name: f"nn.TransformerEncoder replaces whole layers, and what {name} changed in them; leave one of the two out"
+            for name in ("keep_cls_only", "merge_qkv", "pack_sequences")
+        },
+    }
+
     nested_tensors: bool = Field(True, description="skip right padding through nested tensors")
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        for step in before:
-            if step.name() == "use_better_transformer":
-                return "the layers are converted already"
-            if step.name() == "cast_half" and getattr(step, "mode", "") == "autocast":
-                return "autocast does not reach into the fast path, which would stay float32; use mode: cast"
-            if step.name() in ("keep_cls_only", "merge_qkv", "pack_sequences"):
-                return f"nn.TransformerEncoder takes over whole layers, and undoes what {step.name()} did to them; leave one of the two out"
-        return None
+        if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
+            return "autocast does not reach into the fast path, which would stay float32; use mode: cast"
+        return super().conflict(before)
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -73,7 +76,7 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         setattr(base, where, _module(converted, self.nested_tensors))
         return {"layers": len(converted)}
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         from torch.nn import TransformerEncoderLayer
 
         layers = sum(isinstance(module, TransformerEncoderLayer) for module in model.network.modules())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -18,17 +17,14 @@ if TYPE_CHECKING:
 class UseSdpa(Pass[Eager, Eager]):
     """Run attention through torch's scaled_dot_product_attention. Counts the attention calls of one forward."""
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "use_sdpa": "attention runs through scaled_dot_product_attention already; set backend: where it is first used",
+        "use_better_transformer": "nn.TransformerEncoder brings its own attention, none is left to switch; leave one of the two out",
+    }
+
     backend: Literal["auto", "flash", "efficient", "math"] = Field(
         "auto", description="kernel to insist on; auto lets torch choose for each shape"
     )
-
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "use_sdpa" in names:
-            return "attention runs through scaled_dot_product_attention already; set backend: where it is first used"
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder brings its own attention, none is left to switch; leave one of the two out"
-        return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -50,7 +46,7 @@ class UseSdpa(Pass[Eager, Eager]):
                 f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto"
             ) from error
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         network: Any = model.network
         found = {"attention calls": (model.spec.layers, attention_calls(network))}
         if self.backend != "auto":

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Device, Onnx, Session
+from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -78,16 +78,15 @@ class OnnxRuntimeSession(Session):
             name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)
         }
 
-    def facts(self) -> dict[str, Any]:
-        options = self.session.get_session_options()
-        return {
-            **({"kernels": self._kernels()} if self._quantised() else {}),
-            "runtime": f"onnxruntime {self._ort.__version__}",
-            "provider": self.session.get_providers()[0],
-            "nodes": dict(Counter(provider for provider, _ in self._placed())),
-            "computing_nodes": dict(Counter(provider for provider, kind in self._placed() if kind in _COMPUTING)),
-            "threads": options.intra_op_num_threads or "all cores",
-        }
+    def facts(self) -> RuntimeFacts:
+        placed = self._placed()
+        return RuntimeFacts(
+            runtime=f"onnxruntime {self._ort.__version__}", provider=self.session.get_providers()[0],
+            kernels=self._kernels() if self._quantised() else None,
+            nodes=dict(Counter(provider for provider, _ in placed)),
+            computing_nodes=dict(Counter(provider for provider, kind in placed if kind in _COMPUTING)),
+            threads=self.session.get_session_options().intra_op_num_threads or "all cores",
+        )  # fmt: skip
 
     def _quantised(self) -> bool:
         return any(

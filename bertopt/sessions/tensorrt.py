@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Device, Engine, Session
+from bertopt.core import Device, Engine, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TensorrtSession(Session):
     def fetch(self) -> dict[str, Array]:
         return {name: self._outputs[name].cpu().numpy() for name in self.spec.outputs}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RuntimeFacts:
         import json
 
         layers = json.loads(
@@ -85,8 +85,7 @@ class TensorrtSession(Session):
             for output in layer.get("Outputs", []) if isinstance(layer, dict) else []:
                 kind = str(output.get("Format/Datatype", "unknown"))
                 formats[kind] = formats.get(kind, 0) + 1
-        return {
-            "runtime": f"{self._trt.__name__} {self._trt.__version__}",
-            "gpu": self._torch.cuda.get_device_name(),
-            "output_formats": formats,
-        }
+        return RuntimeFacts(
+            runtime=f"{self._trt.__name__} {self._trt.__version__}", gpu=self._torch.cuda.get_device_name(),
+            output_formats=formats,
+        )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 
 from bertopt import stages
 from bertopt.checks import parity, probes
-from bertopt.core import Context, Eager, Onnx, OpenVino, Result
+from bertopt.core import Context, Eager, Onnx, OpenVino, Result, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
@@ -209,7 +209,7 @@ def test_bfloat16_is_refused_without_its_arithmetic(made: Made, monkeypatch: pyt
     with pytest.raises(Unsupported, match="would run float32 instead; export with"):
         open_session(model)
     # Where float32 runs although bfloat16 was claimed, effects say so.
-    assert by.effects(model, {"products": {"f32": 12}}) == {"products that run in bf16": (12, 0)}
+    assert by.effects(model, RuntimeFacts(products={"f32": 12})) == {"products that run in bf16": (12, 0)}
 
 
 def test_bfloat16_runs_where_there_is_its_arithmetic(made: Made) -> None:

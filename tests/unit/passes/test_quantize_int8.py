@@ -17,7 +17,7 @@ import bertopt
 from bertopt import passes, stages
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS
-from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ExportOnnx, FuseOrt, QuantizeInt8, UseSdpa
@@ -191,7 +191,7 @@ def test_products_that_are_kept_stay_float(shop: Shop, scheme: Any) -> None:
     assert {name.removesuffix("_MatMul") for name in kept} == {names[3], names[-1]}
     found = apply.effects(model, open_session(model, threads=1).facts())
     assert found == {"products with INT8 weights": (12, 12), "products in integer kernels": (12, 12)}
-    plain = QuantizeInt8(scheme=scheme).effects(model, {})
+    plain = QuantizeInt8(scheme=scheme).effects(model, RuntimeFacts())
     assert plain["products with INT8 weights"] == (14, 12)
 
 
