@@ -36,6 +36,8 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        from bertopt.quantization import onnx_files
+
         try:
             import onnx_ir as ir
         except ImportError as error:
@@ -50,10 +52,7 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
             )
         caster = _Caster(ir, graph.graph, ir.DataType[self.dtype.upper()], frozenset(self.keep_fp32))
         caster.cast()
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        big = (model.path.parent / "model.onnx_data").exists()
-        ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {"initialisers": caster.cast_tensors, "nodes": caster.cast_nodes, "clipped": caster.clipped}
         return Result(Onnx(model.spec, self.dtype, path), changes)
 

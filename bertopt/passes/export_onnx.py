@@ -10,9 +10,6 @@ from pydantic import Field
 from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts, Spec
 from bertopt.errors import Unsupported
 
-#: protobuf cannot hold more than 2 GiB; above this the weights go to external data.
-_INLINE_BYTES = 1_800_000_000
-
 
 class ExportOnnx(Pass[Eager, Onnx]):
     """Export to ONNX with named, shared dimensions: `batch` and `sequence`, or those of packed rows. Counts nodes.
@@ -45,10 +42,12 @@ class ExportOnnx(Pass[Eager, Onnx]):
         import torch
 
         try:
-            import onnx_ir
+            import onnx_ir  # noqa: F401
             import onnxscript  # noqa: F401
         except ImportError as error:
             raise Unsupported(f"ONNX export needs {error.name}; pip install 'bertopt[cpu]'") from error
+
+        from bertopt.quantization import onnx_files
 
         network: Any = model.network
         if "use_better_transformer" in {rewrite.name for rewrite in model.rewrites}:
@@ -72,10 +71,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
         _check_names(graph, model)
         for node in graph.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
-        onnx_ir.save(graph, path, external_data="model.onnx_data" if size > _INLINE_BYTES else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {
             "nodes": sum(1 for _ in graph.graph),
             "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph),

@@ -30,6 +30,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
             from onnxscript.rewriter.ort_fusions import optimize_for_ort
         except ImportError as error:
             raise Unsupported(f"fusion needs {error.name}; pip install 'bertopt[cpu]'") from error
+        from bertopt.quantization import onnx_files
 
         graph = onnx_ir.load(model.path)
         before = _fused(graph)
@@ -45,10 +46,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
             raise Unsupported(
                 f"none of ONNX Runtime's fused operators fits this {model.spec.family} graph; leave fuse_ort out"
             )
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        big = (model.path.parent / "model.onnx_data").exists()
-        onnx_ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {kind: fused.get(kind, 0) - before.get(kind, 0) for kind in sorted(fused)}
         return Result(Onnx(model.spec, model.precision, path), changes)
 

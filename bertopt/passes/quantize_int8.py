@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -73,53 +72,52 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
         nodes = qdq.products(onnx_ir.load(model.path).graph)
         kept = {node.name for node in qdq.excluded(nodes, self.keep_fp32)}
-        (ctx.workdir / "onnx").mkdir()
         return self._static(model, ctx, kept) if self.scheme == "static" else self._dynamic(model, ctx, kept)
 
     def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx_ir
 
-        from bertopt.quantization import activation_ranges, qdq
+        from bertopt.quantization import activation_ranges, calibration_inputs, onnx_files, qdq
 
-        given = activation_ranges.samples(model.spec, ctx, self.samples or 128)
+        given = [
+            activation_ranges.Sample(inputs, calibration_inputs.valid(model.spec, inputs))
+            for inputs in calibration_inputs.samples(model.spec, ctx, self.samples or 128)
+        ]
         graph = onnx_ir.load(model.path)
         nodes = [node for node in qdq.products(graph.graph) if node.name not in kept]
         names = list(dict.fromkeys(node.inputs[0].name for node in nodes))
-        method = self.calibration or "minmax"
-        path = ctx.workdir / "onnx" / "model.onnx"
-        external = "model.onnx_data" if (model.path.parent / "model.onnx_data").exists() else None
-        changes = {}
+        folder, path, changes = ctx.workdir / "onnx", model.path, {}
         if self.smooth_quant is not None:
-            seen = activation_ranges.measure(model.path, names, given, "minmax")
+            seen = activation_ranges.measure(path, names, given, "minmax")
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
-            onnx_ir.save(graph, path, external_data=external)
-            ranges = activation_ranges.measure(path, names, given, method)
-        else:
-            ranges = activation_ranges.measure(model.path, names, given, method)
+            path = onnx_files.save(graph, folder)
+        ranges = activation_ranges.measure(path, names, given, self.calibration or "minmax")
         qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range)
-        _clear(path.parent)
-        onnx_ir.save(graph, path, external_data=external)
-        return Result(Onnx(model.spec, "int8", path), {"products": len(nodes), **changes})
+        return Result(Onnx(model.spec, "int8", onnx_files.save(graph, folder)), {"products": len(nodes), **changes})
 
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx
+        import onnx_ir
         from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        from bertopt.quantization import onnx_files
 
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
         del graph.graph.value_info[:]
         before = _products(graph)
-        path = ctx.workdir / "onnx" / "model.onnx"
-        big = (model.path.parent / "model.onnx_data").exists()
+        quantised = ctx.workdir / "quantised.onnx"
         quantize_dynamic(
-            graph, path, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
+            graph, quantised, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
             op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=[*kept, *(f"{name}{_SPLIT}" for name in kept)],
-            use_external_data_format=big,
+            use_external_data_format=graph.ByteSize() > onnx_files.INLINE_BYTES,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip
-        if big and not (path.parent / "model.onnx_data").exists():
-            _rename_external(path)
+        # ONNX Runtime names external data after the model; the artefact's name is another.
+        path = onnx_files.save(onnx_ir.load(quantised), ctx.workdir / "onnx")
+        for written in ctx.workdir.glob("quantised.onnx*"):
+            written.unlink()
         after = _products(onnx.load(path, load_external_data=False))
         return Result(
             Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
@@ -179,18 +177,3 @@ def _products(graph: Any) -> dict[str, int]:
         if node.op_type in kinds:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return counts
-
-
-def _clear(folder: Path) -> None:
-    for stale in folder.iterdir():
-        stale.unlink()
-
-
-def _rename_external(path: Path) -> None:
-    """ONNX Runtime names external data after the model; the artefact's name is `model.onnx_data`."""
-    import onnx_ir
-
-    graph = onnx_ir.load(path)
-    onnx_ir.external_data.load_to_model(graph)
-    _clear(path.parent)
-    onnx_ir.save(graph, path, external_data="model.onnx_data")
