@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from bertopt.errors import Unsupported
 from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
 from bertopt.spec import Profile as Profile  # noqa: PLC0414
+from bertopt.spec import RuntimeFacts as RuntimeFacts  # noqa: PLC0414
+from bertopt.spec import ShapeLimits as ShapeLimits  # noqa: PLC0414
 from bertopt.spec import Spec as Spec  # noqa: PLC0414
 from bertopt.spec import Task as Task  # noqa: PLC0414
 
@@ -51,6 +53,11 @@ class Model:
     spec: Spec
     precision: Precision
     form: ClassVar[str] = "model"
+
+    @property
+    def shapes(self) -> ShapeLimits:
+        """The [B, S] that the form runs."""
+        return ShapeLimits(longest=self.spec.max_length)
 
     @property
     def max_shape(self) -> tuple[int, int] | None:
@@ -118,6 +125,10 @@ class Engine(Model):
     profiles: tuple[Profile, ...]
 
     form: ClassVar[str] = "engine"
+
+    @property
+    def shapes(self) -> ShapeLimits:
+        return ShapeLimits(longest=self.spec.max_length, profiles=self.profiles)
 
     @property
     def max_shape(self) -> tuple[int, int] | None:
@@ -221,38 +232,6 @@ class Pass(BaseModel, Generic[In, Out]):
     @abc.abstractmethod
     def __call__(self, model: In, ctx: Context) -> Result[Out]:
         """Build the new model. Raises Unsupported where this machine or this model cannot."""
-
-
-class RuntimeFacts(BaseModel):
-    """What a session says of itself. A field is None where its runtime has no such thing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    runtime: str | None = None
-    """Name and version."""
-    device: str | None = None
-    gpu: str | None = None
-    provider: str | None = None
-    """ONNX Runtime's execution provider."""
-    precision: str | None = None
-    threads: int | Literal["all cores"] | None = None
-    streams: int | None = None
-    layout: str | None = None
-    row_length: int | None = None
-    graphs: int | None = None
-    """Graphs that torch compiled in this process."""
-    nodes: dict[str, int] | None = None
-    """Nodes of the graph by provider."""
-    computing_nodes: dict[str, int] | None = None
-    """Those of them that do more than arithmetic on shapes."""
-    kernels: dict[str, int] | None = None
-    """Matrix products of a quantised graph by the operator that runs them."""
-    products: dict[str, int] | None = None
-    """Matrix products by the precision that they run in."""
-    output_formats: dict[str, int] | None = None
-    """Outputs of an engine's layers by format and type, as its inspector spells them."""
-    passes: tuple[str, ...] | None = None
-    """Names of the passes that made the stage, first to last; set where effects are looked at."""
 
 
 class Session(abc.ABC):

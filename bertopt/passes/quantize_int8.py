@@ -42,6 +42,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         None, description="static: what range of an activation is kept (default: minmax)"
     )
     samples: int | None = Field(None, ge=8, description="static: texts calibrated on (default: 128)")
+    symmetric: bool = Field(False, description="static: int8 activations with zero point 0, as TensorRT needs them")
     smooth_quant: float | None = Field(
         None, gt=0, lt=1, description="static: alpha of SmoothQuant, which moves large channels into the weights"
     )
@@ -51,11 +52,16 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             for name in ("calibration", "samples", "smooth_quant"):
                 if getattr(self, name) is not None:
                     return f"{name} goes with scheme: static; dynamic measures no texts"
+            if self.symmetric:
+                return "symmetric goes with scheme: static; dynamic chooses its zero points while it runs"
         return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
-        if device == "cuda" and self.scheme == "static":
-            return "ONNX Runtime has no static INT8 products for CUDA and would run them in float; say device: cpu"
+        if device == "cuda" and self.scheme == "static" and not self.symmetric:
+            return (
+                "ONNX Runtime has no static INT8 products for CUDA and would run them in float; say device: cpu, or "
+                "symmetric: true for build_tensorrt"
+            )
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
@@ -92,7 +98,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
             path = onnx_files.save(graph, folder)
         ranges = activation_ranges.measure(path, names, given, self.calibration or "minmax")
-        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range)
+        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range, self.symmetric)
         return Result(Onnx(model.spec, "int8", onnx_files.save(graph, folder)), {"products": len(nodes), **changes})
 
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
@@ -141,7 +147,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
-        if facts.kernels is not None:
+        # On CUDA a symmetric graph is only the way to an engine, which multiplies integers.
+        if facts.kernels is not None and not (self.symmetric and facts.provider == "CUDAExecutionProvider"):
             integer = sum(facts.kernels.get(kind, 0) for kind in _KERNELS)
             found["products in integer kernels"] = (max(1, len(products)), min(len(products), integer))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.sessions import onnxruntime_cuda
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -42,18 +44,24 @@ class OnnxRuntimeSession(Session):
             )
         self._ort, self._path, self._threads = ort, model.path, threads
         self._products: dict[str, int] | None = None
-        try:
-            self.session = ort.InferenceSession(model.path, self._options(), providers=[provider])
-        except Exception as error:
-            if "NOT_IMPLEMENTED" not in str(error):
-                raise
-            raise Unsupported(
-                f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}"
-            ) from error
+        self._provider: Any = provider if device == "cpu" else (provider, onnxruntime_cuda.OPTIONS)
+        missing = ""
+        with onnxruntime_cuda.listening() if device == "cuda" else contextlib.nullcontext() as heard:
+            try:
+                if device == "cuda":
+                    missing = onnxruntime_cuda.preload(ort)
+                self.session = ort.InferenceSession(model.path, self._options(), providers=[self._provider])
+            except Exception as error:
+                if "NOT_IMPLEMENTED" not in str(error):
+                    raise
+                raise Unsupported(
+                    f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}"
+                ) from error
         # A CUDA session that could not start would be a CPU session now: ask it, not the package.
-        if self.session.get_providers()[0] != provider:
+        if (runs := self.session.get_providers()[0]) != provider:
+            reason = onnxruntime_cuda.why(f"{missing}{heard.text if heard else ''}")
             raise Unsupported(
-                f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries"
+                f"expected {provider}; the session runs on {runs}: {reason}; {onnxruntime_cuda.versions()}"
             )
         self._binding = self.session.io_binding()
 
@@ -102,7 +110,7 @@ class OnnxRuntimeSession(Session):
                 options = self._options()
                 options.optimized_model_filepath = f"{folder}/model.onnx"
                 options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-                self._ort.InferenceSession(self._path, options, providers=self.session.get_providers()[:1])
+                self._ort.InferenceSession(self._path, options, providers=[self._provider])
                 nodes = onnx_ir.load(f"{folder}/model.onnx").graph
                 self._products = dict(Counter(node.op_type for node in nodes if node.op_type in _PRODUCTS))
         return self._products
