@@ -41,7 +41,7 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     targets: tuple[str, ...] = Field(
         (), description="compute capabilities to build for, such as sm86; empty: the GPU here"
     )
-    timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds")
+    timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds; TensorRT-RTX has none")
     optimization_level: int = Field(3, ge=0, le=5, description="how long the builder searches")
 
     def shape_conflict(self, shapes: Any) -> str | None:
@@ -74,7 +74,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         _check_precision(layers, model.precision)
         config = self._config(trt, builder, network, model)
         targets = self._targets(trt, config, ctx)
-        cache = self._read_cache(config, logger)
+        # TensorRT-RTX takes one and does nothing with it.
+        cache = self._read_cache(config, logger) if library == "tensorrt" else None
         if cache is None and self.timing_cache is not None:
             layers["timing_cache_not_used"] = 1
         plan = builder.build_serialized_network(network, config)

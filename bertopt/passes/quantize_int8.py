@@ -42,7 +42,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         None, description="static: what range of an activation is kept (default: minmax)"
     )
     samples: int | None = Field(None, ge=8, description="static: texts calibrated on (default: 128)")
-    symmetric: bool = Field(False, description="static: int8 activations with zero point 0, as TensorRT needs them")
+    symmetric: bool = Field(False, description="static: zero points of 0, which build_tensorrt needs; slower in ONNX Runtime")
     smooth_quant: float | None = Field(
         None, gt=0, lt=1, description="static: alpha of SmoothQuant, which moves large channels into the weights"
     )
@@ -147,8 +147,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
-        # On CUDA a symmetric graph is only the way to an engine, which multiplies integers.
-        if facts.kernels is not None and not (self.symmetric and facts.provider == "CUDAExecutionProvider"):
+        # A symmetric graph is on its way to an engine. ONNX Runtime multiplies its Gemms in floats.
+        if facts.kernels is not None and not self.symmetric:
             integer = sum(facts.kernels.get(kind, 0) for kind in _KERNELS)
             found["products in integer kernels"] = (max(1, len(products)), min(len(products), integer))
         return found

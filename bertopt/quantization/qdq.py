@@ -111,7 +111,7 @@ def quantise(
 ) -> None:  # fmt: skip
     """Let `nodes` read uint8 activations, quantised by their ranges, and int8 weights (7 bits with `reduce_range`).
 
-    With `symmetric`, activations are int8 with zero point 0, and biases stay float32: TensorRT takes nothing else.
+    With `symmetric`, activations are int8 with zero point 0: TensorRT takes nothing else.
     """
     written = _Writer(graph, per_channel, 64 if reduce_range else 127)
     for name, readers in _by_input(nodes).items():
@@ -121,7 +121,7 @@ def quantise(
         zero = np.int8(0) if symmetric else np.uint8(round(-seen.low / scale))
         read = written.activation(readers[0].inputs[0], scale, zero)
         for node in readers:
-            written.weights(node, None if symmetric else scale)
+            written.weights(node, scale)
             node.replace_input_with(0, read)
     _drop_unused(graph)
 
@@ -149,11 +149,11 @@ class _Writer:
         self.graph.insert_after(value.producer(), [down, up])
         return up.outputs[0]
 
-    def weights(self, node: Any, scale: float | None) -> None:
-        """Write the weights [H, N] of a product and, where its input's scale is given, the bias [N] of a Gemm."""
+    def weights(self, node: Any, scale: float) -> None:
+        """Write the weights [H, N] of a product, and the bias [N] of a Gemm, whose input has that scale."""
         import onnx_ir as ir
 
-        biased = len(node.inputs) > 2 and node.inputs[2] is not None and scale is not None
+        biased = len(node.inputs) > 2 and node.inputs[2] is not None
         # A bias is in units of the input's scale, so no other product shares it.
         key = (node.inputs[1], node if biased else None)
         if key not in self.shared:
@@ -162,12 +162,11 @@ class _Writer:
             bias = node.inputs[2].const_value.numpy() if biased else np.zeros(1, np.float32)
             bias = np.broadcast_to(bias.reshape(-1), matrix.shape[1:])
             largest = np.abs(bias) if self.per_channel else np.abs(bias).max()
-            if scale is not None:
-                steps = np.maximum(steps, largest / (scale * _BIAS_LEVELS))
+            steps = np.maximum(steps, largest / (scale * _BIAS_LEVELS))
             steps = np.where(steps > 0, steps, 1.0).astype(np.float32)
             whole = np.clip(np.rint(matrix / steps), -self.levels, self.levels).astype(np.int8)
             name = f"{node.inputs[1].name}_{len(self.shared)}"
-            units = steps * np.float32(scale or 1.0)
+            units = steps * np.float32(scale)
             # ONNX Runtime multiplies a Gemm in integers only where its bias is int32.
             offset = np.rint(bias / units).astype(np.int32)
             self.shared[key] = (
