@@ -68,7 +68,7 @@ def measure(directory: str, count: int, streams: int | None, threads: int | None
     settled = memory[min(1, len(memory) - 1)]
     return {
         "bertopt_version": bertopt.__version__, "environment": environment.describe(), "artifact": Path(directory).name,
-        "facts": predictor.session.facts(), "texts": count, "answered": number, "out_of_order": wrong,
+        "facts": predictor.session.facts().model_dump(exclude_none=True), "texts": count, "answered": number, "out_of_order": wrong,
         "farthest_from_alone": farthest, "held_at_most": held, "window": WINDOW, "seconds": round(seconds, 2),
         "texts_per_s": round(number / seconds, 1),
         "rss_mb": {

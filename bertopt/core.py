@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from bertopt.errors import Unsupported
 from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
 from bertopt.spec import Profile as Profile  # noqa: PLC0414
+from bertopt.spec import RuntimeFacts as RuntimeFacts  # noqa: PLC0414
+from bertopt.spec import ShapeLimits as ShapeLimits  # noqa: PLC0414
 from bertopt.spec import Spec as Spec  # noqa: PLC0414
 from bertopt.spec import Task as Task  # noqa: PLC0414
 
@@ -51,6 +53,11 @@ class Model:
     spec: Spec
     precision: Precision
     form: ClassVar[str] = "model"
+
+    @property
+    def shapes(self) -> ShapeLimits:
+        """The [B, S] that the form runs."""
+        return ShapeLimits(longest=self.spec.max_length)
 
     @property
     def max_shape(self) -> tuple[int, int] | None:
@@ -120,6 +127,10 @@ class Engine(Model):
     form: ClassVar[str] = "engine"
 
     @property
+    def shapes(self) -> ShapeLimits:
+        return ShapeLimits(longest=self.spec.max_length, profiles=self.profiles)
+
+    @property
     def max_shape(self) -> tuple[int, int] | None:
         return max(profile.max[0] for profile in self.profiles), max(profile.max[1] for profile in self.profiles)
 
@@ -164,6 +175,9 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
+    incompatible_with: ClassVar[dict[str, str]] = {}
+
     @classmethod
     def name(cls) -> str:
         """The class name in snake case: `ExportOnnx` is `export_onnx`."""
@@ -182,11 +196,13 @@ class Pass(BaseModel, Generic[In, Out]):
         return Rewrite(name=self.name(), options=self.model_dump(mode="json"))
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        """Why this pass cannot follow `before` (its ancestors, first to last) although the form fits, or None.
+        """Return the reason why this pass cannot follow `before` although the form fits, or None.
 
-        Called when a recipe is checked, so it may look at options only.
+        `before` holds its ancestors, first to last. Called when a recipe is checked. Override it only where options
+        decide, and begin with `super().conflict(before)`.
         """
-        return None
+        names = {step.name() for step in before}
+        return next((reason for name, reason in self.incompatible_with.items() if name in names), None)
 
     def shape_conflict(self, shapes: Sequence[tuple[int, int]]) -> str | None:
         """Why what this pass builds could not run every [B, S] of the recipe's grid, or None."""
@@ -204,13 +220,12 @@ class Pass(BaseModel, Generic[In, Out]):
         """Change `network` in place and count what changed. Only for passes over eager networks."""
         raise Unsupported(f"pass '{self.name()}' does not rewrite eager networks")
 
-    def effects(self, model: Any, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-        """What the committed model must show for this pass to have taken effect: counts expected and found, by name.
+    def effects(self, model: Any, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
+        """Return the counts, expected and seen, that prove on the committed model that this pass took effect.
 
-        Asked in a fresh worker of the model opened from its stage, after its answers were compared, never of what the
-        pass remembers. `facts` is what the session running it says of itself, and under `passes` the names of the passes
-        that the stage records. A count that must be 0 shows that nothing is left undone; one above 0, that
-        something was done: where all of these are found 0, the stage is a no-op.
+        Called in a fresh worker on the model reloaded from disk, after the parity check. `facts` describes the session
+        that runs it, and names the passes of the stage. An expected 0 shows that nothing is left undone, a larger
+        one that something was done: where none of those is seen, the stage is a no-op.
         """
         return {}
 
@@ -255,6 +270,6 @@ class Session(abc.ABC):
         for inputs in batches:
             yield self.run(inputs)
 
-    def facts(self) -> dict[str, Any]:
-        """What really runs, asked of the runtime: provider, threads, compiled graphs, …"""
-        return {}
+    def facts(self) -> RuntimeFacts:
+        """Return what really runs, asked of the runtime."""
+        return RuntimeFacts()

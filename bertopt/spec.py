@@ -1,4 +1,4 @@
-"""What a model takes and gives (`Spec`), and the shapes an engine accepts (`Profile`)."""
+"""What a model takes and gives (`Spec`), the shapes it runs (`ShapeLimits`), and what a runtime says of itself."""
 
 from __future__ import annotations
 
@@ -104,3 +104,73 @@ class Profile(BaseModel):
 
     def accepts(self, batch: int, sequence: int) -> bool:
         return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
+
+
+class ShapeLimits(BaseModel):
+    """The batches [B, S] that a form runs: up to `longest` tokens a row and, where there are profiles, within one of them.
+
+    A session widens a batch that is smaller than a profile's lower bounds, and gives the answers that were asked for.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    longest: int
+    profiles: tuple[Profile, ...] = ()
+
+    def fit(self, batch: int, sequence: int) -> tuple[int, int] | None:
+        """Return the shape [B, S] that a batch is run as: its own, one widened to lower bounds, or None for no shape."""
+        chosen = self.choose(batch, sequence)
+        return chosen and chosen[1]
+
+    def choose(self, batch: int, sequence: int) -> tuple[int, tuple[int, int]] | None:
+        """Return the tightest profile's number, 0 where there are none, and the shape [B, S] that it runs a batch as."""
+        if not 1 <= sequence <= self.longest:
+            return None
+        if not self.profiles:
+            return 0, (batch, sequence)
+        ways = [
+            (rows * tokens, profile.max[0] * profile.max[1], number, (rows, tokens))
+            for number, profile in enumerate(self.profiles)
+            for rows, tokens in [(max(batch, profile.min[0]), max(sequence, profile.min[1]))]
+            if rows <= profile.max[0] and tokens <= profile.max[1]
+        ]
+        return min(ways)[2:] if ways else None
+
+    def most_rows(self, sequence: int) -> int | None:
+        """Return the largest batch of rows that long: 0 where none is run, None where nothing bounds it."""
+        if not self.profiles and sequence <= self.longest:
+            return None
+        rows = [profile.max[0] for profile in self.profiles if sequence <= profile.max[1]]
+        return max(rows, default=0) if sequence <= self.longest else 0
+
+
+class RuntimeFacts(BaseModel):
+    """What a session says of itself. A field is None where its runtime has no such thing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runtime: str | None = None
+    """Name and version."""
+    device: str | None = None
+    gpu: str | None = None
+    provider: str | None = None
+    """ONNX Runtime's execution provider."""
+    precision: str | None = None
+    threads: int | Literal["all cores"] | None = None
+    streams: int | None = None
+    layout: str | None = None
+    row_length: int | None = None
+    graphs: int | None = None
+    """Graphs that torch compiled in this process."""
+    nodes: dict[str, int] | None = None
+    """Nodes of the graph by provider."""
+    computing_nodes: dict[str, int] | None = None
+    """Those of them that do more than arithmetic on shapes."""
+    kernels: dict[str, int] | None = None
+    """Matrix products of a quantised graph by the operator that runs them."""
+    products: dict[str, int] | None = None
+    """Matrix products by the precision that they run in."""
+    output_formats: dict[str, int] | None = None
+    """Outputs of an engine's layers by format and type, as its inspector spells them."""
+    passes: tuple[str, ...] | None = None
+    """Names of the passes that made the stage, first to last; set where effects are looked at."""

@@ -210,7 +210,7 @@ def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict
     answers = {probe.name: parity.answer(session, probe, spec) for probe in wanted}
     if not manifest["passes"]:
         return answers, ""
-    facts = {**session.facts(), "passes": [record["name"] for record in manifest["passes"]]}
+    facts = session.facts().model_copy(update={"passes": tuple(record["name"] for record in manifest["passes"])})
     shown = _pass(manifest["passes"][-1]["name"]).effects(model, facts)
     missed = [f"{expected} {what}, found {found}" for what, (expected, found) in shown.items() if expected != found]
     return answers, "; ".join(missed)

@@ -19,4 +19,4 @@ def load(options: dict[str, Any]) -> tuple[Callable[[Sequence[str]], Any], dict[
         found = predictor(list(texts))
         return [one["label"] for one in found] if isinstance(found, list) else found
 
-    return answer, {"runtime": predictor.session.facts(), "spec": predictor.spec.model_dump(mode="json")}
+    return answer, {"runtime": predictor.session.facts().model_dump(exclude_none=True), "spec": predictor.spec.model_dump(mode="json")}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result
-from bertopt.errors import Unsupported
+from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result, RuntimeFacts, ShapeLimits
+from bertopt.errors import IntegrityError, Unsupported
+from bertopt.system import tensorrt_import
 
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
 
@@ -24,6 +27,11 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "pack_sequences": "profiles are of [batch, sequence]; packed rows have slots for their texts too: branch from a padded network",
+        "fuse_ort": "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx",
+    }
+
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
         "auto", description="auto: tensorrt on a GPU, else tensorrt_rtx"
     )
@@ -33,12 +41,12 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     targets: tuple[str, ...] = Field(
         (), description="compute capabilities to build for, such as sm86; empty: the GPU here"
     )
-    timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds")
+    timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds; TensorRT-RTX has none")
     optimization_level: int = Field(3, ge=0, le=5, description="how long the builder searches")
 
     def shape_conflict(self, shapes: Any) -> str | None:
         for batch, sequence in shapes:
-            if not any(profile.accepts(batch, sequence) for profile in self.profiles):
+            if ShapeLimits(longest=sequence, profiles=self.profiles).fit(batch, sequence) is None:
                 ranges = "; ".join(f"{list(p.min)} to {list(p.max)}" for p in self.profiles)
                 return (
                     f"shape [{batch}, {sequence}] is outside every profile ({ranges}); widen profiles or drop the shape"
@@ -46,22 +54,18 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         return None
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if any(step.name() == "quantize_int8" and not getattr(step, "symmetric", False) for step in before):
+            return "TensorRT takes static INT8 without zero points only; say quantize_int8: {scheme: static, symmetric: true}"
         names = {step.name() for step in before}
-        if "pack_sequences" in names:
-            return "profiles are of [batch, sequence]; packed rows have slots for their texts too: branch from a padded network"
-        if "fuse_ort" in names:
-            return "TensorRT does not know ONNX Runtime's own operators; branch from export_onnx"
-        if "quantize_int8" in names:
-            return "TensorRT has no dynamic INT8 products; branch from the float graph"
         native = any(step.name() == "export_onnx" and getattr(step, "opset", 0) >= 23 for step in before)
         if native and "use_sdpa" in names and not names & {"cast_half", "cast_onnx_half"}:
             return _NO_FLOAT32_ATTENTION
-        return None
+        return super().conflict(before)
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Engine]:
         library = self._library(ctx)
         trt: Any = importlib.import_module(library)
-        logger = _logger(trt)
+        logger = tensorrt_import.logger(trt)
         builder = trt.Builder(logger)
         if builder is None:
             raise Unsupported(f"{library} found no usable CUDA driver: {logger.last}")
@@ -70,12 +74,14 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         _check_precision(layers, model.precision)
         config = self._config(trt, builder, network, model)
         targets = self._targets(trt, config, ctx)
-        cache = self._read_cache(config)
+        # TensorRT-RTX takes one and does nothing with it.
+        cache = self._read_cache(config, logger) if library == "tensorrt" else None
+        if cache is None and self.timing_cache is not None:
+            layers["timing_cache_not_used"] = 1
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise Unsupported(
-                f"{library} {trt.__version__} could not build the engine: {logger.last}{_advice(logger.last)}"
-            )
+            what = f"{library} {trt.__version__} could not build the engine"
+            raise tensorrt_import.failure(what, f"{logger.last}{_advice(logger.last)}")
         self._write_cache(cache, config)
         folder = ctx.workdir / "engines" / f"{library}-{trt.__version__}_{'_'.join(targets)}"
         folder.mkdir(parents=True)
@@ -85,10 +91,10 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         engine = Engine(model.spec, model.precision, path, library, str(trt.__version__), targets, profiles)
         return Result(engine, layers)
 
-    def effects(self, model: Engine, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Engine, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """What the engine computes in, as far as its inspector tells; the answers alone are float32 in every engine."""
-        formats: Mapping[str, int] = facts.get("output_formats", {})
-        words = {"float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
+        formats = facts.output_formats or {}
+        words = {"int8": "int8", "float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
         there = sum(count for kind, count in formats.items() if re.search(words, kind, re.IGNORECASE))
         return {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
 
@@ -124,6 +130,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         config = builder.create_builder_config()
         config.builder_optimization_level = self.optimization_level
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        # On by default: float32 products would be rounded to 10 bits.
+        config.clear_flag(trt.BuilderFlag.TF32)
         for wanted in self._clamped(model):
             profile = builder.create_optimization_profile()
             for i in range(network.num_inputs):
@@ -138,9 +146,11 @@ class BuildTensorrt(Pass[Onnx, Engine]):
                 raise Unsupported(
                     "no GPU here to build for; name some with targets: [sm86, sm89] to build ahead of time"
                 )
-            import torch
-
-            return ("sm{}{}".format(*torch.cuda.get_device_capability()),)
+            if hasattr(trt, "ComputeCapability"):
+                # Left alone, TensorRT-RTX builds for several GPUs, of which this one need not be.
+                config.num_compute_capabilities = 1
+                config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
+            return (tensorrt_import.capability(),)
         if not hasattr(trt, "ComputeCapability"):
             raise Unsupported("targets needs TensorRT-RTX; plain tensorrt builds for the GPU it runs on")
         known = {
@@ -154,20 +164,17 @@ class BuildTensorrt(Pass[Onnx, Engine]):
             config.set_compute_capability(known[target], index)
         return self.targets
 
-    def _read_cache(self, config: Any) -> Any:
-        from pathlib import Path
-
+    def _read_cache(self, config: Any, logger: Any) -> Any:
+        """The timing cache, or None where there is none to use: of another GPU or version, it would not be believed."""
         if self.timing_cache is None:
             return None
         path = Path(self.timing_cache)
         cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-        config.set_timing_cache(cache, ignore_mismatch=False)
-        return cache
+        if cache is None:
+            raise IntegrityError(f"timing_cache '{path}' is no timing cache, or damaged ({logger.last}); delete it")
+        return cache if config.set_timing_cache(cache, ignore_mismatch=False) else None
 
     def _write_cache(self, cache: Any, config: Any) -> None:
-        import os
-        from pathlib import Path
-
         if cache is None or self.timing_cache is None:
             return
         path = Path(self.timing_cache)
@@ -175,22 +182,6 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         part = path.with_name(path.name + f".{os.getpid()}.part")
         part.write_bytes(memoryview(config.get_timing_cache().serialize()))
         part.replace(path)
-
-
-def _logger(trt: Any) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        """Keeps the last error, for our messages."""
-
-        last = ""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.ERROR:
-                self.last = message
-
-    return Logger()
 
 
 def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:
@@ -217,11 +208,18 @@ def _layers(trt: Any, network: Any) -> dict[str, int]:
                 layer.get_output(0).dtype.name, layer.get_output(0).dtype.name.lower()
             )
             counts[f"{name}_products"] = counts.get(f"{name}_products", 0) + 1
+        if layer.type.name == "DEQUANTIZE":
+            counts["dequantize_layers"] = counts.get("dequantize_layers", 0) + 1
     counts["layers"] = network.num_layers
     return counts
 
 
 def _check_precision(layers: dict[str, int], precision: str) -> None:
+    if precision == "int8":
+        # Products stay float32 between the pairs that TensorRT fuses into them when it builds.
+        if not layers.get("dequantize_layers"):
+            raise Unsupported(f"expected quantised products; the network TensorRT parsed has {layers}")
+        return
     short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(precision, precision)
     others = {kind: n for kind, n in layers.items() if kind.endswith("_products") and kind != f"{short}_products"}
     if others or not layers.get(f"{short}_products"):

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class CastHalf(Pass[Eager, Eager]):
     and softmax staying in float32. Counts the tensors cast, or the linear layers autocast.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {"cast_half": "the network is in half precision already"}
+
     dtype: Literal["bfloat16", "float16"] = Field("bfloat16", description="the half-precision type")
     mode: Literal["cast", "autocast"] = Field("cast", description="cast the weights, or the inputs of each product")
     keep_fp32: tuple[str, ...] = Field(
@@ -34,14 +36,12 @@ class CastHalf(Pass[Eager, Eager]):
     )
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        if self.keep_fp32 and self.mode == "autocast":
-            return "keep_fp32 goes with mode: cast; autocast keeps weights, LayerNorm and softmax in float32 itself"
-        names = {step.name() for step in before}
-        if "cast_half" in names:
-            return "the network is in half precision already"
-        if self.mode == "autocast" and "use_better_transformer" in names:
-            return "autocast does not reach into nn.TransformerEncoder's fast path, which would stay float32; use mode: cast"
-        return None
+        if self.mode == "autocast":
+            if self.keep_fp32:
+                return "keep_fp32 goes with mode: cast; autocast keeps weights, LayerNorm and softmax in float32 itself"
+            if any(step.name() == "use_better_transformer" for step in before):
+                return "autocast does not reach into nn.TransformerEncoder's fast path, which would stay float32; use mode: cast"
+        return super().conflict(before)
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         if self.dtype == "float16" and ctx.device == "cpu" and not native_fp16():
@@ -67,7 +67,7 @@ class CastHalf(Pass[Eager, Eager]):
             _bridge(encoder, kept, dtype)
         return {"tensors": len(tensors)}
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         import torch
 
         network: Any = model.network

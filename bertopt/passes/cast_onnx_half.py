@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 #: Operators whose float inputs or outputs have a fixed type, or that compute shapes.
@@ -21,16 +21,14 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
     type's range, such as a mask's -3.4e38, are clipped to it.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "cast_half": "the graph is in half precision already",
+        "cast_onnx_half": "the graph is in half precision already",
+        "quantize_int8": "quantised products would be cast back and forth around float scales",
+    }
+
     dtype: Literal["float16", "bfloat16"] = Field("float16", description="the half-precision type")
     keep_fp32: tuple[str, ...] = Field((), description="operator types or node names to leave in float32")
-
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        for step in before:
-            if step.name() in ("cast_half", "cast_onnx_half"):
-                return "the graph is in half precision already"
-            if step.name() == "quantize_int8":
-                return "quantised products would be cast back and forth around float scales"
-        return None
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cpu" and self.dtype == "bfloat16":
@@ -38,6 +36,8 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        from bertopt.quantization import onnx_files
+
         try:
             import onnx_ir as ir
         except ImportError as error:
@@ -52,14 +52,11 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
             )
         caster = _Caster(ir, graph.graph, ir.DataType[self.dtype.upper()], frozenset(self.keep_fp32))
         caster.cast()
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        big = (model.path.parent / "model.onnx_data").exists()
-        ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {"initialisers": caster.cast_tensors, "nodes": caster.cast_nodes, "clipped": caster.clipped}
         return Result(Onnx(model.spec, self.dtype, path), changes)
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """No float32 weights or products but where a node is kept in float32."""
         import onnx_ir as ir
 

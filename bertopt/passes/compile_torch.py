@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from bertopt.core import Compiled, Context, Eager, Pass, Result
+from bertopt.core import Compiled, Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 #: [B, S] run to see that one graph serves all. The first is for whoever compiled for batches of one only.
 _UNSEEN = ((2, 6), (3, 13), (7, 5))
+
+
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 class CompileTorch(Pass[Eager, Compiled]):
@@ -37,9 +42,11 @@ class CompileTorch(Pass[Eager, Compiled]):
         import torch
         from torch._dynamo.utils import counters
 
-        if ctx.device == "cpu" and not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
+        _check_compiler(ctx.device)
+        if ctx.device == "cuda" and self.mode in _GRAPH_MODES and _release(torch.__version__) < (2, 13):
             raise Unsupported(
-                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
+                f"before torch 2.13 the CUDA graphs of mode: {self.mode} belong to one thread, and a predictor is called by "
+                f"several; got torch {torch.__version__}: upgrade it, or use mode: max-autotune-no-cudagraphs"
             )
         network: Any = copy.deepcopy(model.network).to(ctx.device)
         torch._dynamo.reset()
@@ -64,7 +71,7 @@ class CompileTorch(Pass[Eager, Compiled]):
         network.compile(mode=None if self.mode == "default" else self.mode, dynamic=self.dynamic)
         return {"modules": 1}
 
-    def effects(self, model: Compiled, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Compiled, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """A compiled forward, nothing left to eager code and, where `dynamic`, no graph more for a shape not seen.
 
         How many graphs there are is the parity probes' doing: torch makes one of its own for a batch of one, a
@@ -77,7 +84,7 @@ class CompileTorch(Pass[Eager, Compiled]):
         compiled = int(network._compiled_call_impl is not None)
         found = {
             "compiled forward": (1, compiled),
-            "graph, or more": (1, min(1, int(facts.get("graphs", 0)))),
+            "graph, or more": (1, min(1, facts.graphs or 0)),
             "graph breaks": (0, sum(counters["graph_break"].values())),
             "frames left to eager code": (0, counters["frames"]["total"] - counters["frames"]["ok"]),
         }
@@ -90,3 +97,26 @@ class CompileTorch(Pass[Eager, Compiled]):
                 seen.append(int(counters["stats"]["unique_graphs"]))
             found["graphs for shapes not seen before"] = (0, seen[-1] - seen[0])
         return found
+
+
+def _check_compiler(device: str) -> None:
+    """Raise Unsupported where Inductor (on a CPU) or Triton's launcher (on CUDA) would find no compiler or no headers."""
+    if device == "cpu":
+        if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
+            raise Unsupported(
+                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
+            )
+        return
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise Unsupported("torch.compile needs a C compiler on CUDA; install gcc (apt-get install gcc) or set CC")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        version = sysconfig.get_python_version()
+        raise Unsupported(
+            f"torch.compile needs Python's headers on CUDA and there is no {header}; apt-get install python{version}-dev"
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """`2.13.0+cu130` as (2, 13)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Onnx, Pass, Result, Spec
+from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts, Spec
 from bertopt.errors import Unsupported
-
-#: protobuf cannot hold more than 2 GiB; above this the weights go to external data.
-_INLINE_BYTES = 1_800_000_000
 
 
 class ExportOnnx(Pass[Eager, Onnx]):
@@ -22,15 +19,16 @@ class ExportOnnx(Pass[Eager, Onnx]):
     `keep_cls_only` or `pack_sequences` left no such thing. Packed rows are `rows`, `row_length` and `slots`.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "use_better_transformer": "nn.TransformerEncoder's fast path is torch's own and cannot be exported",
+    }
+
     opset: int = Field(23, ge=18, le=23, description="ONNX opset version")
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder's fast path is torch's own and cannot be exported"
         if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
             return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
-        return None
+        return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cpu" and any(getattr(step, "dtype", "") == "bfloat16" for step in before):
@@ -44,10 +42,12 @@ class ExportOnnx(Pass[Eager, Onnx]):
         import torch
 
         try:
-            import onnx_ir
+            import onnx_ir  # noqa: F401
             import onnxscript  # noqa: F401
         except ImportError as error:
             raise Unsupported(f"ONNX export needs {error.name}; pip install 'bertopt[cpu]'") from error
+
+        from bertopt.quantization import onnx_files
 
         network: Any = model.network
         if "use_better_transformer" in {rewrite.name for rewrite in model.rewrites}:
@@ -71,24 +71,21 @@ class ExportOnnx(Pass[Eager, Onnx]):
         _check_names(graph, model)
         for node in graph.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
-        onnx_ir.save(graph, path, external_data="model.onnx_data" if size > _INLINE_BYTES else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {
             "nodes": sum(1 for _ in graph.graph),
             "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph),
         }
         return Result(Onnx(model.spec, model.precision, path), changes)
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         import onnx_ir
 
         graph = onnx_ir.load(model.path)
         kinds = [node.op_type for node in graph.graph]
         native = kinds.count("Attention")
         found = {"as the opset": (self.opset, graph.opset_imports.get("") or 0)}
-        if self.opset >= 23 and "use_sdpa" in facts.get("passes", ()):
+        if self.opset >= 23 and "use_sdpa" in (facts.passes or ()):
             return {"Attention nodes": (model.spec.layers, native)} | found
         # Spelled out, every attention has one softmax.
         return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found

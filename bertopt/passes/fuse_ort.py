@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 
@@ -17,17 +16,13 @@ class FuseOrt(Pass[Onnx, Onnx]):
     The attention mask stays as it is, added to the scores, so every padding pattern survives. Counts fused nodes.
     """
 
-    attention: bool = Field(True, description="insist that every layer's attention is one node, native or fused")
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "fuse_ort": "the graph is fused already",
+        "quantize_int8": "fusions look for float products; fuse before quantize_int8",
+        "cast_onnx_half": "fuse before cast_onnx_half, which knows the fused operators",
+    }
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "fuse_ort" in names:
-            return "the graph is fused already"
-        if "quantize_int8" in names:
-            return "fusions look for float products; fuse before quantize_int8"
-        if "cast_onnx_half" in names:
-            return "fuse before cast_onnx_half, which knows the fused operators"
-        return None
+    attention: bool = Field(True, description="insist that every layer's attention is one node, native or fused")
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
         try:
@@ -35,6 +30,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
             from onnxscript.rewriter.ort_fusions import optimize_for_ort
         except ImportError as error:
             raise Unsupported(f"fusion needs {error.name}; pip install 'bertopt[cpu]'") from error
+        from bertopt.quantization import onnx_files
 
         graph = onnx_ir.load(model.path)
         before = _fused(graph)
@@ -50,14 +46,11 @@ class FuseOrt(Pass[Onnx, Onnx]):
             raise Unsupported(
                 f"none of ONNX Runtime's fused operators fits this {model.spec.family} graph; leave fuse_ort out"
             )
-        path = ctx.workdir / "onnx" / "model.onnx"
-        path.parent.mkdir()
-        big = (model.path.parent / "model.onnx_data").exists()
-        onnx_ir.save(graph, path, external_data="model.onnx_data" if big else None)
+        path = onnx_files.save(graph, ctx.workdir / "onnx")
         changes = {kind: fused.get(kind, 0) - before.get(kind, 0) for kind in sorted(fused)}
         return Result(Onnx(model.spec, model.precision, path), changes)
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         import onnx_ir
 
         graph = onnx_ir.load(model.path)

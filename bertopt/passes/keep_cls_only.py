@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -22,16 +21,14 @@ class KeepClsOnly(Pass[Eager, Eager]):
     left padding too. A pooled model no longer gives `last_hidden_state`. Counts the products narrowed to one token.
     """
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "keep_cls_only" in names:
-            return "the last layer runs for the first token alone already"
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder runs whole layers only; leave one of the two out"
-        for later in ("merge_qkv", "pack_sequences", "cast_half"):
-            if later in names:
-                return f"it changes the layers that {later} works on; put keep_cls_only before {later}"
-        return None
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "keep_cls_only": "the last layer runs for the first token alone already",
+        "use_better_transformer": "nn.TransformerEncoder runs whole layers only; leave one of the two out",
+        **{
+            later: f"it changes the layers that {later} works on; put keep_cls_only before {later}"
+            for later in ("merge_qkv", "pack_sequences", "cast_half")
+        },
+    }
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -53,7 +50,7 @@ class KeepClsOnly(Pass[Eager, Eager]):
         model.first_only = True
         return {"narrowed_products": _products(model)[0]}
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         narrow, whole = _products(model.network)
         return {
             "products of the last layer for one token": (_NARROWED, narrow),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -23,16 +22,14 @@ class MergeQkv(Pass[Eager, Eager]):
     After `keep_cls_only` the last layer asks for one token: its query stays apart, key and value are merged.
     """
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "merge_qkv" in names:
-            return "query, key and value are merged already"
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder projects query, key and value in one product itself; leave one of the two out"
-        for later in ("pack_sequences", "cast_half"):
-            if later in names:
-                return f"it changes the layers that {later} works on; put merge_qkv before {later}"
-        return None
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "merge_qkv": "query, key and value are merged already",
+        "use_better_transformer": "nn.TransformerEncoder projects query, key and value in one product itself; leave one of the two out",
+        **{
+            later: f"it changes the layers that {later} works on; put merge_qkv before {later}"
+            for later in ("pack_sequences", "cast_half")
+        },
+    }
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -54,7 +51,7 @@ class MergeQkv(Pass[Eager, Eager]):
             attention.merge((key, value) if last else (query, key, value), "kv" if last else "qkv")
         return {"merged_products": _calls(network)[0] - before}
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         merged, separate = _calls(model.network)
         return {"merged projections": (model.spec.layers, merged), "separate key and value projections": (0, separate)}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Pass, Result, Spec
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts, Spec
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -22,17 +21,13 @@ class PackSequences(Pass[Eager, Eager]):
     the inputs added.
     """
 
-    row_length: int = Field(256, ge=16, description="tokens of one row; a longer text makes its rows longer")
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "pack_sequences": "rows hold several texts already; set row_length: where they are first packed",
+        "use_better_transformer": "nn.TransformerEncoder's fast path masks padding only, not texts from each other; leave one of the two out",
+        "cast_half": "half precision is for the finished network; put pack_sequences before cast_half",
+    }
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "pack_sequences" in names:
-            return "rows hold several texts already; set row_length: where they are first packed"
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder's fast path masks padding only, not texts from each other; leave one of the two out"
-        if "cast_half" in names:
-            return "half precision is for the finished network; put pack_sequences before cast_half"
-        return None
+    row_length: int = Field(256, ge=16, description="tokens of one row; a longer text makes its rows longer")
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         result = model.rewritten(self)
@@ -54,7 +49,7 @@ class PackSequences(Pass[Eager, Eager]):
         model.spec = self._packed(model.spec)
         return {"inputs": len(set(model.inputs) - before)}
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         own, others = _reach(model.network)
         return {
             "tokens of a row": (self.row_length, model.spec.row_length or 0),

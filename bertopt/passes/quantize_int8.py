@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, Pass, Result
+from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
@@ -27,6 +26,12 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     puts inside attention below opset 23: quantise an opset-23 graph.
     """
 
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "quantize_int8": "the graph is quantised already",
+        "cast_onnx_half": "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph",
+        "cast_half": "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph",
+    }
+
     scheme: Literal["dynamic", "static"] = Field(
         "dynamic", description="dynamic: activation scales at run time; static: calibrated on the recipe's texts"
     )
@@ -37,6 +42,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         None, description="static: what range of an activation is kept (default: minmax)"
     )
     samples: int | None = Field(None, ge=8, description="static: texts calibrated on (default: 128)")
+    symmetric: bool = Field(False, description="static: zero points of 0, which build_tensorrt needs; slower in ONNX Runtime")
     smooth_quant: float | None = Field(
         None, gt=0, lt=1, description="static: alpha of SmoothQuant, which moves large channels into the weights"
     )
@@ -46,16 +52,16 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             for name in ("calibration", "samples", "smooth_quant"):
                 if getattr(self, name) is not None:
                     return f"{name} goes with scheme: static; dynamic measures no texts"
-        for step in before:
-            if step.name() == "quantize_int8":
-                return "the graph is quantised already"
-            if step.name() in ("cast_onnx_half", "cast_half"):
-                return "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph"
-        return None
+            if self.symmetric:
+                return "symmetric goes with scheme: static; dynamic chooses its zero points while it runs"
+        return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
-        if device == "cuda" and self.scheme == "static":
-            return "ONNX Runtime has no static INT8 products for CUDA and would run them in float; say device: cpu"
+        if device == "cuda" and self.scheme == "static" and not self.symmetric:
+            return (
+                "ONNX Runtime has no static INT8 products for CUDA and would run them in float; say device: cpu, or "
+                "symmetric: true for build_tensorrt"
+            )
         return None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
@@ -72,59 +78,58 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
         nodes = qdq.products(onnx_ir.load(model.path).graph)
         kept = {node.name for node in qdq.excluded(nodes, self.keep_fp32)}
-        (ctx.workdir / "onnx").mkdir()
         return self._static(model, ctx, kept) if self.scheme == "static" else self._dynamic(model, ctx, kept)
 
     def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx_ir
 
-        from bertopt.quantization import activation_ranges, qdq
+        from bertopt.quantization import activation_ranges, calibration_inputs, onnx_files, qdq
 
-        given = activation_ranges.samples(model.spec, ctx, self.samples or 128)
+        given = [
+            activation_ranges.Sample(inputs, calibration_inputs.valid(model.spec, inputs))
+            for inputs in calibration_inputs.samples(model.spec, ctx, self.samples or 128)
+        ]
         graph = onnx_ir.load(model.path)
         nodes = [node for node in qdq.products(graph.graph) if node.name not in kept]
         names = list(dict.fromkeys(node.inputs[0].name for node in nodes))
-        method = self.calibration or "minmax"
-        path = ctx.workdir / "onnx" / "model.onnx"
-        external = "model.onnx_data" if (model.path.parent / "model.onnx_data").exists() else None
-        changes = {}
+        folder, path, changes = ctx.workdir / "onnx", model.path, {}
         if self.smooth_quant is not None:
-            seen = activation_ranges.measure(model.path, names, given, "minmax")
+            seen = activation_ranges.measure(path, names, given, "minmax")
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
-            onnx_ir.save(graph, path, external_data=external)
-            ranges = activation_ranges.measure(path, names, given, method)
-        else:
-            ranges = activation_ranges.measure(model.path, names, given, method)
-        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range)
-        _clear(path.parent)
-        onnx_ir.save(graph, path, external_data=external)
-        return Result(Onnx(model.spec, "int8", path), {"products": len(nodes), **changes})
+            path = onnx_files.save(graph, folder)
+        ranges = activation_ranges.measure(path, names, given, self.calibration or "minmax")
+        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range, self.symmetric)
+        return Result(Onnx(model.spec, "int8", onnx_files.save(graph, folder)), {"products": len(nodes), **changes})
 
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx
+        import onnx_ir
         from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        from bertopt.quantization import onnx_files
 
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
         del graph.graph.value_info[:]
         before = _products(graph)
-        path = ctx.workdir / "onnx" / "model.onnx"
-        big = (model.path.parent / "model.onnx_data").exists()
+        quantised = ctx.workdir / "quantised.onnx"
         quantize_dynamic(
-            graph, path, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
+            graph, quantised, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
             op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=[*kept, *(f"{name}{_SPLIT}" for name in kept)],
-            use_external_data_format=big,
+            use_external_data_format=graph.ByteSize() > onnx_files.INLINE_BYTES,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip
-        if big and not (path.parent / "model.onnx_data").exists():
-            _rename_external(path)
+        # ONNX Runtime names external data after the model; the artefact's name is another.
+        path = onnx_files.save(onnx_ir.load(quantised), ctx.workdir / "onnx")
+        for written in ctx.workdir.glob("quantised.onnx*"):
+            written.unlink()
         after = _products(onnx.load(path, load_external_data=False))
         return Result(
             Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
         )
 
-    def effects(self, model: Onnx, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Every product with constant weights has INT8 weights but those kept, and the session multiplies integers there.
 
         What is inside a fused attention node is no product. A runtime may dequantise weights and multiply floats: it is
@@ -142,8 +147,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}
-        if "kernels" in facts:
-            integer = sum(facts["kernels"].get(kind, 0) for kind in _KERNELS)
+        # A symmetric graph is on its way to an engine. ONNX Runtime multiplies its Gemms in floats.
+        if facts.kernels is not None and not self.symmetric:
+            integer = sum(facts.kernels.get(kind, 0) for kind in _KERNELS)
             found["products in integer kernels"] = (max(1, len(products)), min(len(products), integer))
         return found
 
@@ -178,18 +184,3 @@ def _products(graph: Any) -> dict[str, int]:
         if node.op_type in kinds:
             counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return counts
-
-
-def _clear(folder: Path) -> None:
-    for stale in folder.iterdir():
-        stale.unlink()
-
-
-def _rename_external(path: Path) -> None:
-    """ONNX Runtime names external data after the model; the artefact's name is `model.onnx_data`."""
-    import onnx_ir
-
-    graph = onnx_ir.load(path)
-    onnx_ir.external_data.load_to_model(graph)
-    _clear(path.parent)
-    onnx_ir.save(graph, path, external_data="model.onnx_data")

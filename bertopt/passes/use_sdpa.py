@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -18,20 +19,29 @@ if TYPE_CHECKING:
 class UseSdpa(Pass[Eager, Eager]):
     """Run attention through torch's scaled_dot_product_attention. Counts the attention calls of one forward."""
 
-    backend: Literal["auto", "flash", "efficient", "math"] = Field(
+    incompatible_with: ClassVar[dict[str, str]] = {
+        "use_sdpa": "attention runs through scaled_dot_product_attention already; set backend: where it is first used",
+        "use_better_transformer": "nn.TransformerEncoder brings its own attention, none is left to switch; leave one of the two out",
+    }
+
+    backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
         "auto", description="kernel to insist on; auto lets torch choose for each shape"
     )
 
-    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
-        names = {step.name() for step in before}
-        if "use_sdpa" in names:
-            return "attention runs through scaled_dot_product_attention already; set backend: where it is first used"
-        if "use_better_transformer" in names:
-            return "nn.TransformerEncoder brings its own attention, none is left to switch; leave one of the two out"
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if device == "cuda" and self.backend == "flash":
+            return "torch's flash kernel takes no mask on CUDA, and padding needs one; use backend: cudnn or efficient"
+        if device == "cuda" and self.backend == "cudnn" and not any(step.name() == "cast_half" for step in before):
+            return "torch's cudnn kernel takes half precision only; put use_sdpa after cast_half"
+        if device == "cpu" and self.backend in ("cudnn", "efficient"):
+            return f"torch has no '{self.backend}' attention kernel for a CPU; use backend: flash, math or auto"
         return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-        return model.rewritten(self)
+        result = model.rewritten(self)
+        if self.backend != "auto":
+            self._try(result.model.network, ctx.device)
+        return result
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         model: Any = network
@@ -40,17 +50,27 @@ class UseSdpa(Pass[Eager, Eager]):
             raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation")
         before = attention_calls(network)
         encoder.set_attn_implementation("sdpa")
+        calls = attention_calls(network) - before
+        # Only now: here the network is on the CPU, which lacks kernels that the stage's device has.
         model.sdpa_backend = self._kernel()
+        return {"attention_calls": calls}
+
+    def _try(self, network: torch.nn.Module, device: str) -> None:
+        """Run once where the stage will run. Raises Unsupported where torch has no such kernel for this model there."""
+        import torch
+
+        if device == "cuda" and not torch.cuda.is_available():
+            raise Unsupported(f"backend: {self.backend} is tried on the GPU, and torch sees none here; use backend: auto")
         try:
-            return {"attention_calls": attention_calls(network) - before}
+            attention_calls(copy.deepcopy(network).to(device))
         except RuntimeError as error:
             if not re.search("No (available kernel|viable backend)", str(error)):
                 raise
             raise Unsupported(
-                f"torch has no '{self.backend}' attention kernel for this model here; use backend: auto"
+                f"torch has no '{self.backend}' attention kernel for this model on {device}; use backend: auto"
             ) from error
 
-    def effects(self, model: Eager, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         network: Any = model.network
         found = {"attention calls": (model.spec.layers, attention_calls(network))}
         if self.backend != "auto":
@@ -64,6 +84,7 @@ class UseSdpa(Pass[Eager, Eager]):
         kernels = {
             "flash": SDPBackend.FLASH_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
             "math": SDPBackend.MATH,
         }
         return kernels.get(self.backend)

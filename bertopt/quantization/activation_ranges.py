@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bertopt.core import Context, Spec
 from bertopt.errors import Unsupported
-from bertopt.quantization.calibration_inputs import as_network
+from bertopt.quantization import onnx_files
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
 Method = Literal["minmax", "percentile", "entropy"]
-#: Texts in a batch. After each comes one odd input: every sixth sample.
-BATCH = 5
-#: Tokens of the odd inputs, in turn, up to the model's maximum.
-ODD_LENGTHS = (1, 2, 8, 32, 128, 512)
 #: Share of the values that a range by percentile holds, in percent: ONNX Runtime's default.
 PERCENTILE = 99.999
 #: Bins of the histograms. Entropy compares them with 8 bits, from half the bins on, so it cuts half a range at most:
@@ -47,48 +42,6 @@ class Range:
     high: float = 0.0
     channels: Any = field(default=0.0)
     """Largest magnitude in each of the H channels."""
-
-
-def samples(spec: Spec, ctx: Context, count: int) -> list[Sample]:
-    """Batches of at most `count` of the context's texts, spread over all of them; every sixth sample is odd: random
-    tokens, a single one, holes and padding between them, because services meet those too.
-
-    Raises Unsupported where there are no texts, or no tokenizer to read them with.
-    """
-    if not ctx.texts or ctx.encode is None:
-        raise Unsupported(
-            "static INT8 is calibrated on texts; got none: name some in inputs.texts, or use scheme: dynamic"
-        )
-    chosen = [ctx.texts[i * len(ctx.texts) // count] for i in range(count)] if len(ctx.texts) > count else ctx.texts
-    chosen = sorted(chosen, key=len)
-    rng = np.random.default_rng(ctx.seed)
-    found = []
-    for number, start in enumerate(range(0, len(chosen), BATCH)):
-        texts = ctx.encode(chosen[start : start + BATCH])
-        for inputs in (texts, _odd(spec, number, rng)):
-            fed = as_network(spec, inputs)
-            valid = fed["segment_ids"] if spec.layout == "packed" else fed["attention_mask"]
-            found.append(Sample(fed, valid > 0))
-    return found
-
-
-def _odd(spec: Spec, number: int, rng: np.random.Generator) -> dict[str, Array]:
-    length = min(ODD_LENGTHS[number % len(ODD_LENGTHS)], spec.max_length)
-    mask = np.ones((1, length), np.int64)
-    # Three thirds: no padding, right padding, holes.
-    kind = number // len(ODD_LENGTHS) % 3
-    if kind == 1:
-        mask[:, max(1, length * 2 // 3) :] = 0
-    elif kind == 2:
-        mask[:, 1:] = rng.random((1, length - 1)) > 0.3
-    # No valid token may be the padding token: RoBERTa counts its positions by it.
-    ids = rng.integers(0, spec.vocabulary - 1, (1, length))
-    ids += ids >= spec.pad_id
-    types = np.zeros((1, length), np.int64)
-    if spec.token_types > 1 and number % 2:
-        types[:, length // 2 :] = 1
-    arrays = {"input_ids": np.where(mask, ids, spec.pad_id), "attention_mask": mask, "token_type_ids": types}
-    return {name: arrays[name] for name in spec.inputs}
 
 
 def measure(path: Path, names: Sequence[str], given: Iterable[Sample], method: Method) -> dict[str, Range]:
@@ -153,8 +106,7 @@ def _run(source: Path, names: Sequence[str], given: Iterable[Sample]) -> Iterato
     options = ort.SessionOptions()
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="bertopt-calibrate-") as folder:
-        path = Path(folder) / "model.onnx"
-        ir.save(graph, path, external_data="model.onnx_data")
+        path = onnx_files.save(graph, Path(folder))
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         for sample in given:
             answers = session.run(list(names), sample.inputs)

@@ -6,12 +6,13 @@ word between the special ones, attention averages over few tokens and some chann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.core import Spec
+from bertopt.core import Context, Spec
+from bertopt.errors import Unsupported
 from bertopt.modeling import packing
 
 if TYPE_CHECKING:
@@ -24,25 +25,28 @@ TEXTS_PER_ODD, ODD_ROWS = 2, 8
 ODD_LENGTHS = (4, 8, 16, 32, 64, 128)
 
 
-def samples(
-    spec: Spec, encode: Callable[[Sequence[Any]], Mapping[str, Array]], texts: Sequence[str], count: int, seed: int
-) -> Iterator[Inputs]:
-    """`count` of the texts (or all, where there are fewer), each as a batch of one, and an odd batch after every other.
+def samples(spec: Spec, ctx: Context, count: int) -> list[Inputs]:
+    """`count` of the context's texts (or all, where there are fewer), each a batch of one; an odd batch after every other.
 
-    Arrays as the network takes them (`spec.network_inputs`), int64. The same arguments give the same samples.
+    Arrays as the network takes them (`spec.network_inputs`), int64. The same arguments give the same samples. Raises
+    Unsupported where there are no texts, or no tokenizer to read them with.
     """
-    rng = np.random.default_rng(seed)
-    chosen = [texts[i] for i in sorted(rng.permutation(len(texts))[:count])]
+    if not ctx.texts or ctx.encode is None:
+        raise Unsupported("static INT8 is calibrated on texts; got none: name some in inputs.texts")
+    rng = np.random.default_rng(ctx.seed)
+    chosen = [ctx.texts[i] for i in sorted(rng.permutation(len(ctx.texts))[:count])]
     if spec.task == "question-answering":
         # Whatever comes next serves as the context.
         asked: list[Any] = list(zip(chosen, chosen[1:] + chosen[:1], strict=True))
     else:
         asked = list(chosen)
-    frame = encode([("", "") if spec.task == "question-answering" else ""])["input_ids"][0]
+    frame = ctx.encode([("", "") if spec.task == "question-answering" else ""])["input_ids"][0]
+    made = []
     for number, text in enumerate(asked):
-        yield as_network(spec, encode([text]))
+        made.append(as_network(spec, ctx.encode([text])))
         if number % TEXTS_PER_ODD == TEXTS_PER_ODD - 1:
-            yield as_network(spec, odd(spec, frame, number // TEXTS_PER_ODD, rng))
+            made.append(as_network(spec, odd(spec, frame, number // TEXTS_PER_ODD, rng)))
+    return made
 
 
 def odd(spec: Spec, frame: Array, number: int, rng: np.random.Generator) -> Inputs:
@@ -82,13 +86,19 @@ def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:
     return batch.inputs
 
 
+def valid(spec: Spec, inputs: Mapping[str, Array]) -> Array:
+    """Which tokens [B, S] of the network's inputs are no padding."""
+    return np.asarray(inputs["segment_ids" if spec.layout == "packed" else "attention_mask"] > 0)
+
+
 def counting(spec: Spec, inputs: Mapping[str, Array], answer: Array) -> Array:
     """The vectors [N, D] of one answer that belong to a text or a token, not to padding, float64."""
-    mask = inputs["segment_ids"] if spec.layout == "packed" else inputs["attention_mask"]
+    tokens = valid(spec, inputs)
     if spec.granularity == "span":
-        return np.asarray(answer * (mask > 0), np.float64)
+        return np.asarray(answer * tokens, np.float64)
     if spec.granularity == "token":
-        return np.asarray(answer[mask > 0], np.float64)
+        return np.asarray(answer[tokens], np.float64)
     if spec.layout == "packed":
-        return np.asarray(answer[np.arange(answer.shape[1]) < mask.max(axis=1, keepdims=True)], np.float64)
-    return np.asarray(answer[mask.any(axis=1)], np.float64)
+        texts = inputs["segment_ids"].max(axis=1, keepdims=True)
+        return np.asarray(answer[np.arange(answer.shape[1]) < texts], np.float64)
+    return np.asarray(answer[tokens.any(axis=1)], np.float64)

@@ -106,14 +106,20 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
 
 
 def quantise(
-    graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], per_channel: bool, reduce_range: bool
-) -> None:
-    """Let `nodes` read uint8 activations, quantised by their ranges, and int8 weights (7 bits with `reduce_range`)."""
+    graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], per_channel: bool, reduce_range: bool,
+    symmetric: bool = False,
+) -> None:  # fmt: skip
+    """Let `nodes` read uint8 activations, quantised by their ranges, and int8 weights (7 bits with `reduce_range`).
+
+    With `symmetric`, activations are int8 with zero point 0: TensorRT takes nothing else.
+    """
     written = _Writer(graph, per_channel, 64 if reduce_range else 127)
     for name, readers in _by_input(nodes).items():
         seen = ranges[name]
-        scale = max((seen.high - seen.low) / 255, float(np.finfo(np.float32).tiny) * 255)
-        read = written.activation(readers[0].inputs[0], scale, round(-seen.low / scale))
+        width = 2 * max(seen.high, -seen.low) * 255 / 254 if symmetric else seen.high - seen.low
+        scale = max(width / 255, float(np.finfo(np.float32).tiny) * 255)
+        zero = np.int8(0) if symmetric else np.uint8(round(-seen.low / scale))
+        read = written.activation(readers[0].inputs[0], scale, zero)
         for node in readers:
             written.weights(node, scale)
             node.replace_input_with(0, read)
@@ -127,19 +133,19 @@ class _Writer:
         self.graph, self.per_channel, self.levels = graph, per_channel, levels
         self.shared: dict[Any, Any] = {}
 
-    def activation(self, value: Any, scale: float, zero: int) -> Any:
+    def activation(self, value: Any, scale: float, zero: Any) -> Any:
         import onnx_ir as ir
 
         name = value.name
         how = [
             _constant(self.graph, f"{name}_scale", np.float32(scale)),
-            _constant(self.graph, f"{name}_zero_point", np.uint8(zero)),
+            _constant(self.graph, f"{name}_zero_point", zero),
         ]
         down = ir.node("QuantizeLinear", [value, *how], name=f"{name}_quantize")
         up = ir.node("DequantizeLinear", [down.outputs[0], *how], name=f"{name}_dequantize")
         down.outputs[0].name, up.outputs[0].name = f"{name}_quantized", f"{name}_dequantized"
         up.outputs[0].dtype, up.outputs[0].shape = ir.DataType.FLOAT, value.shape
-        down.outputs[0].dtype, down.outputs[0].shape = ir.DataType.UINT8, value.shape
+        down.outputs[0].dtype, down.outputs[0].shape = ir.DataType.from_numpy(zero.dtype), value.shape
         self.graph.insert_after(value.producer(), [down, up])
         return up.outputs[0]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Device, Onnx, Session
+from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.sessions import onnxruntime_cuda
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -42,18 +44,24 @@ class OnnxRuntimeSession(Session):
             )
         self._ort, self._path, self._threads = ort, model.path, threads
         self._products: dict[str, int] | None = None
-        try:
-            self.session = ort.InferenceSession(model.path, self._options(), providers=[provider])
-        except Exception as error:
-            if "NOT_IMPLEMENTED" not in str(error):
-                raise
-            raise Unsupported(
-                f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}"
-            ) from error
+        self._provider: Any = provider if device == "cpu" else (provider, onnxruntime_cuda.OPTIONS)
+        missing = ""
+        with onnxruntime_cuda.listening() if device == "cuda" else contextlib.nullcontext() as heard:
+            try:
+                if device == "cuda":
+                    missing = onnxruntime_cuda.preload(ort)
+                self.session = ort.InferenceSession(model.path, self._options(), providers=[self._provider])
+            except Exception as error:
+                if "NOT_IMPLEMENTED" not in str(error):
+                    raise
+                raise Unsupported(
+                    f"{provider} has no kernel for this graph in {model.precision}: {str(error).split(' : ')[-1]}"
+                ) from error
         # A CUDA session that could not start would be a CPU session now: ask it, not the package.
-        if self.session.get_providers()[0] != provider:
+        if (runs := self.session.get_providers()[0]) != provider:
+            reason = onnxruntime_cuda.why(f"{missing}{heard.text if heard else ''}")
             raise Unsupported(
-                f"expected {provider}; the session runs on {self.session.get_providers()[0]}: check the CUDA and cuDNN libraries"
+                f"expected {provider}; the session runs on {runs}: {reason}; {onnxruntime_cuda.versions()}"
             )
         self._binding = self.session.io_binding()
 
@@ -78,16 +86,15 @@ class OnnxRuntimeSession(Session):
             name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)
         }
 
-    def facts(self) -> dict[str, Any]:
-        options = self.session.get_session_options()
-        return {
-            **({"kernels": self._kernels()} if self._quantised() else {}),
-            "runtime": f"onnxruntime {self._ort.__version__}",
-            "provider": self.session.get_providers()[0],
-            "nodes": dict(Counter(provider for provider, _ in self._placed())),
-            "computing_nodes": dict(Counter(provider for provider, kind in self._placed() if kind in _COMPUTING)),
-            "threads": options.intra_op_num_threads or "all cores",
-        }
+    def facts(self) -> RuntimeFacts:
+        placed = self._placed()
+        return RuntimeFacts(
+            runtime=f"onnxruntime {self._ort.__version__}", provider=self.session.get_providers()[0],
+            kernels=self._kernels() if self._quantised() else None,
+            nodes=dict(Counter(provider for provider, _ in placed)),
+            computing_nodes=dict(Counter(provider for provider, kind in placed if kind in _COMPUTING)),
+            threads=self.session.get_session_options().intra_op_num_threads or "all cores",
+        )  # fmt: skip
 
     def _quantised(self) -> bool:
         return any(
@@ -103,7 +110,7 @@ class OnnxRuntimeSession(Session):
                 options = self._options()
                 options.optimized_model_filepath = f"{folder}/model.onnx"
                 options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-                self._ort.InferenceSession(self._path, options, providers=self.session.get_providers()[:1])
+                self._ort.InferenceSession(self._path, options, providers=[self._provider])
                 nodes = onnx_ir.load(f"{folder}/model.onnx").graph
                 self._products = dict(Counter(node.op_type for node in nodes if node.op_type in _PRODUCTS))
         return self._products

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Device, OpenVino, Session
+from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
 from bertopt.system import openvino_import
@@ -127,15 +127,12 @@ class OpenVinoSession(Session):
             for request in running:
                 request.request.wait()
 
-    def facts(self) -> dict[str, Any]:
-        threads = int(self.compiled.get_property("INFERENCE_NUM_THREADS"))
-        return {
-            "runtime": f"openvino {self._version}",
-            "precision": str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
-            "threads": threads or "all cores",
-            "streams": self.streams,
-            "products": executed(self.compiled),
-        }
+    def facts(self) -> RuntimeFacts:
+        return RuntimeFacts(
+            runtime=f"openvino {self._version}", precision=str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
+            threads=int(self.compiled.get_property("INFERENCE_NUM_THREADS")) or "all cores", streams=self.streams,
+            products=executed(self.compiled),
+        )  # fmt: skip
 
     def _compile(self, streams: int) -> Any:
         return self._core.compile_model(self._path, "CPU", {**self._properties, "NUM_STREAMS": streams})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.core import Session, Spec
+from bertopt.core import RuntimeFacts, Session, Spec
 from bertopt.modeling import packing
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class PackedSession(Session):
         for answers in self.rows.run_all(packed()):
             yield pending.popleft().padded(answers)
 
-    def facts(self) -> dict[str, Any]:
-        return {**self.rows.facts(), "layout": "packed", "row_length": self.spec.row_length}
+    def facts(self) -> RuntimeFacts:
+        return self.rows.facts().model_copy(update={"layout": "packed", "row_length": self.spec.row_length})
 
 
 class _Packing:

@@ -1,30 +1,43 @@
-"""TensorRT and TensorRT-RTX engines. Not run without an NVIDIA GPU of a compute capability the engine was built for."""
+"""TensorRT and TensorRT-RTX engines. Need an NVIDIA GPU of a compute capability that the engine was built for."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Device, Engine, Session
-from bertopt.errors import Unsupported
+from bertopt.core import Device, Engine, RuntimeFacts, Session
+from bertopt.errors import ResourceError, Unsupported
+from bertopt.sessions import tensorrt_rtx
+from bertopt.system import tensorrt_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: Where buffers lie; tests put them elsewhere.
+PLACE = "cuda"
+
 
 class TensorrtSession(Session):
+    """Runs each batch in the tightest profile that takes it, widened to that profile's lower bounds.
+
+    A profile's buffers are allocated when it is first used. Addresses are set when the profile changes, shapes when they
+    change, so that a timed step is the engine alone.
+    """
+
     def __init__(self, model: Engine, device: Device) -> None:
         import torch
 
+        there = ", ".join(model.targets)
         if not torch.cuda.is_available():
-            raise Unsupported(
-                f"the engine is for {', '.join(model.targets)} and there is no CUDA GPU here; run bertopt verify where one is"
-            )
-        capability = "sm{}{}".format(*torch.cuda.get_device_capability())
+            raise Unsupported(f"the engine is for {there} and there is no CUDA GPU here; run bertopt verify where one is")
+        capability = tensorrt_import.capability()
         if capability not in model.targets:
             raise Unsupported(
-                f"the engine is for {', '.join(model.targets)}; the GPU here is {capability}; build with targets: [{capability}]"
+                f"the engine is for {there}; the GPU here is {capability}; build with targets: [{capability}]"
             )
         try:
             trt: Any = importlib.import_module(model.library)
@@ -34,59 +47,128 @@ class TensorrtSession(Session):
             raise Unsupported(
                 f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version"
             )
-        self.spec, self.profiles = model.spec, model.profiles
+        self.spec, self.shapes = model.spec, model.shapes
         self._torch, self._trt = torch, trt
-        self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-        self.engine = self._runtime.deserialize_cuda_engine(model.path.read_bytes())
+        self._logger = tensorrt_import.logger(trt)
+        self._runtime = trt.Runtime(self._logger)
+        plan = model.path.read_bytes()
+        self.engine = self._runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
-            raise Unsupported(f"{model.library} {trt.__version__} refused the engine on {capability}")
-        self._context = self.engine.create_execution_context()
+            raise self._failure(f"{model.library} {trt.__version__} refused the engine on {capability}")
+        self._cache = tensorrt_rtx.KernelCache(trt, self.engine, plan, capability)
+        self._context = self._cache.context()
+        if self._context is None:
+            raise ResourceError(
+                f"no GPU memory for the engine's execution context{tensorrt_import.free_memory()}; "
+                f"use smaller profiles, or free GPU memory: {self._logger.last}"
+            )
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._inputs: dict[str, Any] = {}
-        self._outputs: dict[str, Any] = {}
+        self._buffers: dict[int, dict[str, Any]] = {}
+        self._profile: int | None = None
+        self._shape: tuple[int, int] | None = None
+        self._asked, self._new_shape = (0, 0), False
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        batch, sequence = inputs["input_ids"].shape
-        fitting = [i for i, profile in enumerate(self.profiles) if profile.accepts(batch, sequence)]
-        if not fitting:
-            raise Unsupported(f"shape [{batch}, {sequence}] is outside the engine's profiles")
-        torch = self._torch
-        self._context.set_optimization_profile_async(fitting[0], self._stream.cuda_stream)
-        self._inputs = {name: torch.from_numpy(inputs[name]).cuda() for name in self.spec.network_inputs}
-        for name, tensor in self._inputs.items():
-            self._context.set_input_shape(name, tuple(tensor.shape))
-            self._context.set_tensor_address(name, tensor.data_ptr())
-        self._outputs = {}
-        for i in range(self.engine.num_io_tensors):
-            name = self.engine.get_tensor_name(i)
-            if self.engine.get_tensor_mode(name) == self._trt.TensorIOMode.OUTPUT:
-                # Answers are float32 in every bertopt graph.
-                tensor = torch.empty(tuple(self._context.get_tensor_shape(name)), dtype=torch.float32, device="cuda")
-                self._context.set_tensor_address(name, tensor.data_ptr())
-                self._outputs[name] = tensor
-        torch.cuda.synchronize()
+        batch, sequence = self._asked = inputs["input_ids"].shape
+        chosen = self.shapes.choose(batch, sequence)
+        if chosen is None:
+            ranges = "; ".join(f"{list(profile.min)} to {list(profile.max)}" for profile in self.shapes.profiles)
+            raise Unsupported(f"shape [{batch}, {sequence}] is outside the engine's profiles ({ranges})")
+        profile, shape = chosen
+        if profile != self._profile:
+            self._switch(profile)
+        if shape != self._shape:
+            self._set_shape(shape)
+            self._shape, self._new_shape = shape, True
+        for name in self.spec.network_inputs:
+            self._copy(name, inputs[name], shape)
+        self._torch.cuda.synchronize()
 
     def step(self) -> None:
         if not self._context.execute_async_v3(self._stream.cuda_stream):
-            raise RuntimeError("TensorRT could not enqueue the engine")
+            raise self._failure("TensorRT could not enqueue the engine")
         self._stream.synchronize()
 
     def fetch(self) -> dict[str, Array]:
-        return {name: self._outputs[name].cpu().numpy() for name in self.spec.outputs}
+        assert self._profile is not None, "load comes first"
+        batch, sequence = self._asked
+        answers = {}
+        for name in self.spec.outputs:
+            shape = tuple(self._context.get_tensor_shape(name))
+            value = self._buffers[self._profile][name][: math.prod(shape)].cpu().numpy().reshape(shape)[:batch]
+            # The rows of a span's answer, too, are as long as the batch was made.
+            answers[name] = value if self.spec.granularity == "text" else value[:, :sequence]
+        if self._new_shape:
+            self._cache.keep()
+            self._new_shape = False
+        return answers
 
-    def facts(self) -> dict[str, Any]:
-        import json
+    def facts(self) -> RuntimeFacts:
+        return RuntimeFacts(
+            runtime=f"{self._trt.__name__} {self._trt.__version__}", gpu=self._torch.cuda.get_device_name(),
+            output_formats=output_formats(
+                self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
+            ),
+        )  # fmt: skip
 
-        layers = json.loads(
-            self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
+    def _switch(self, number: int) -> None:
+        """Make `number` the profile that runs, with its own buffers."""
+        self._profile = self._shape = None
+        self._need(
+            self._context.set_optimization_profile_async(number, self._stream.cuda_stream), f"profile {number}"
         )
-        formats: dict[str, int] = {}
-        for layer in layers.get("Layers", []):
-            for output in layer.get("Outputs", []) if isinstance(layer, dict) else []:
-                kind = str(output.get("Format/Datatype", "unknown"))
-                formats[kind] = formats.get(kind, 0) + 1
-        return {
-            "runtime": f"{self._trt.__name__} {self._trt.__version__}",
-            "gpu": self._torch.cuda.get_device_name(),
-            "output_formats": formats,
-        }
+        if number not in self._buffers:
+            self._set_shape(self.shapes.profiles[number].max)
+            self._buffers[number] = self._allocated(self.shapes.profiles[number].max)
+        for name, buffer in self._buffers[number].items():
+            self._need(self._context.set_tensor_address(name, buffer.data_ptr()), f"an address for '{name}'")
+        self._stream.synchronize()
+        self._profile = number
+
+    def _allocated(self, largest: tuple[int, int]) -> dict[str, Any]:
+        """One flat buffer for every input and output, of the profile's largest shape."""
+        torch = self._torch
+        buffers = {name: torch.zeros(math.prod(largest), dtype=torch.int64, device=PLACE) for name in self.spec.network_inputs}
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            if self.engine.get_tensor_mode(name) == self._trt.TensorIOMode.OUTPUT:
+                shape = tuple(self._context.get_tensor_shape(name))
+                if min(shape) < 0:
+                    raise Unsupported(f"the engine leaves the shape of '{name}' open: {list(shape)}")
+                # Answers are float32 in every bertopt graph.
+                buffers[name] = torch.zeros(math.prod(shape), dtype=torch.float32, device=PLACE)
+        return buffers
+
+    def _set_shape(self, shape: tuple[int, int]) -> None:
+        for name in self.spec.network_inputs:
+            self._need(self._context.set_input_shape(name, shape), f"shape {list(shape)} for '{name}'")
+
+    def _copy(self, name: str, array: Array, shape: tuple[int, int]) -> None:
+        import numpy as np
+
+        if array.shape != shape:
+            # Rows and tokens that nobody asked for are padding.
+            wide = np.full(shape, self.spec.pad_id if name == "input_ids" else 0, np.int64)
+            wide[: array.shape[0], : array.shape[1]] = array
+            array = wide
+        assert self._profile is not None
+        buffer = self._buffers[self._profile][name]
+        buffer[: array.size].copy_(self._torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))
+
+    def _need(self, taken: bool, what: str) -> None:
+        if not taken:
+            raise self._failure(f"TensorRT refused {what}")
+
+    def _failure(self, what: str) -> Exception:
+        return tensorrt_import.failure(what, self._logger.last)
+
+
+def output_formats(information: str) -> dict[str, int]:
+    """Count the outputs of an engine's layers by type, from the inspector's JSON of TensorRT 10, 11 or RTX.
+
+    TensorRT 10 writes one field, `Format/Datatype`; 11 writes `Format` and `DataType`.
+    """
+    layers = [layer for layer in json.loads(information).get("Layers", []) if isinstance(layer, dict)]
+    outputs = [output for layer in layers for output in layer.get("Outputs", []) if isinstance(output, dict)]
+    kinds = (output.get("DataType") or output.get("Datatype") or output.get("Format/Datatype") for output in outputs)
+    return dict(Counter(str(kind) for kind in kinds if kind))

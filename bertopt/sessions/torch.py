@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bertopt.core import Compiled, Device, Eager, Session
+from bertopt.core import Compiled, Device, Eager, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -42,14 +42,11 @@ class TorchSession(Session):
             name: value.float().cpu().numpy() for name, value in zip(self.spec.outputs, self._outputs, strict=False)
         }
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RuntimeFacts:
         from torch._dynamo.utils import counters
 
-        facts: dict[str, Any] = {
-            "runtime": f"torch {torch.__version__}",
-            "device": self.device.type,
-            "threads": torch.get_num_threads(),
-        }
-        if graphs := counters["stats"].get("unique_graphs"):
-            facts["graphs"] = int(graphs)
-        return facts
+        graphs = counters["stats"].get("unique_graphs")
+        return RuntimeFacts(
+            runtime=f"torch {torch.__version__}", device=self.device.type, threads=torch.get_num_threads(),
+            graphs=int(graphs) if graphs else None,
+        )  # fmt: skip

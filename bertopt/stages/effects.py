@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bertopt import passes
-from bertopt.core import Compiled, Eager, Model, Onnx, Rewrite
+from bertopt.core import Compiled, Eager, Model, Onnx, Rewrite, RuntimeFacts
 
 #: Counts expected and found, by name.
 Counts = dict[str, tuple[int, int]]
@@ -27,7 +27,7 @@ class Effects:
         return not done or any(done)
 
 
-def ask(model: Model, records: Sequence[Rewrite], facts: Mapping[str, Any]) -> Effects:
+def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effects:
     """The effects in `model`, opened from a stage that says it was made by the passes in `records`, in order.
 
     `facts` is what the session says that runs it.
@@ -35,22 +35,20 @@ def ask(model: Model, records: Sequence[Rewrite], facts: Mapping[str, Any]) -> E
     own: Counts = {}
     if records:
         last: Any = passes.need(records[-1].name).model_validate(records[-1].options)
-        own = last.effects(model, {**facts, "passes": [record.name for record in records]})
+        own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
     placed = placement(facts) | claimed(model, facts)
     return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed)
 
 
-def placement(facts: Mapping[str, Any]) -> Counts:
+def placement(facts: RuntimeFacts) -> Counts:
     """Nodes that compute on the provider asked for, out of all that do. Runtimes move shape arithmetic on purpose."""
-    nodes: Mapping[str, int] = facts.get("computing_nodes", {})
-    return (
-        {f"computing nodes on {facts['provider']}": (sum(nodes.values()), nodes.get(facts["provider"], 0))}
-        if nodes
-        else {}
-    )
+    nodes = facts.computing_nodes
+    if not nodes or facts.provider is None:
+        return {}
+    return {f"computing nodes on {facts.provider}": (sum(nodes.values()), nodes.get(facts.provider, 0))}
 
 
-def claimed(model: Model, facts: Mapping[str, Any]) -> Counts:
+def claimed(model: Model, facts: RuntimeFacts) -> Counts:
     """What a model must show of the precision it says it has, which sets its limits, and of being compiled."""
     shown: Counts = {}
     if model.precision != "float32" and isinstance(model, Eager | Compiled | Onnx):
@@ -60,7 +58,7 @@ def claimed(model: Model, facts: Mapping[str, Any]) -> Counts:
         from torch._dynamo import config
         from torch._dynamo.utils import counters
 
-        shown["compiled graph, or more"] = (1, min(1, int(facts.get("graphs", 0))))
+        shown["compiled graph, or more"] = (1, min(1, facts.graphs or 0))
         shown["graph breaks"] = (0, sum(counters["graph_break"].values()))
         shown["compiler errors to be suppressed"] = (0, int(config.suppress_errors))
     return shown

@@ -183,6 +183,8 @@ class Worker:
             described = message["error"]
             raised = BY_NAME.get(described["type"], WorkerCrashed)(described["message"])
             raised.log = described["traceback"]
+            if described["ends"]:
+                self.kill()
             raise raised
         return message["result"], out
 

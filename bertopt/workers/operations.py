@@ -224,7 +224,7 @@ class Ops:
 
             gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts()}, {}
+        return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts().model_dump(exclude_none=True)}, {}
 
     @property
     def _session(self) -> Session:

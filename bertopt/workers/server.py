@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,6 +29,15 @@ from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
 _OOM_SCORE = "500"
+
+
+#: How ONNX Runtime, TensorRT, CUDA and cuBLAS say that memory ended; torch has a class for it.
+_OUT_OF_MEMORY = re.compile(
+    r"Failed to allocate memory for requested buffer|CUDA(_ERROR_| error: | failure 2: )out.of.memory|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|BFCArena.*(exhausted|failed)",
+    re.IGNORECASE,
+)
+_LOST_DEVICE = re.compile(r"CUDA error: (?!out of memory)|CUDA failure (?!2:)|cudaErrorIllegalAddress", re.IGNORECASE)
 
 
 def main(fd: int) -> NoReturn:
@@ -139,7 +149,10 @@ def serve(connection: Connection) -> None:
 
 def _describe(error: BaseException) -> dict[str, object]:
     known: BaseException = error
-    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "CUDAOutOfMemoryError"):
+    names = ("OutOfMemoryError", "CUDAOutOfMemoryError")
+    if isinstance(error, BertoptError):
+        pass
+    elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)):
         known = ResourceError(f"out of memory: {error}")
     elif isinstance(error, OSError) and error.errno in (28, 122):
         known = ResourceError(
@@ -147,7 +160,9 @@ def _describe(error: BaseException) -> dict[str, object]:
         )
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
-    return {"type": kind, "message": text, "traceback": "".join(traceback.format_exception(error))}
+    trace = "".join(traceback.format_exception(error))
+    # After an error of the device every later CUDA call of this process fails, whoever asks.
+    return {"type": kind, "message": text, "traceback": trace, "ends": _LOST_DEVICE.search(str(error)) is not None}
 
 
 if __name__ == "__main__":

@@ -113,4 +113,4 @@ def provider_fallback(bench: Any) -> Caught:
             session = OnnxRuntimeSession(graph, "cuda")
         except Unsupported as error:
             return ["unsupported"], str(error)
-    return [], f"runs on {session.facts()['provider']}"
+    return [], f"runs on {session.facts().provider}"

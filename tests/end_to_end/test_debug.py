@@ -17,7 +17,7 @@ from bertopt.checks.probes import Probe
 from bertopt.cli import main
 from bertopt.commands.debug import debug
 from bertopt.commands.minimal_set import Search
-from bertopt.core import Context
+from bertopt.core import Context, RuntimeFacts
 from bertopt.debug.findings import Found, Row
 from bertopt.debug.tensor_difference import differ, first_jump
 from bertopt.errors import Unsupported, UsageError
@@ -289,7 +289,7 @@ def test_kept_modules_stay_float32_and_the_network_runs(tiny: Tiny, keep: tuple[
         model = bertopt.passes.UseSdpa()(model, Context(Path())).model
     (answer,) = model.network(*model.network.example(2, 8))
     assert answer.isfinite().all()
-    effects = apply.effects(model, {})
+    effects = apply.effects(model, RuntimeFacts())
     assert len(effects) == 2 and all(expected == found > 0 for expected, found in effects.values())
     name = keep[0].strip("*")
     tensors = [t for n, t in model.network.encoder.named_parameters() if name in n]

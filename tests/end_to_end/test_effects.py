@@ -14,7 +14,7 @@ import torch
 import bertopt
 from bertopt import stages
 from bertopt.checks.gates import failures, noop
-from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, Pass, Result
+from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, Pass, Result, RuntimeFacts
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
     BuildTensorrt,
@@ -77,7 +77,7 @@ def bench(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benc
     shutil.rmtree(root)
 
 
-def ask(model: Model, *steps: AnyPass, facts: dict[str, Any] | None = None) -> Counts:
+def ask(model: Model, *steps: AnyPass, facts: RuntimeFacts | None = None) -> Counts:
     """The effects of the last step in `model`, as seen in its session unless `facts` are given."""
     said = open_session(model, threads=1).facts() if facts is None else facts
     return effects.ask(model, [step.record() for step in steps], said).own | effects.placement(said)
@@ -153,29 +153,33 @@ def test_a_compiled_forward_shows_one_graph(bench: Bench) -> None:
     model.network.compile(dynamic=False)
     assert missed(ask(model, SDPA, step, facts=session.facts())) == {"graphs for shapes not seen before"}
     model.network._compiled_call_impl = None
-    assert "compiled forward" in missed(ask(model, SDPA, step, facts={}))
+    assert "compiled forward" in missed(ask(model, SDPA, step, facts=RuntimeFacts()))
     torch._dynamo.reset()
 
 
 def test_an_engine_says_what_it_computes_in() -> None:
     model: Any = Engine.__new__(Engine)
     object.__setattr__(model, "precision", "float16")
-    ask_engine: Callable[[dict[str, Any]], Counts] = lambda facts: BuildTensorrt().effects(model, facts)  # noqa: E731
+
+    def ask_engine(formats: dict[str, int]) -> Counts:
+        return BuildTensorrt().effects(model, RuntimeFacts(output_formats=formats))
+
     what = "layer output in float16, or more"
-    assert ask_engine({"output_formats": {"Half": 9, "Float": 1}}) == {what: (1, 1)}
-    assert ask_engine({"output_formats": {"Row major linear FP16 format": 9}}) == {what: (1, 1)}
-    assert ask_engine({"output_formats": {"Float": 10, "Int64": 2}}) == {what: (1, 0)}
-    assert ask_engine({"output_formats": {}}) == {}
+    assert ask_engine({"Half": 9, "Float": 1}) == {what: (1, 1)}
+    assert ask_engine({"Row major linear FP16 format": 9}) == {what: (1, 1)}
+    assert ask_engine({"Float": 10, "Int64": 2}) == {what: (1, 0)}
+    assert ask_engine({}) == {}
 
 
 def test_a_provider_that_runs_only_a_part(bench: Bench) -> None:
     model = bench.open("bert", SDPA, E23)
     facts = open_session(model, threads=1).facts()
-    assert facts["nodes"]["CPUExecutionProvider"] > facts["computing_nodes"]["CPUExecutionProvider"] > 14
-    facts |= {
+    assert facts.nodes is not None and facts.computing_nodes is not None
+    assert facts.nodes["CPUExecutionProvider"] > facts.computing_nodes["CPUExecutionProvider"] > 14
+    facts = facts.model_copy(update={
         "provider": "CUDAExecutionProvider",
         "computing_nodes": {"CUDAExecutionProvider": 20, "CPUExecutionProvider": 2},
-    }
+    })  # fmt: skip
     assert missed(ask(model, SDPA, E23, facts=facts)) == {"computing nodes on CUDAExecutionProvider"}
 
 

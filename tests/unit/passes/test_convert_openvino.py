@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from bertopt import stages
 from bertopt.checks import parity, probes
-from bertopt.core import Context, Eager, Onnx, OpenVino, Result
+from bertopt.core import Context, Eager, Onnx, OpenVino, Result, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
@@ -65,7 +66,7 @@ def made(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def int8(made: Made) -> Result[OpenVino]:
-    return ConvertOpenvino(precision="int8", samples=16, cosine=None)(made.graph, made.context("int8"))
+    return ConvertOpenvino(precision="int8", samples=16, min_cosine=None)(made.graph, made.context("int8"))
 
 
 def cases(made: Made, model: OpenVino) -> list[Any]:
@@ -123,7 +124,7 @@ def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, precision: s
     ).model
     (made.folder / f"packed {precision}").mkdir()
     graph = ExportOnnx()(eager, Context(made.folder / f"packed {precision}")).model
-    by = ConvertOpenvino(precision=precision, samples=16, cosine=None)
+    by = ConvertOpenvino(precision=precision, samples=16, min_cosine=None)
     model = by(graph, made.context(f"packed openvino {precision}")).model
     assert model.spec.layout == "packed"
     session = OpenVinoSession(model, "cpu", threads=1)
@@ -170,9 +171,9 @@ def test_static_scales_give_a_text_one_answer(made: Made, int8: Result[OpenVino]
 def test_products_can_be_kept_in_float32(made: Made) -> None:
     name = "node_MatMul_does_not_exist"
     with pytest.raises(Unsupported, match=f"no product '{name}'; it has node_"):
-        ConvertOpenvino(precision="int8", samples=16, keep_float=(name,))(made.graph, made.context("unknown"))
+        ConvertOpenvino(precision="int8", samples=16, keep_fp32=(name,))(made.graph, made.context("unknown"))
     products = _product_names(made)
-    by = ConvertOpenvino(precision="int8", samples=16, cosine=None, keep_float=tuple(products[:3]))
+    by = ConvertOpenvino(precision="int8", samples=16, min_cosine=None, keep_fp32=tuple(products[:3]))
     result = by(made.graph, made.context("kept"))
     assert result.changes["int8_products"] == 9
     assert {key for key in result.changes if "kept" in key} == {f"{name} kept in float32" for name in products[:3]}
@@ -182,7 +183,7 @@ def test_products_can_be_kept_in_float32(made: Made) -> None:
 
 
 def test_products_go_back_to_float32_while_accuracy_is_missed(made: Made, int8: Result[OpenVino]) -> None:
-    result = ConvertOpenvino(precision="int8", samples=16, cosine=0.999999)(made.graph, made.context("searched"))
+    result = ConvertOpenvino(precision="int8", samples=16, min_cosine=0.999999)(made.graph, made.context("searched"))
     kept = [key for key in result.changes if key.endswith("kept in float32")]
     assert kept and result.changes["int8_products"] == 12 - len(kept)
     before, after = (np.mean([case.cosine_mean for case in cases(made, m)]) for m in (int8.model, result.model))
@@ -209,7 +210,7 @@ def test_bfloat16_is_refused_without_its_arithmetic(made: Made, monkeypatch: pyt
     with pytest.raises(Unsupported, match="would run float32 instead; export with"):
         open_session(model)
     # Where float32 runs although bfloat16 was claimed, effects say so.
-    assert by.effects(model, {"products": {"f32": 12}}) == {"products that run in bf16": (12, 0)}
+    assert by.effects(model, RuntimeFacts(products={"f32": 12})) == {"products that run in bf16": (12, 0)}
 
 
 def test_bfloat16_runs_where_there_is_its_arithmetic(made: Made) -> None:
@@ -250,7 +251,7 @@ def test_a_gpu_is_refused() -> None:
 
 
 def test_int8_needs_texts_and_a_float32_graph(made: Made) -> None:
-    with pytest.raises(Unsupported, match=r"give inputs\.texts"):
+    with pytest.raises(Unsupported, match=r"name some in inputs\.texts"):
         ConvertOpenvino(precision="int8")(made.graph, dataclasses.replace(made.context("no texts"), texts=()))
     with pytest.raises(Unsupported, match="takes a float32 graph; got int8"):
         ConvertOpenvino()(dataclasses.replace(made.graph, precision="int8"), made.context("wrong"))
@@ -322,9 +323,8 @@ def test_nothing_is_reported_to_anybody(script: str, loaded: str, tmp_path: Path
 
 
 def test_calibration_samples(made: Made) -> None:
-    spec, encode = made.reference.spec, made.context("samples").encode
-    assert encode is not None
-    first, again = ([*calibration_inputs.samples(spec, encode, TEXTS, 12, 3)] for _ in range(2))
+    spec, ctx = made.reference.spec, dataclasses.replace(made.context("samples"), seed=3)
+    first, again = (calibration_inputs.samples(spec, ctx, 12) for _ in range(2))
     assert all(np.array_equal(a[k], b[k]) for a, b in zip(first, again, strict=True) for k in a)
     texts, odd = [s for s in first if len(s["input_ids"]) == 1], [s for s in first if len(s["input_ids"]) == 8]
     assert (len(texts), len(odd)) == (12, 6)
@@ -354,3 +354,16 @@ def test_calibration_packs_rows_for_a_packed_network(made: Made) -> None:
     ids = np.where(mask, ids, 1)
     arrays = calibration_inputs.as_network(counted, {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids * 0})
     assert arrays["position_ids"].tolist() == [[2, 3, 4, 5, 6, 2, 3, 4], [2, 3, 4, 2, 0, 0, 0, 0]]
+
+
+def test_old_names_of_options_warn_and_say_the_same() -> None:
+    with pytest.warns(FutureWarning, match="option 'keep_float' is now 'keep_fp32'"):
+        old = ConvertOpenvino.model_validate_json(
+            '{"precision": "int8", "keep_float": ["a"], "ranges": "mean", "cosine": 0.9}', strict=True
+        )
+    new = ConvertOpenvino(precision="int8", keep_fp32=("a",), range_estimator="mean_minmax", min_cosine=0.9)
+    assert old == new and old.record() == new.record()
+    assert not {"keep_float", "ranges", "cosine"} & set(new.record().options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ConvertOpenvino().min_cosine == 0.96

@@ -15,7 +15,7 @@ import torch
 
 from bertopt import passes, stages
 from bertopt.checks import probes
-from bertopt.core import Context, Eager, Onnx, Pass
+from bertopt.core import Context, Eager, Onnx, Pass, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
@@ -75,7 +75,7 @@ def build(model: Any, steps: Sequence[AnyPass], context: Any) -> Any:
         done.append(step.name())
         assert any(result.changes.values()), step
         if not isinstance(step, CompileTorch):
-            shown = step.effects(model, {"passes": done})
+            shown = step.effects(model, RuntimeFacts(passes=tuple(done)))
             assert shown and not {what: pair for what, pair in shown.items() if pair[0] != pair[1]}
     return model
 
@@ -329,7 +329,7 @@ def test_compiled(tiny: Tiny, context: Any) -> None:
     reference = checkpoint.load(tiny("bert"))
     model = build(reference, [SDPA, KEEP, MERGE, PACK, CompileTorch()], context)
     assert packed_error(reference, model) <= EXACT
-    shown = CompileTorch().effects(model, {"graphs": 1})
+    shown = CompileTorch().effects(model, RuntimeFacts(graphs=1))
     assert not {what: pair for what, pair in shown.items() if pair[0] != pair[1]}
 
 
@@ -408,15 +408,15 @@ def test_a_pass_applied_twice_does_nothing(tiny: Tiny, context: Any) -> None:
 
 def test_effects_show_what_was_not_done(tiny: Tiny, context: Any) -> None:
     reference = checkpoint.load(tiny("bert"))
-    assert MERGE.effects(reference, {}) == {
+    assert MERGE.effects(reference, RuntimeFacts()) == {
         "merged projections": (2, 0),
         "separate key and value projections": (0, 4),
     }
-    assert set(KEEP.effects(reference, {}).values()) == {(4, 0), (2, 0)}
+    assert set(KEEP.effects(reference, RuntimeFacts()).values()) == {(4, 0), (2, 0)}
     model = build(reference, [PACK], context)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertopt.modeling.layouts.Packed._mask", lambda rows, queries: torch.zeros(()).expand(1, 1, 1, 1))
-        assert PACK.effects(model, {})["texts that another's tokens change"][1] > 0
+        assert PACK.effects(model, RuntimeFacts())["texts that another's tokens change"][1] > 0
 
 
 # The real checkpoint

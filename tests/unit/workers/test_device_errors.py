@@ -1,0 +1,54 @@
+"""What a worker says of errors of a device, by the words that runtimes use. Nothing here was run on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from bertopt.errors import Unsupported
+from bertopt.workers.server import _describe
+
+
+class AcceleratorError(RuntimeError):
+    """As torch names errors of CUDA."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal Failed to allocate memory "
+                     "for requested buffer of size 1073741824"),
+        RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; expr=cudaMalloc((void**)&p, size);"),
+        RuntimeError("[defaultAllocator.cpp] cudaErrorMemoryAllocation"),
+        AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_memory_that_ends_is_a_resource(error: Exception) -> None:
+    assert _describe(error)["type"] == "ResourceError"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0"),
+    ],
+    ids=str,
+)
+def test_a_lost_device_ends_the_worker(error: Exception) -> None:
+    described = _describe(error)
+    assert described["ends"] and described["type"] == "WorkerCrashed"
+
+
+@pytest.mark.parametrize(
+    "error", [AcceleratorError("CUDA error: out of memory"), ValueError("no such shape"), Unsupported("no kernel")], ids=str
+)
+def test_other_errors_do_not(error: Exception) -> None:
+    assert not _describe(error)["ends"]
+
+
+def test_our_own_errors_keep_their_type() -> None:
+    assert _describe(Unsupported("the text says CUDA error: out of memory"))["type"] == "Unsupported"
