@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertopt.checks import probes
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Device
 from bertopt.debug.findings import Found, Keep
@@ -105,7 +104,7 @@ def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
     from bertopt.stages import read_manifest
 
     precision = read_manifest(path)["precision"]
-    return step.limits.over(recipe.limits.get(precision, Limits()).over(DEFAULT_LIMITS[precision]))
+    return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()))
 
 
 def _search(

@@ -144,7 +144,7 @@ def _tighter(limits: Limits) -> Limits:
 
 
 def _failures(cases: Sequence[Case], limits: Limits) -> list[str]:
-    return [str(failure) for failure in parity.judge(cases, limits, None).failures]
+    return [failure.text for failure in parity.failures(cases, limits)]
 
 
 def _children(name: str, module: Any) -> Iterator[tuple[str, Any]]:

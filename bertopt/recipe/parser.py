@@ -51,7 +51,9 @@ class StepKeys(_Frozen):
     """The reserved keys of a step that stand for themselves."""
 
     limits: Limits = Field(Limits(), description="parity limits of this step, over the recipe's")
-    on_fail: Literal["stop", "revert"] = Field("stop", description="revert: drop this stage and go on from its parent")
+    on_fail: Literal["stop", "revert", "skip"] = Field(
+        "stop", description="revert: drop this stage and go on from its parent; skip: end this branch, the others go on"
+    )
     allow_noop: bool = Field(False, description="a pass that changes nothing does not fail the run")
     timeout: float = Field(1800.0, gt=0, description="seconds the pass may take")
 

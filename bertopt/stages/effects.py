@@ -20,12 +20,6 @@ class Effects:
     own: Counts
     placed: Counts
 
-    @property
-    def took(self) -> bool:
-        """Whether anything at all is seen of the pass, as far as it says what there must be."""
-        done = [found for expected, found in self.own.values() if expected]
-        return not done or any(done)
-
 
 def ask(model: Model, records: Sequence[Rewrite], facts: Mapping[str, Any]) -> Effects:
     """The effects in `model`, opened from a stage that says it was made by the passes in `records`, in order.

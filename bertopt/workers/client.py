@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bertopt import passes
-from bertopt.core import Session
+from bertopt.core import Device, Session
 from bertopt.errors import BY_NAME, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.system import process_tree
 from bertopt.workers import protocol
@@ -125,7 +125,7 @@ class Worker:
         self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
         #: False from when its end was noticed: its process id may be another's by now.
         self.alive = True
-        #: Of the open model, as `op_open` says.
+        #: Of the open model; `open` sets them.
         self.max_shape: tuple[int, int] | None = None
         self.packed = False
 
@@ -136,6 +136,12 @@ class Worker:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def open(self, directory: Path, device: Device, timeout: float | None = None) -> None:
+        """Open a committed stage, verified, and remember which batches it can run."""
+        opened = self.call("open", timeout=timeout, directory=str(directory.resolve()), device=device)
+        self.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+        self.packed = opened["layout"] == "packed"
 
     def fits(self, shape: tuple[int, int]) -> bool:
         """Whether the open model can run a batch of this [B, S]."""

@@ -296,7 +296,7 @@ def test_duplicate_keys_name_both_lines() -> None:
         ("timeout: 0", "5:14", "timeout must be more than 0; got 0"),
         ("timeout: 10m", "5:14", "timeout must be a number; got '10m'"),
         ("timeout: '5'", "5:14", "timeout must be a number; got '5'; leave out the quotes"),
-        ("on_fail: retry", "5:14", "on_fail must be one of 'stop', 'revert'; got 'retry'"),
+        ("on_fail: retry", "5:14", "on_fail must be one of 'stop', 'revert', 'skip'; got 'retry'"),
         ("allow_noop: 1", "5:17", "allow_noop must be true or false; got 1"),
         ("limits: 0.9", "5:13", "limits must be a mapping (key: value); got 0.9"),
         ("limits: {cosine: 0.9}", "5:14", "unknown key 'cosine' in limits; did you mean 'cosine_min'?"),
