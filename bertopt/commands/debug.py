@@ -16,8 +16,8 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
+from bertopt.recipe.suggest import nearest
 from bertopt.recipe.texts import Texts, read
-from bertopt.recipe.yaml_document import nearest
 from bertopt.results import Limits
 from bertopt.workers.client import Worker, Workers
 
