@@ -28,7 +28,7 @@ def ask(model: Model, records: Sequence[Rewrite], facts: Mapping[str, Any]) -> E
     """
     own: Counts = {}
     if records:
-        last: Any = passes.need(records[-1].name).model_validate(records[-1].options)
+        last = passes.restore(records[-1])
         own = last.effects(model, {**facts, "passes": [record.name for record in records]})
     placed = placement(facts) | claimed(model, facts)
     return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed)

@@ -85,7 +85,7 @@ class Ops:
         from bertopt.modeling.checkpoint import quiet
 
         rewrite = Rewrite.model_validate(record)
-        apply: Any = passes.need(rewrite.name).model_validate(rewrite.options)
+        apply = passes.restore(rewrite)
         manifest = stages.read_manifest(Path(parent))
         model = stages.open_stage(Path(parent), manifest)
         out = Path(part)

@@ -35,7 +35,7 @@ def test_the_command_line_says_so_and_exits_2(
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"schema_version: 1\nmodel: {tiny('bert')}\ndevice: cpu\n"
-        f"inputs: {{texts: {tmp_path / 't.jsonl'}}}\nsteps: [{{pass: use_sdpa}}]\n"
+        f"inputs: {{shapes: [[1, 8]], texts: {tmp_path / 't.jsonl'}}}\nsteps: [{{pass: use_sdpa}}]\n"
     )
     with pytest.raises(SystemExit) as ended:
         main(["export", str(recipe), "--out", str(tmp_path / "out")])
