@@ -156,7 +156,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Result(Generic[Out]):
-    """What a pass gives back: the new model and how many things of each kind it changed. All zeros is a no-op."""
+    """The result of a pass: the new model, and how many things of each kind were changed. All zeros is a no-op."""
 
     model: Out
     changes: dict[str, int]
@@ -205,14 +205,14 @@ class Pass(BaseModel, Generic[In, Out]):
         return next((reason for name, reason in self.incompatible_with.items() if name in names), None)
 
     def shape_conflict(self, shapes: Sequence[tuple[int, int]]) -> str | None:
-        """Why what this pass builds could not run every [B, S] of the recipe's grid, or None."""
+        """Return the reason why the result cannot run every [B, S] of the recipe's grid, or None."""
         return None
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
-        """Why nothing could run this pass's result after `before` on the recipe's `device`, whatever machine has it.
+        """Return the reason why this pass cannot run after `before` on `device` on any machine, or None.
 
         Called when a recipe is checked, with 'auto', 'cpu' or 'cuda'. What only some machines lack is no conflict:
-        the pass raises Unsupported where it meets one.
+        the pass raises Unsupported there.
         """
         return None
 

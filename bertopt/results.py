@@ -33,7 +33,7 @@ class _Result(BaseModel):
 
 
 class Limits(_Result):
-    """What a stage may differ from the reference at most. None is not checked. NaN never passes."""
+    """The largest differences from the reference that pass. None is not checked. NaN never passes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,7 +44,7 @@ class Limits(_Result):
     label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change")
     metric_drop_max: float | None = Field(None, ge=0, le=1, description="largest drop of the task metric")
     invariance_max: float | None = Field(
-        None, ge=0, description="largest absolute difference of one text's answer alone, among others, padded otherwise"
+        None, ge=0, description="largest absolute change of a text's output when batched with others or padded differently"
     )
     spearman_min: float | None = Field(
         None, ge=-1, le=1, description="smallest rank correlation of the embeddings' pairwise similarities"
@@ -91,7 +91,7 @@ class Worst(_Result):
 
 
 class Invariance(_Result):
-    """One text alone, among others and padded otherwise, through the same stage: the largest difference."""
+    """The largest change of a text's output when batched with others or padded differently, through the same stage."""
 
     max_abs: float
     cosine_min: float
@@ -150,9 +150,8 @@ class Parity(_Result):
     limits: Limits
     vs_parent: Comparison | None = None
     blame: Blame | None = None
-    failures: list[str] = []
-    failed: list[str | None] = []
-    """The limit that each of `failures` misses; None where no waiver can cover it: NaN, or answers that are not finite."""
+
+    model_config = ConfigDict(extra="ignore")  # reports of 0.1 repeat here the stage's failures
 
 
 class Ratio(_Result):
@@ -256,7 +255,7 @@ class Stage(_Result):
     reused: bool = False
     facts: dict[str, Any] = {}
     effects: dict[str, tuple[int, int]] = {}
-    """What the committed model shows of the pass: counts expected and found."""
+    """What the committed model shows of the pass: counts expected and seen."""
     changed: bool | None = None
     """Whether the committed model is another than its parent's and shows anything of its pass. None: not asked."""
     waived: list[str] = []

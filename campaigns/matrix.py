@@ -163,11 +163,13 @@ class _Model:
         cases = [
             parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name]) for probe in asked
         ]
-        found = parity.judge(cases, LIMITS[manifest["precision"]], None)
+        limits = LIMITS[manifest["precision"]]
+        found = parity.judge(cases, limits, None)
         figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
                    **Comparison.over(cases).model_dump()}  # fmt: skip
         if not found.passed:
-            return f"FAILED: {'; '.join(found.failures)} at {found.worst.where}", figures
+            missed = "; ".join(failure.text for failure in parity.failures(cases, limits))
+            return f"FAILED: {missed} at {found.worst.where}", figures
         return OK, figures
 
 

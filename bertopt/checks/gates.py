@@ -1,113 +1,185 @@
-"""Hold what was found about a stage against its limits and the recipe's waivers, and say which pass is to blame."""
+"""Apply limits and waivers to what was measured of a stage: the one place that says whether it passes."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
-from bertopt.results import Blame, Failure, Limits, Stage, Waiver, nan_max
+from bertopt.checks import parity
+from bertopt.checks.measurements import StageMeasurements
+from bertopt.core import Precision
+from bertopt.errors import BertoptError, WrongAnswer
+from bertopt.results import Blame, Case, Comparison, Failure, Limits, Parity, Stage, Status, Waiver, Worst
+
+#: Exit code of a run whose stage failed a gate.
+FAILED = WrongAnswer.exit_code
 
 
-def failures(row: Stage, limits: Limits) -> list[Failure]:
-    """Every way in which an examined stage misses what it must show. A comparison with NaN never passes.
+@dataclass(frozen=True)
+class GateOutcome:
+    """The verdict on one stage. `exit_code` is the run's where the stage ends it."""
 
-    Where the model is its parent's (see `noop`), there is nothing that its pass could show.
+    status: Status
+    reason: str | None = None
+    exit_code: int = 0
+    failures: tuple[Failure, ...] = ()
+    """Every limit that is missed, waived or not."""
+    waived: tuple[str, ...] = ()
+    parity: Parity | None = None
+    log: str = ""
+    """The worker's last lines, where it broke."""
+
+    @classmethod
+    def of_error(cls, error: BertoptError, status: Status = "failed") -> Self:
+        """Return the outcome of a stage that could not be built or measured."""
+        return cls(status, str(error), error.exit_code, log=error.log)
+
+
+def judge(
+    stage: str, measurements: StageMeasurements, limits: Limits, *, changes: Mapping[str, int], today: datetime.date,
+    waivers: Sequence[Waiver] = (), allow_noop: bool = False, ancestors: Mapping[str, float] | None = None,
+    show: Callable[[Worst, Case], Worst] = lambda worst, case: worst,
+) -> GateOutcome:  # fmt: skip
+    """Hold the measurements of `stage` against `limits`, of which `waivers` may cover some until their last day.
+
+    A comparison with NaN never passes. `changes` are what the pass claims, `ancestors` the rel_l2 that each stage before
+    this one added, the checkpoint's child first. `show` adds text and tokens to the worst case.
     """
-    found = [
-        Failure(gate="effects", metric=None, text=f"the committed model must show {expected} {what}; found {got}")
-        for what, (expected, got) in row.effects.items()
-        if expected != got and row.changed is not False
-    ]
-    if row.parity:
-        for text, metric in zip_longest(row.parity.failures, row.parity.failed):
-            found.append(Failure(gate="parity", metric=metric, text=text))
-    if limits.metric_drop_max is not None and row.quality and not (-row.quality.change <= limits.metric_drop_max):
-        text = f"{row.quality.metric} may drop by at most {limits.metric_drop_max:g}; got {row.quality.change:+.4f}"
-        found.append(Failure(gate="quality", metric=_waivable("metric_drop_max", row.quality.change), text=text))
-    if limits.invariance_max is not None and row.invariance and not row.invariance.max_abs <= limits.invariance_max:
-        value, where = row.invariance.max_abs, row.invariance.where
-        text = f"one text's answer may vary with its company by at most {limits.invariance_max:g}; got {value:.6g} ({where})"
-        found.append(Failure(gate="invariance", metric=_waivable("invariance_max", value), text=text))
-    if row.ranking:
-        for metric, value in (("spearman", row.ranking.spearman), ("top_k_overlap", row.ranking.top_k_overlap)):
-            limit = getattr(limits, f"{metric}_min")
-            if limit is not None and not value >= limit:
-                text = f"{metric} must be at least {limit:g}; got {value:.6g}"
-                found.append(Failure(gate="ranking", metric=_waivable(f"{metric}_min", value), text=text))
-    return found
-
-
-def unmeasurable(limits: Limits, quality: bool, ranking: bool) -> list[str]:
-    """What is wrong with stating `limits` where there is no task metric, or no embeddings to rank."""
-    found = []
-    if limits.metric_drop_max is not None and not quality:
-        found.append("metric_drop_max needs a classifier and labelled texts; give inputs.texts with labels, or drop it")
-    for metric in ("spearman_min", "top_k_overlap_min"):
-        if getattr(limits, metric) is not None and not ranking:
-            found.append(f"{metric} needs a model that gives one embedding a text; drop it")
-    return found
-
-
-def noop(row: Stage) -> str | None:
-    """Why an examined stage counts as one whose pass changed nothing, or None."""
-    if row.changed is not False:
-        return None
-    missing = [f"{expected} {what}; found {got}" for what, (expected, got) in row.effects.items() if expected != got]
-    shown = f"shows nothing of it: expected {', '.join(missing)}" if missing else "is its parent's"
-    return (
-        f"the pass claims {sum(row.changes.values())} changes, but the committed model {shown}; "
-        "remove the step, or say allow_noop: true"
-    )
-
-
-def _waivable(metric: str, value: float) -> str | None:
-    """NaN and infinity are no figures that somebody could accept."""
-    return metric if math.isfinite(value) else None
-
-
-def settle(row: Stage, limits: Limits, waivers: Sequence[Waiver], today: datetime.date) -> str | None:
-    """Fill in the failures of an examined `row` and what is waived of them; the reason it fails, or None.
-
-    A waiver holds through its last day; after it the failure says that it expired.
-    """
-    row.failures, row.waived = failures(row, limits), []
-    reasons: list[str] = []
-    for failure in row.failures:
-        waiver = next((w for w in waivers if (w.stage, w.metric) == (row.name, failure.metric)), None)
+    compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
+    failures = find_failures(measurements, limits)
+    reasons, waived = [], []
+    for failure in failures:
+        waiver = next((w for w in waivers if (w.stage, w.metric) == (stage, failure.metric)), None)
         if waiver is None:
             reasons.append(failure.text)
         elif waiver.expires < today:
             reasons.append(f"{failure.text} (its waiver expired on {waiver.expires}: {waiver.reason})")
         else:
             failure.waiver = waiver
-            row.waived.append(f"{failure.text}, waived until {waiver.expires}: {waiver.reason}")
-    if not reasons:
+            waived.append(f"{failure.text}, waived until {waiver.expires}: {waiver.reason}")
+    status: Status = "failed" if reasons else "ok"
+    reason = "; ".join(reasons) or None
+    if compared and any(failure.gate == "parity" and failure.waiver is None for failure in failures):
+        blamed = compared.blame.stage if compared.blame else stage
+        reason = f"{reason} at {compared.worst.where}{f', introduced by {blamed!r}' if blamed != stage else ''}"
+    if not reasons and not allow_noop and (reason := noop_reason(changes, measurements)):
+        status = "noop"
+    return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared)
+
+
+def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | None = None) -> str | None:
+    """Return why a stage counts as one whose pass changed nothing, or None. Unmeasured, it goes by the pass's counts."""
+    if not any(changes.values()):
+        return "the pass changed nothing; remove the step, or say allow_noop: true"
+    if measurements is None or shows_change(measurements) is not False:
         return None
-    if row.parity and any(failure.gate == "parity" and failure.waiver is None for failure in row.failures):
-        blame = row.parity.blame
-        by = f", introduced by '{blame.stage}'" if blame and blame.stage != row.name else ""
-        return f"{'; '.join(reasons)} at {row.parity.worst.where}{by}"
-    return "; ".join(reasons)
+    missing = [f"{expected} {what}, got {got}" for what, (expected, got) in _effects(measurements) if expected != got]
+    shown = f"shows none of them: expected {', '.join(missing)}" if missing else "is its parent's"
+    return (
+        f"the pass claims {sum(changes.values())} changes, but the committed model {shown}; "
+        "remove the step, or say allow_noop: true"
+    )
 
 
-def blame(line: Sequence[Stage]) -> Blame | None:
-    """Which stage of `line`, the examined stages from the checkpoint's child to the one judged, differs most from its
-    parent. The first of equals, and NaN before any number: a stage after the first NaN only inherits it."""
-    known = [(row, row.parity.vs_parent.rel_l2) for row in line if row.parity and row.parity.vs_parent]
-    last = line[-1].parity if line else None
-    if not known or last is None:
+def shows_change(measurements: StageMeasurements) -> bool | None:
+    """Return whether the committed model differs from its parent's and shows anything of its pass; None: not measured."""
+    if measurements.changed is None:
         return None
-    stage, added = max(known, key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
-    return Blame(stage=stage.name, rel_l2=added, total=nan_max(case.rel_l2 for case in last.cases))
+    wanted = [got for expected, got in measurements.effects.values() if expected]
+    return measurements.changed and (not wanted or any(wanted))
 
 
-def idle(waivers: Sequence[Waiver], rows: Sequence[Stage]) -> list[str]:
-    """A warning for each waiver that covered nothing of a stage that was found good."""
-    by_name = {row.name: row for row in rows if row.status == "ok"}
-    return [
-        f"the waiver of {waiver.metric} for '{waiver.stage}' covers nothing: the limit is kept; remove it"
-        for waiver in waivers
-        if waiver.stage in by_name and not any(waiver.metric == f.metric for f in by_name[waiver.stage].failures)
+def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failure]:
+    """Return every way in which a stage misses what it must show.
+
+    Where the model is its parent's (see `noop_reason`), there is nothing that its pass could show.
+    """
+    failures = [
+        Failure(gate="effects", metric=None, text=f"the committed model must show {expected} {what}; got {got}")
+        for what, (expected, got) in _effects(measurements)
+        if expected != got and shows_change(measurements) is not False
     ]
+    if measurements.cases:
+        failures += parity.failures(measurements.cases, limits)
+    quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
+    if limits.metric_drop_max is not None and quality and not -quality.change <= limits.metric_drop_max:
+        text = f"{quality.metric} may drop by at most {limits.metric_drop_max:g}; got {quality.change:+.4f}"
+        failures.append(Failure(gate="quality", metric=_waivable("metric_drop_max", quality.change), text=text))
+    if limits.invariance_max is not None and steady and not steady.max_abs <= limits.invariance_max:
+        text = (
+            f"a text's output may change by at most {limits.invariance_max:g} when batched with other texts; "
+            f"got {steady.max_abs:.6g} ({steady.where})"
+        )
+        failures.append(Failure(gate="invariance", metric=_waivable("invariance_max", steady.max_abs), text=text))
+    for metric, value in (("spearman", ranking.spearman), ("top_k_overlap", ranking.top_k_overlap)) if ranking else ():
+        limit = getattr(limits, f"{metric}_min")
+        if limit is not None and not value >= limit:
+            text = f"{metric} must be at least {limit:g}; got {value:.6g}"
+            failures.append(Failure(gate="ranking", metric=_waivable(f"{metric}_min", value), text=text))
+    return failures
+
+
+def effective_limits(precision: Precision, *stated: Limits) -> Limits:
+    """Return the default limits of a precision under those `stated`, the most specific first."""
+    limits = parity.DEFAULT_LIMITS[precision]
+    for over in reversed(stated):
+        limits = over.over(limits)
+    return limits
+
+
+def unmeasurable(limits: Limits, quality: bool, ranking: bool) -> list[str]:
+    """Return what is wrong with `limits` where there is no task metric, or no embeddings to rank."""
+    problems = []
+    if limits.metric_drop_max is not None and not quality:
+        problems.append(
+            "metric_drop_max needs a classifier and labelled texts; give inputs.texts with labels, or drop it"
+        )
+    for metric in ("spearman_min", "top_k_overlap_min"):
+        if getattr(limits, metric) is not None and not ranking:
+            problems.append(f"{metric} needs a model that gives one embedding for each text; drop it")
+    return problems
+
+
+def unused_waivers(waivers: Sequence[Waiver], rows: Sequence[Stage]) -> list[str]:
+    """Return a warning for each waiver of a stage that passes without it."""
+    passed = {row.name: row for row in rows if row.status == "ok"}
+    return [
+        f"the waiver of {waiver.metric} for '{waiver.stage}' is not needed: the stage keeps the limit; remove the waiver"
+        for waiver in waivers
+        if waiver.stage in passed and all(waiver.metric != failure.metric for failure in passed[waiver.stage].failures)
+    ]
+
+
+def blame(added: Mapping[str, float], total: float) -> Blame | None:
+    """Return which stage of a line added most to the difference of its last, which is `total`.
+
+    `added` is each one's rel_l2 against its own parent, the checkpoint's child first. The first of equals is blamed, and
+    NaN before any number: a stage after the first NaN only inherits it.
+    """
+    if not added:
+        return None
+    stage = max(added, key=lambda name: math.inf if math.isnan(added[name]) else added[name])
+    return Blame(stage=stage, rel_l2=added[stage], total=total)
+
+
+def _parity(
+    stage: str, measurements: StageMeasurements, limits: Limits, ancestors: Mapping[str, float],
+    show: Callable[[Worst, Case], Worst],
+) -> Parity:  # fmt: skip
+    compared = parity.judge(measurements.cases, limits, measurements.vs_parent)
+    worst = show(compared.worst, parity.worst_case(measurements.cases, compared.worst.metric))
+    own = {stage: measurements.vs_parent.rel_l2} if measurements.vs_parent else {}
+    blamed = blame({**ancestors, **own}, Comparison.over(measurements.cases).rel_l2)
+    return compared.model_copy(update={"worst": worst, "blame": blamed})
+
+
+def _effects(measurements: StageMeasurements) -> list[tuple[str, tuple[int, int]]]:
+    return [*(measurements.effects | measurements.placed).items()]
+
+
+def _waivable(metric: str, value: float) -> str | None:
+    """NaN and infinity are no figures that somebody could accept."""
+    return metric if math.isfinite(value) else None

@@ -1,9 +1,9 @@
-"""Parity: how far a session's answers are from the reference's, on the tokens that count."""
+"""Measure how far a session's outputs are from the reference's, on the tokens that count."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from bertopt.checks.probes import Probe
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
-from bertopt.results import Case, Comparison, Limits, Parity, Worst, nan_max, nan_min
+from bertopt.results import Case, Comparison, Failure, Limits, Parity, Worst, nan_max, nan_min
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -61,7 +61,7 @@ def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
 def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
     if set(answers) != set(spec.outputs):
         got = ", ".join(answers) or "none"
-        raise WrongAnswer(f"expected answers {', '.join(spec.outputs)}; got {got} ({probe.name})")
+        raise WrongAnswer(f"expected outputs {', '.join(spec.outputs)}; got {got} ({probe.name})")
     leading, dims = {"text": (1, 2), "token": (2, 3), "span": (2, 2)}[spec.granularity]
     for name, value in answers.items():
         if value.ndim != dims or value.shape[:leading] != probe.shape[:leading]:
@@ -144,32 +144,44 @@ def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:
 
 
 def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -> Parity:
-    """Hold the cases against the limits. A comparison with NaN is false, so NaN never passes."""
+    """Return the comparison with its verdict, and the metric that is nearest to its limit or farthest beyond it."""
+    nearest: tuple[float, Worst] | None = None
+    for metric, value, limit in _held(cases, limits):
+        used = _share(value, limit, metric in _UPPER)
+        if nearest is None or not used <= nearest[0]:
+            where = worst_case(cases, metric).where
+            nearest = (used, Worst(metric=metric, value=value, limit=limit, where=where))
+    assert nearest is not None, "there are limits for every precision"
+    passed = not failures(cases, limits)
+    return Parity(passed=passed, worst=nearest[1], cases=list(cases), limits=limits, vs_parent=vs_parent)
+
+
+def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
+    """Return every limit of parity that `cases` miss. A comparison with NaN is false, so NaN never passes.
+
+    A failure without a metric cannot be waived: values that are not finite.
+    """
+    missed = [
+        Failure(gate="parity", metric=None, text=f"outputs that are not compared must be finite ({case.where})")
+        for case in cases
+        if not case.finite
+    ][:1]
+    for metric, value, limit in _held(cases, limits):
+        upper = metric in _UPPER
+        if not (value <= limit if upper else value >= limit):
+            text = f"{metric} must be {'at most' if upper else 'at least'} {limit:g}; got {value:.6g}"
+            missed.append(Failure(gate="parity", metric=metric if math.isfinite(value) else None, text=text))
+    return missed
+
+
+def _held(cases: Sequence[Case], limits: Limits) -> Iterator[tuple[str, float, float]]:
+    """The metrics of parity that have a limit and a value: name, value over all cases, limit."""
     total = Comparison.over(cases)
     rate = None if total.label_flips is None else total.label_flips / max(total.compared, 1)
     measured = {**total.model_dump(), "label_flips_max": rate}
-    failures: list[str] = [
-        f"answers that are not compared must be finite ({case.where})" for case in cases if not case.finite
-    ][:1]
-    failed: list[str | None] = [None] * len(failures)
-    nearest: tuple[float, Worst] | None = None
     for metric, limit in limits.model_dump(exclude_none=True).items():
-        value = measured.get(metric)
-        if value is None or metric == "metric_drop_max":
-            continue
-        upper = metric in _UPPER
-        if not (value <= limit if upper else value >= limit):
-            failures.append(f"{metric} must be {'at most' if upper else 'at least'} {limit:g}; got {value:.6g}")
-            failed.append(metric if math.isfinite(value) else None)
-        used = _share(value, limit, upper)
-        worst = Worst(metric=metric, value=value, limit=limit, where=worst_case(cases, metric).where)
-        if nearest is None or not used <= nearest[0]:
-            nearest = (used, worst)
-    assert nearest is not None, "there are limits for every precision"
-    return Parity(
-        passed=not failures, worst=nearest[1], cases=list(cases), limits=limits, vs_parent=vs_parent, failures=failures,
-        failed=failed,
-    )  # fmt: skip
+        if (value := measured.get(metric)) is not None:
+            yield metric, value, limit
 
 
 def _share(value: float, limit: float, upper: bool) -> float:

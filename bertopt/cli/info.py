@@ -39,12 +39,9 @@ def passes(
 
         found = known()
         if name is not None and name not in found:
-            import difflib
+            from bertopt.recipe.suggest import nearest
 
-            near = difflib.get_close_matches(name, found, 1)
-            raise UsageError(
-                f"no pass '{name}'" + (f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(found)}")
-            )
+            raise UsageError(f"no pass '{name}'{nearest(name, found)}")
         if json_:
             import json
 

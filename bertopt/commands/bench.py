@@ -13,14 +13,12 @@ from bertopt.checks import probes
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
+from bertopt.pipeline.examiner import mix_texts
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Latency
 from bertopt.system import environment
 from bertopt.workers.client import Worker, Workers
-
-#: Texts in one turn of the mix, taken evenly from those there are.
-MIX_TEXTS = 12
 
 
 class Timed(BaseModel):
@@ -68,10 +66,7 @@ def bench(
     too_long = [shape for shape in grid if shape[1] > spec.max_length]
     if too_long:
         raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
-    paired = spec.task == "question-answering"
-    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
-    step = max(1, len(found.texts) // MIX_TEXTS)
-    mix = [("what?", text) if paired else text for text in found.texts[::step]][:MIX_TEXTS]
+    mix = mix_texts(spec, read(texts) if texts else Texts(tuple(probes.built_in_texts())))
     budget = Budget(seconds, seconds, processes=processes)
     rows: list[Timed] = []
     with Workers() as workers:
@@ -100,6 +95,5 @@ def bench(
 
 def _open(workers: Workers, directory: Path, manifest: dict[str, Any]) -> Worker:
     worker = workers.start()
-    opened = worker.call("open", directory=str(directory.resolve()), device=manifest["device"])
-    worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+    worker.open(directory, manifest["device"])
     return worker

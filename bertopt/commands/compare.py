@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from bertopt import stages
-from bertopt.checks import probes
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks import gates, parity, probes
+from bertopt.checks.gates import GateOutcome
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.pipeline import pair
+from bertopt.pipeline import pair, rows
+from bertopt.pipeline.rows import StageBuild
 from bertopt.recipe.texts import Texts, read
 from bertopt.report import diff
 from bertopt.report.diff import Diff, Tolerances
@@ -120,9 +121,13 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
         raise IntegrityError(f"the manifest's precision must be one of {', '.join(_PRECISIONS)}; got '{unknown[0]}'")
     # What separates the two is at most what the less exact of them may differ from the checkpoint.
     coarser = max(before["precision"], after["precision"], key=_PRECISIONS.index)
-    held = tolerances.limits.over(DEFAULT_LIMITS[coarser])
-    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    held = gates.effective_limits(coarser, tolerances.limits)
+    texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with tempfile.TemporaryDirectory(prefix="bertopt-compare-") as records, Workers() as workers:
-        old, new = pair.examine(workers, a, b, found, pair.shapes(after), held, Path(records))
+        old, new, examiner = pair.measure(workers, a, b, texts_or_built_in, pair.shapes(after), Path(records))
+    compared = parity.judge(new.cases, held, new.vs_parent)
+    compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
+    baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
+    candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
     differences = diff.environment(before["environment"], after["environment"])
-    return diff.conclude(names, differences, tolerances, diff.artefacts(old, new, tolerances, held))
+    return diff.conclude(names, differences, tolerances, diff.artefacts(baseline, candidate, tolerances, held))

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertopt.checks import probes
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Device
 from bertopt.debug.findings import Found, Keep
@@ -17,8 +16,8 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
+from bertopt.recipe.suggest import nearest
 from bertopt.recipe.texts import Texts, read
-from bertopt.recipe.yaml_document import nearest
 from bertopt.results import Limits
 from bertopt.workers.client import Worker, Workers
 
@@ -105,7 +104,7 @@ def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
     from bertopt.stages import read_manifest
 
     precision = read_manifest(path)["precision"]
-    return step.limits.over(recipe.limits.get(precision, Limits()).over(DEFAULT_LIMITS[precision]))
+    return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()))
 
 
 def _search(

@@ -10,10 +10,11 @@ from typing import Any
 from bertopt import stages
 from bertopt._version import __version__
 from bertopt.checks import gates, probes
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.gates import GateOutcome
 from bertopt.core import Spec
 from bertopt.errors import Unsupported
-from bertopt.pipeline import pair
+from bertopt.pipeline import pair, rows
+from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Failure, Limits, Report, Waiver
@@ -79,7 +80,7 @@ def _compare(
     limits = (
         Limits.model_validate(recorded["parity"]["limits"])
         if recorded.get("parity")
-        else DEFAULT_LIMITS[manifest["precision"]]
+        else gates.effective_limits(manifest["precision"])
     )
     with (
         tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
@@ -87,16 +88,21 @@ def _compare(
     ):
         with workers.start() as worker:
             reference, _, _ = store.reference(worker, against, spec.task, None, manifest["device"])
-        report.stages = [
-            *pair.examine(workers, reference, directory, texts, pair.shapes(manifest), limits, store.checks)
-        ]
-    row = report.stages[1]
-    row.after = "reference"
+        old, new, examiner = pair.measure(
+            workers, reference, directory, texts, pair.shapes(manifest), store.checks
+        )
+        first = stages.read_manifest(reference)
+    outcome = gates.judge(
+        pair.name(manifest), new, limits, changes=manifest["changes"], today=datetime.date.today(),
+        waivers=_waivers(manifest), allow_noop=True, show=examiner.show,
+    )  # fmt: skip
+    baseline = rows.make(0, "reference", GateOutcome("ok"), StageBuild.of(first), old)
+    row = rows.make(1, pair.name(manifest), outcome, StageBuild.of(manifest), new, after="reference")
+    report.stages = [baseline, row]
     assert row.parity is not None
-    if reason := gates.settle(row, limits, _waivers(manifest), datetime.date.today()):
-        row.status, row.reason = "failed", reason
-        report.exit_code, report.reason = 3, f"'{row.name}' failed: {reason}"
-    else:
+    report.exit_code = outcome.exit_code
+    report.reason = f"'{row.name}' failed: {row.reason}"
+    if row.status == "ok":
         report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
 
 

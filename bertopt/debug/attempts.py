@@ -13,7 +13,7 @@ from bertopt import passes, stages
 from bertopt.checks import parity
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
-from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Session, Spec
+from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Rewrite, Session, Spec
 from bertopt.results import Case, Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
@@ -33,7 +33,7 @@ class Attempts:
     ) -> None:  # fmt: skip
         self.model = stages.open_stage(parent)
         self.cast: Any
-        self.cast, *self.tail = [passes.need(r["name"]).model_validate(r["options"]) for r in records]
+        self.cast, *self.tail = [passes.restore(Rewrite.model_validate(record)) for record in records]
         self.spec, self.device, self.limits = spec, device, _tighter(limits)
         self.plain = limits
         self.context = context
@@ -144,7 +144,7 @@ def _tighter(limits: Limits) -> Limits:
 
 
 def _failures(cases: Sequence[Case], limits: Limits) -> list[str]:
-    return [str(failure) for failure in parity.judge(cases, limits, None).failures]
+    return [failure.text for failure in parity.failures(cases, limits)]
 
 
 def _children(name: str, module: Any) -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import RESERVED_KEYS, Pass
+from bertopt.core import RESERVED_KEYS, Pass, Rewrite
 from bertopt.errors import UsageError
 from bertopt.passes.build_tensorrt import BuildTensorrt
 from bertopt.passes.cast_half import CastHalf
@@ -98,6 +100,16 @@ def need(name: str) -> type[AnyPass]:
     if found is None:
         raise UsageError(f"pass '{name}' is not registered here; import the module that registers it, then try again")
     return found
+
+
+def restore(record: Rewrite) -> AnyPass:
+    """Return the pass that a stage records, built once in a process. Raises UsageError where it is not registered here."""
+    return _restored(need(record.name), json.dumps(record.options, sort_keys=True))
+
+
+@functools.cache
+def _restored(cls: type[AnyPass], options: str) -> AnyPass:
+    return cls.model_validate(json.loads(options))
 
 
 #: Passes registered in the process that started this worker: name to (module, qualified name, script).

@@ -1,25 +1,27 @@
-"""Examine committed stages: each in a fresh worker, against the reference and against its parent."""
+"""Measure committed stages: each in a fresh worker, against the reference and against its parent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
+from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
 from bertopt.errors import Unsupported
-from bertopt.pipeline.measurement_cache import Found, Records
+from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts
-from bertopt.results import Case, Comparison, Invariance, Limits, Parity, Ranking, Stage
+from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text, Tokenizer
-from bertopt.workers.client import RemoteSession, Worker, Workers
+from bertopt.workers.client import Worker, Workers
+from bertopt.workers.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -34,59 +36,78 @@ OWN_TEXTS = 96
 ANSWER_BYTES = 64 * 2**20
 
 
+@dataclass(frozen=True)
+class MeasurementPlan:
+    """What every stage is measured on."""
+
+    spec: Spec
+    shapes: tuple[tuple[int, int], ...]
+    """[B, S]"""
+    texts: Texts
+    mix: tuple[Text, ...]
+    """Texts of one turn of the end-to-end timing."""
+    budget: Budget
+
+    @classmethod
+    def of(cls, spec: Spec, shapes: Sequence[tuple[int, int]], texts: Texts, budget: Budget) -> Self:
+        return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
+
+
+def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
+    """Return the texts to time end to end, taken evenly; pairs where the model answers questions."""
+    paired = spec.task == "question-answering"
+    step = max(1, len(texts.texts) // MIX_TEXTS)
+    return tuple(("what?", text) if paired else text for text in texts.texts[::step])[:MIX_TEXTS]
+
+
 class Examiner:
-    """Holds the probes and the reference's answers for one run, and the few workers worth keeping open."""
+    """Measures committed stages. Holds the probes, the outputs of earlier stages and the few workers worth keeping open."""
 
     def __init__(
-        self, workers: Workers, reference: Path, spec: Spec, device: Device, shapes: Sequence[tuple[int, int]],
-        texts: Texts, records: Path, machine: dict[str, Any], budget: Budget, tell: Callable[[str], None],
+        self, workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Path,
+        machine: dict[str, Any], progress: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.workers, self.reference, self.spec, self.device = workers, reference, spec, device
-        self.shapes, self.texts, self.budget, self.tell = list(shapes), texts, budget, tell
-        self.tokenizer = Tokenizer(reference, spec, spec.max_length)
-        sample = _sample(texts)
-        pairs = probes.pairs(spec, sample)
+        self.workers, self.reference, self.device, self.plan, self.progress = workers, reference, device, plan, progress
+        self.spec, self.texts = plan.spec, plan.texts
+        self.tokenizer = Tokenizer(reference, plan.spec, plan.spec.max_length)
+        sample = _sample(plan.texts)
+        pairs = probes.pairs(plan.spec, sample)
         self.probes = [
-            *probes.grid(spec, shapes, None),
-            *probes.serving(spec, MAX_BATCH),
-            *probes.texts(spec, self._encode, sample),
-            *(probes.texts(spec, self._encode, pairs, "pair") if pairs else []),
+            *probes.grid(plan.spec, plan.shapes, None),
+            *probes.serving(plan.spec, MAX_BATCH),
+            *probes.texts(plan.spec, self._encode, sample),
+            *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
         every: list[Text] = [*sample, *pairs]
         self.alone = [inputs for text in every for inputs in self._encode([text])]
-        step = max(1, len(texts.texts) // MIX_TEXTS)
-        paired = spec.task == "question-answering"
-        self.mix: list[Text] = [("what?", text) if paired else text for text in texts.texts[::step]][:MIX_TEXTS]
-        inputs = [reference.name, probes.digest(self.probes), texts.digest, self.mix, device, shapes, machine, asdict(budget)]
+        inputs = [
+            reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
+            asdict(plan.budget),
+        ]  # fmt: skip
         self.records = Records(records, inputs)
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
         self._reference_correct: list[bool] | None = None
 
-    def examine(self, row: Stage, directory: Path, parent: Path | None, limits: Limits, timeout: float | None) -> None:
-        """Fill in everything that is measured of `row`, now or recorded for the same inputs; parent None: the reference.
+    def measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> StageMeasurements:
+        """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
 
-        Raises Unsupported where this machine cannot open the stage, and what its worker raises.
+        `parent` is the stage it was built from, None for the reference. Raises Unsupported where this machine cannot open
+        the stage, and what its worker raises.
         """
         names = [directory.name, parent.name if parent else None]
-        found = self.records.read(names)
-        if found is None:
-            found = self._measure(row.name, directory, parent, timeout)
-            self.records.write(names, found)
-        row.parity = None if parent is None else self._judged(found, limits)
-        row.latency, row.quality, row.effects = found.latency, found.quality, found.effects
-        row.changed = found.changed
-        row.invariance, row.ranking = found.invariance, found.ranking
+        measurements = self.records.read(names)
+        if measurements is None:
+            measurements = self._measure(name, directory, parent, timeout)
+            self.records.write(names, measurements)
         if parent is None:
-            self._reference_correct = found.correct
-        row.facts, row.peak_rss_bytes, row.peak_gpu_bytes = found.facts, found.peak_rss_bytes, found.peak_gpu_bytes
+            self._reference_correct = measurements.correct
+        return measurements
 
-    def _judged(self, found: Found, limits: Limits) -> Parity:
-        judged = parity.judge(found.cases, limits, found.vs_parent)
-        case = parity.worst_case(found.cases, judged.worst.metric)
-        judged.worst = worst_case.show(judged.worst, case, self.probes, self._word)
-        return judged
+    def show(self, worst: Worst, case: Case) -> Worst:
+        """Return the worst case with its text and tokens."""
+        return worst_case.show(worst, case, self.probes, self._word)
 
     def _word(self, token: int) -> str:
         return str(self.tokenizer.fast.id_to_token(token) or token)
@@ -99,15 +120,15 @@ class Examiner:
             worker.close()
         self._open.clear()
 
-    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> Found:
-        self.tell(f"{name}: opening")
+    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> StageMeasurements:
+        self.progress(f"{name}: opening")
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
             self._open.pop(path).close()
         while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
             del self._answers[next(path for path in self._answers if path not in keep)]
         worker = self._worker(directory, timeout)
-        self.tell(f"{name}: parity")
+        self.progress(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
         if parent is not None:
@@ -125,7 +146,7 @@ class Examiner:
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         correct = self._correct(name, worker, timeout)
-        self.tell(f"{name}: latency")
+        self.progress(f"{name}: latency")
         racing = {"stage": worker}
         if parent is not None:
             racing["reference"] = self._worker(self.reference, timeout)
@@ -133,18 +154,18 @@ class Examiner:
                 racing["parent"] = self._worker(parent, timeout)
         opened = {"stage": directory, "reference": self.reference, "parent": parent or self.reference}
         timed, under_the_clock = race(
-            racing, self.spec, self.shapes, self.mix, self.budget, timeout,
+            racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout,
             lambda role: self._start(opened[role], timeout),
         )  # fmt: skip
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
-        changed = parent and effects["took"] and self._print(directory, timeout) != self._print(parent, timeout)
-        return Found(
+        changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
+        return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
-            correct=correct, effects=effects["counts"], changed=changed, **stats,
+            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed, **stats,
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float | None) -> Worker:
@@ -155,12 +176,10 @@ class Examiner:
     def _start(self, directory: Path, timeout: float | None) -> Worker:
         worker = self.workers.start()
         try:
-            opened = worker.call("open", timeout=timeout, directory=str(directory), device=self.device)
+            worker.open(directory, self.device, timeout)
         except BaseException:
             worker.kill()
             raise
-        worker.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
-        worker.packed = opened["layout"] == "packed"
         return worker
 
     def _print(self, directory: Path, timeout: float | None) -> str:
@@ -200,7 +219,7 @@ class Examiner:
     def _correct(self, name: str, worker: Worker, timeout: float | None) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":
             return None
-        self.tell(f"{name}: {len(self.texts.texts)} labelled texts")
+        self.progress(f"{name}: {len(self.texts.texts)} labelled texts")
         logits = worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
         return quality.correct(self.spec, logits, self.texts.labels)
 

@@ -1,4 +1,4 @@
-"""Two committed stages or artefacts examined side by side: the second against the first."""
+"""Measure two committed stages or artefacts side by side: the second against the first."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import stages
+from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Spec
 from bertopt.errors import UsageError
-from bertopt.pipeline.examiner import Examiner
+from bertopt.pipeline.examiner import Examiner, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
-from bertopt.results import Limits, Stage
 from bertopt.workers.client import Workers
 
 #: [B, S] where a manifest names none: a stage directory's.
 SHAPES = ((1, 16), (8, 128))
 
 
-def examine(
-    workers: Workers, first: Path, second: Path, texts: Texts, shapes: Sequence[tuple[int, int]], limits: Limits,
-    records: Path,
-) -> tuple[Stage, Stage]:  # fmt: skip
-    """Rows of both: parity of the second against the first, and an interleaved race of the two.
+def measure(
+    workers: Workers, first: Path, second: Path, texts: Texts, shapes: Sequence[tuple[int, int]], records: Path
+) -> tuple[StageMeasurements, StageMeasurements, Examiner]:
+    """Return measurements of both, the second's against the first, and the examiner that can show its worst case.
 
     Raises UsageError where they are no models of one kind, Unsupported where this machine cannot open one.
     """
@@ -39,25 +38,21 @@ def examine(
             f"one is for {ours['device']}, the other for {theirs['device']}; compare models for one device"
         )
     texts.check_labels(spec)
-    examiner = Examiner(workers, first.resolve(), spec, theirs["device"], shapes, texts, records, {}, Budget(), lambda _: None)
-    rows = _row(0, ours), _row(1, theirs)
+    plan = MeasurementPlan.of(spec, shapes, texts, Budget())
+    examiner = Examiner(workers, first.resolve(), theirs["device"], plan, records, {}, lambda _: None)
     try:
-        examiner.examine(rows[0], first.resolve(), None, Limits(), None)
-        if first.resolve() != second.resolve():
-            examiner.examine(rows[1], second.resolve(), first.resolve(), limits, None)
+        baseline = examiner.measure(name(ours), first.resolve(), None, None)
+        return baseline, examiner.measure(name(theirs), second.resolve(), first.resolve(), None), examiner
     finally:
         examiner.close()
-    return rows
+
+
+def name(manifest: Mapping[str, Any]) -> str:
+    """The name of the stage that an artefact was made of, or of a stage itself."""
+    return str(manifest.get("stage") or manifest["name"])
 
 
 def shapes(manifest: Mapping[str, Any]) -> list[tuple[int, int]]:
     """The [B, S] grid that an artefact was checked on."""
     recipe = manifest.get("recipe") or {}
     return [(batch, sequence) for batch, sequence in recipe.get("inputs", {}).get("shapes", SHAPES)]
-
-
-def _row(index: int, manifest: Mapping[str, Any]) -> Stage:
-    return Stage(
-        index=index, name=manifest.get("stage") or manifest["name"], status="ok", form=manifest["form"],
-        precision=manifest["precision"], size_bytes=stages.size_bytes(dict(manifest)),
-    )  # fmt: skip

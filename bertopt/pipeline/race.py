@@ -14,7 +14,8 @@ from bertopt.core import Session, Spec
 from bertopt.results import Case, Latency
 from bertopt.runtime.tokenization import Text
 from bertopt.system.cpu_contention import Machine, Seen, findings
-from bertopt.workers.client import RemoteSession, Worker
+from bertopt.workers.client import Worker
+from bertopt.workers.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array

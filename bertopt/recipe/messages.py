@@ -1,4 +1,4 @@
-"""pydantic's findings in the house's words: what was expected, what was got, what to do."""
+"""Validate plain data as a pydantic model and report every mistake at its place: what was expected, what was got."""
 
 from __future__ import annotations
 
@@ -9,109 +9,78 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from bertopt.recipe.yaml_document import Document, KeyPath, closest, nearest
+from bertopt.recipe.suggest import closest, nearest
+from bertopt.recipe.yaml_document import Document, KeyPath
 
 M = TypeVar("M", bound=BaseModel)
 
-#: pydantic tells `int_type` from `int_parsing` and `int_from_float`; a user need not.
-_SUFFIX = re.compile(r"_(attributes_type|type|parsing_size|parsing|from_float)$")
-_SHOWN = 60
-
-_EXPECTED = {
-    "bool": "must be true or false",
-    "int": "must be a whole number",
-    "float": "must be a number",
-    "decimal": "must be a number",
-    "finite_number": "must be a finite number",
-    "string": "must be text",
-    "tuple": "must be a list",
-    "list": "must be a list",
-    "dict": "must be a mapping (key: value)",
-    "date": "must be a date such as 2026-12-31",
-    "date_from_datetime": "must be a date such as 2026-12-31",
-    "model": "must be a mapping (key: value)",
-    "greater_than": "must be more than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "too_short": "needs at least {min_length} item(s)",
-    "too_long": "takes at most {max_length} item(s)",
-    "string_too_short": "must have at least {min_length} character(s)",
-    "string_too_long": "must have at most {max_length} character(s)",
-    "string_pattern_mismatch": "must match {pattern}",
+_LONGEST_VALUE = 60
+#: Where pydantic speaks of JSON, and a recipe's author thinks of YAML.
+_IN_YAML = {
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text in quotes",
+    "a valid array": "a list",
+    "an object": "a mapping (key: value)",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
 }
 
 
-def build(
-    cls: type[M],
-    data: Mapping[str, Any],
-    doc: Document,
-    path: KeyPath,
-    who: str = "",
-    *,
-    noun: str = "key",
-    also: Iterable[str] = (),
-    spare: Mapping[str, Any] | None = None,
-) -> M | None:
-    """`data` as a `cls`, strictly: "yes" is no boolean and "3" no number; lists serve as tuples.
+def validate_model(
+    cls: type[M], data: Mapping[str, Any], doc: Document, path: KeyPath, prefix: str = "", *,
+    noun: str = "key", other_keys: Iterable[str] = (), fallbacks: Mapping[str, Any] | None = None,
+) -> M | None:  # fmt: skip
+    """Return `data` as a `cls`, strictly: "yes" is no boolean and "3" no number; lists serve as tuples.
 
-    Mistakes are reported at `path`, starting with `who`. The mistaken keys are then left out, or taken from `spare`,
-    so that later checks can go on; None where that gives no `cls` either. `also` are known keys beside the fields.
+    Mistakes are reported at `path`, starting with `prefix`. The mistaken keys are then left out, or taken from
+    `fallbacks`, so that later checks can go on; None where that gives no `cls` either. `other_keys` are known beside the
+    fields.
     """
     try:
         return cls.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         # A list with a mistaken item also counts as short by that item.
-        found: list[Any] = [m for m in error.errors(include_url=False) if not _long_enough(m)]
+        mistakes: list[Any] = [m for m in error.errors(include_url=False) if not _long_enough(m)]
     schema = cls.model_json_schema()
-    typos = {(*m["loc"][:-1], closest(str(m["loc"][-1]), _keys(schema, m["loc"]))) for m in found if _unknown(m)}
-    for mistake in found:
+    typos = {(*m["loc"][:-1], closest(str(m["loc"][-1]), _keys(schema, m["loc"]))) for m in mistakes if _unknown(m)}
+    for mistake in mistakes:
         loc = tuple(part for part in mistake["loc"] if part != "[key]")
         if _unknown(mistake):
-            known = [*_keys(schema, mistake["loc"]), *(also if len(loc) == 1 else ())]
-            inside = f" in {_dotted(loc[:-1])}" if len(loc) > 1 else ""
-            kind = noun if len(loc) == 1 else "key"
-            message = f"{who}unknown {kind} '{loc[-1]}'{inside}{nearest(str(loc[-1]), known)}"
-            doc.report((*path, *loc), message, key=True)
+            known = [*_keys(schema, mistake["loc"]), *(other_keys if len(loc) == 1 else ())]
+            what = f"{noun} '{loc[-1]}'" if len(loc) == 1 else f"key '{loc[-1]}' in {_dotted(loc[:-1])}"
+            doc.report((*path, *loc), f"{prefix}unknown {what}{nearest(str(loc[-1]), known)}", key=True)
         elif mistake["type"] == "missing" and isinstance(loc[-1], str):
             if loc not in typos:
-                doc.report((*path, *loc), f"{who}missing {noun} '{_dotted(loc)}'; add it")
+                doc.report((*path, *loc), f"{prefix}missing {noun} '{_dotted(loc)}'; add it")
         else:
-            doc.report((*path, *loc), who + explain(mistake, loc))
-    bad = {mistake["loc"][0] for mistake in found if mistake["loc"]}
-    rest = {**(spare or {}), **{key: value for key, value in data.items() if key not in bad}}
+            doc.report((*path, *loc), prefix + _sentence(mistake, loc))
+    bad = {mistake["loc"][0] for mistake in mistakes if mistake["loc"]}
+    rest = {**(fallbacks or {}), **{key: value for key, value in data.items() if key not in bad}}
     try:
         return cls.model_validate_json(json.dumps(rest), strict=True)
     except ValidationError:
         return None
 
 
-def explain(mistake: Mapping[str, Any], loc: KeyPath) -> str:
-    """One finding, named by its dotted `loc`."""
-    kind, got, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
-    name = _dotted(loc) or "options"
-    if kind == "value_error":
-        return f"{name}: {context['error']}"
-    if kind == "missing":  # of a fixed-length list; pydantic names each missing item
-        return f"{_dotted(loc[:-1])} has too few items; got {shown(got)}"
-    if kind == "literal_error":
-        values = re.sub(r" or (?=[^ ]+$)", ", ", context["expected"])
-        return f"{name} must be {'one of ' if ', ' in values else ''}{values}; got {shown(got)}"
-    words = _EXPECTED.get(kind) or _EXPECTED.get(_SUFFIX.sub("", kind))
-    if words is None:
-        return f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}; got {shown(got)}"
-    hint = ""
-    if words in (_EXPECTED["int"], _EXPECTED["float"]) and isinstance(got, str) and re.fullmatch(r"-?\d+(\.\d+)?", got):
-        hint = "; leave out the quotes"
-    if words == _EXPECTED["string"] and isinstance(got, bool | int | float):
-        hint = "; put it in quotes"
-    return f"{name} {words.format(**context)}; got {shown(got)}{hint}"
-
-
-def shown(value: Any) -> str:
-    """A value as a recipe would have it, shortened."""
+def format_value(value: Any) -> str:
+    """Return a value as a recipe would have it, shortened."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _sentence(mistake: Mapping[str, Any], loc: KeyPath) -> str:
+    """pydantic's own sentence, after the key it is about."""
+    name, said = _dotted(loc) or "options", mistake["msg"]
+    if mistake["type"] == "value_error":
+        return f"{name}: {mistake['ctx']['error']}"
+    if mistake["type"] == "missing":  # of a fixed-length list; pydantic names each missing item
+        return f"{_dotted(loc[:-1])} has too few items; got {format_value(mistake['input'])}"
+    words = re.sub(r"^(Input|List|Tuple|String) should", "must", said.partition(" after validation")[0])
+    for json_words, yaml_words in _IN_YAML.items():
+        words = words.replace(json_words, yaml_words)
+    return f"{name}{' ' if words.startswith('must') else ': '}{words}; got {format_value(mistake['input'])}"
 
 
 def _long_enough(mistake: Mapping[str, Any]) -> bool:

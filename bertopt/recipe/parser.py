@@ -16,9 +16,11 @@ from bertopt import passes
 from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
 from bertopt.errors import UsageError
 from bertopt.recipe import waivers
-from bertopt.recipe.messages import build, shown
-from bertopt.recipe.steps import REFERENCE, STEP_NAME, TAKEN, Draft, check_names, check_order
-from bertopt.recipe.yaml_document import Document, KeyPath, closest, nearest
+from bertopt.recipe.messages import format_value, validate_model
+from bertopt.recipe.overrides import apply as apply_overrides
+from bertopt.recipe.steps import REFERENCE, RESERVED_STEP_NAMES, STEP_NAME, StepDraft, check_names, check_order
+from bertopt.recipe.suggest import closest, nearest
+from bertopt.recipe.yaml_document import Document, KeyPath
 from bertopt.results import Limits, Waiver
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -51,7 +53,9 @@ class StepKeys(_Frozen):
     """The reserved keys of a step that stand for themselves."""
 
     limits: Limits = Field(Limits(), description="parity limits of this step, over the recipe's")
-    on_fail: Literal["stop", "revert"] = Field("stop", description="revert: drop this stage and go on from its parent")
+    on_fail: Literal["stop", "revert", "skip"] = Field(
+        "stop", description="revert: drop this stage and go on from its parent; skip: end this branch, the others go on"
+    )
     allow_noop: bool = Field(False, description="a pass that changes nothing does not fail the run")
     timeout: float = Field(1800.0, gt=0, description="seconds the pass may take")
 
@@ -64,7 +68,7 @@ class Step(StepKeys):
     after: str | None
 
 
-class Head(_Frozen):
+class RecipeFields(_Frozen):
     """Everything but the steps."""
 
     schema_version: Literal[1] = Field(description="version of this format")
@@ -79,7 +83,7 @@ class Head(_Frozen):
     waivers: tuple[Waiver, ...] = Field((), description="limits that stages are known to miss, until a day")
 
 
-class Recipe(Head):
+class Recipe(RecipeFields):
     """A checked recipe: the steps' passes are constructed, their order fits."""
 
     steps: tuple[Step, ...] = Field(min_length=1)
@@ -105,11 +109,16 @@ class Recipe(Head):
 
 
 RESERVED = RESERVED_KEYS
+#: Bytes; a recipe has a few thousand.
+LARGEST_FILE = 2**20
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a file, with `--set` values applied. Raises UsageError with every mistake found."""
     try:
+        size = Path(path).stat().st_size
+        if size > LARGEST_FILE:
+            raise UsageError(f"{path}: a recipe must be at most {LARGEST_FILE} bytes; got {size}; give another file")
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
@@ -126,41 +135,37 @@ def parse(text: str, source: str = "<text>", overrides: Sequence[str] = ()) -> R
 def from_dict(data: Mapping[str, Any], source: str = "<dict>", overrides: Sequence[str] = ()) -> Recipe:
     """Like `load` for plain data; mistakes name the key's path instead of a line."""
     try:
-        plain = json.loads(json.dumps(data, default=os.fspath, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{source}: expected only text, finite numbers, booleans, None, lists, dicts; {error}"
-        ) from error
+        text = json.dumps(data, default=os.fspath, allow_nan=False, ensure_ascii=False)
+        text.encode()  # refuses halves of surrogate pairs
+        plain = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{source}: expected only text, finite numbers, booleans, None, lists, dicts; {error}") from error
     return _recipe(Document(source, plain), overrides)
 
 
 def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
     if not isinstance(doc.data, dict):
-        doc.report((), f"a recipe is a mapping with schema_version, model and steps; got {shown(doc.data)}")
+        doc.report((), f"a recipe is a mapping with schema_version, model and steps; got {format_value(doc.data)}")
         doc.raise_problems()
-    doc.override(overrides)
+    apply_overrides(doc, overrides)
     # A key whose entries are all commented out reads as null.
     top = {key: value for key, value in doc.data.items() if key not in ("inputs", "timing", "limits") or value is not None}
     steps, waived = top.pop("steps", None), top.pop("waivers", None)
-    spare = {"schema_version": 1, "model": "none"}
-    head = build(Head, top, doc, (), spare=spare, also=["steps", "waivers"])
-    assert head is not None, "every field has a default or is spare"
+    fallbacks = {"schema_version": 1, "model": "none"}
+    head = validate_model(RecipeFields, top, doc, (), fallbacks=fallbacks, other_keys=["steps", "waivers"])
+    assert head is not None, "every field has a default or a fallback"
     if not isinstance(steps, list) or not steps:
         if "steps" in doc.data or not any(closest(key, ["steps"]) for key in top):
-            doc.report(("steps",), f"steps must be a list with at least one '- pass: NAME'; got {shown(steps)}")
+            doc.report(("steps",), f"steps must be a list with at least one '- pass: NAME'; got {format_value(steps)}")
         steps = []
     drafts = [_draft(doc, index, step) for index, step in enumerate(steps)]
     check_names(doc, drafts, head.deliver)
     check_order(doc, drafts)
-    if not doc.mistaken(("inputs",)):
-        for draft in drafts:
-            reason = draft.pass_ and not doc.mistaken(draft.path) and draft.pass_.shape_conflict(head.inputs.shapes)
-            if reason:
-                doc.report(draft.path, f"{draft.label}: {reason}")
     for draft in drafts:
-        if draft.pass_ and draft.parent and not doc.mistaken(draft.path):
-            reason = draft.pass_.device_conflict(head.device, draft.parent.line())
-            if reason:
+        if draft.pass_ and not doc.mistaken(draft.path):
+            shape = None if doc.mistaken(("inputs",)) else draft.pass_.shape_conflict(head.inputs.shapes)
+            device = draft.parent and draft.pass_.device_conflict(head.device, draft.parent.line())
+            for reason in filter(None, (shape, device)):
                 doc.report(draft.path, f"{draft.label}: {reason}")
     head = _located(doc, head, Path(doc.source).parent)
     waiving = waivers.read(doc, waived, [draft.name for draft in drafts if draft.name])
@@ -168,29 +173,29 @@ def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
     return Recipe(**dict(head) | {"waivers": waiving}, steps=tuple(_step(draft) for draft in drafts))
 
 
-def _draft(doc: Document, index: int, data: Any) -> Draft:
+def _draft(doc: Document, index: int, data: Any) -> StepDraft:
     path: KeyPath = ("steps", index)
     if not isinstance(data, dict):
-        doc.report(path, f"a step must be a mapping such as '- pass: use_sdpa'; got {shown(data)}")
-        return Draft(index, data if isinstance(data, str) else "")
+        doc.report(path, f"a step must be a mapping such as '- pass: use_sdpa'; got {format_value(data)}")
+        return StepDraft(index, data if isinstance(data, str) else "")
     pass_name = data["pass"] if isinstance(data.get("pass"), str) else ""
     name = data.get("name", pass_name)
-    draft = Draft(index, name if isinstance(name, str) else pass_name, pass_name, after=data.get("after"))
+    draft = StepDraft(index, name if isinstance(name, str) else pass_name, pass_name, after=data.get("after"))
     who = f"{draft.label}: "
     if "after" in data and not isinstance(draft.after, str):
-        doc.report((*path, "after"), f"{who}after must be a step's name or '{REFERENCE}'; got {shown(draft.after)}")
-    if "name" in data and (not isinstance(name, str) or not STEP_NAME.match(name) or name in TAKEN):
+        doc.report((*path, "after"), f"{who}after must be a step's name or '{REFERENCE}'; got {format_value(draft.after)}")
+    if "name" in data and (not isinstance(name, str) or not STEP_NAME.match(name) or name in RESERVED_STEP_NAMES):
         rule = "must be letters, digits, '_' and '-' (64 at most), start with a letter"
-        doc.report((*path, "name"), f"{who}name {rule} and be none of {', '.join(TAKEN)}; got {shown(name)}")
+        doc.report((*path, "name"), f"{who}name {rule} and be none of {', '.join(RESERVED_STEP_NAMES)}; got {format_value(name)}")
     keys = {key: data[key] for key in StepKeys.model_fields if key in data and (key, data[key]) != ("limits", None)}
-    draft.keys = build(StepKeys, keys, doc, path, who)
+    draft.keys = validate_model(StepKeys, keys, doc, path, who)
     options = {key: value for key, value in data.items() if key not in RESERVED}
     draft.cls = passes.find(pass_name) if pass_name else None
     if draft.cls is not None:
-        draft.pass_ = build(draft.cls, options, doc, path, who, noun="option", also=RESERVED)
+        draft.pass_ = validate_model(draft.cls, options, doc, path, who, noun="option", other_keys=RESERVED)
     elif "pass" in data:
         got = data["pass"]
-        doc.report((*path, "pass"), f"unknown pass {shown(got)}{nearest(str(got), passes.known())}")
+        doc.report((*path, "pass"), f"unknown pass {format_value(got)}{nearest(str(got), passes.known())}")
     else:
         typo = next((key for key in options if closest(key, ["pass"])), None)
         message = f"unknown key '{typo}'; did you mean 'pass'?" if typo else "a step must name its pass; add pass: NAME"
@@ -198,37 +203,37 @@ def _draft(doc: Document, index: int, data: Any) -> Draft:
     return draft
 
 
-def _step(draft: Draft) -> Step:
+def _step(draft: StepDraft) -> Step:
     assert draft.pass_ is not None and draft.keys is not None and draft.parent is not None
     after = None if draft.parent.name == REFERENCE else draft.parent.name
     return Step(name=draft.name, pass_=draft.pass_, after=after, **dict(draft.keys))
 
 
-def _located(doc: Document, head: Head, folder: Path) -> Head:
+def _located(doc: Document, head: RecipeFields, folder: Path) -> RecipeFields:
     """Local paths as they can be opened from here: relative ones count from here, else from the recipe's folder."""
     found: dict[str, str] = {}
     texts, model = head.inputs.texts, head.model
     if texts is not None:
         where = _find(texts, folder, Path.is_file)
         if Path(texts).suffix not in (".txt", ".jsonl"):
-            doc.report(("inputs", "texts"), f"inputs.texts must be a .txt or .jsonl file; got {shown(texts)}")
+            doc.report(("inputs", "texts"), f"inputs.texts must be a .txt or .jsonl file; got {format_value(texts)}")
         elif where is None:
             doc.report(
-                ("inputs", "texts"), f"inputs.texts: no file {shown(texts)} here or beside the recipe; check the path"
+                ("inputs", "texts"), f"inputs.texts: no file {format_value(texts)} here or beside the recipe; check the path"
             )
         found["texts"] = where or texts
     if not model.startswith("pkg://"):
         where = _find(model, folder, Path.is_dir)
         if where is None and (model[0] in "./~" or not _HUB_ID.fullmatch(model)):
             expected = "model must be a hub id such as 'org/name', a directory or pkg://package/path"
-            doc.report(("model",), f"{expected}; got {shown(model)}, and there is no such directory")
+            doc.report(("model",), f"{expected}; got {format_value(model)}, and there is no such directory")
         model = where or model
     return head.model_copy(update={"model": model, "inputs": head.inputs.model_copy(update=found)})
 
 
 def _find(value: str, folder: Path, there: Callable[[Path], bool]) -> str | None:
-    for path in (Path(value).expanduser(), folder / value):
-        with contextlib.suppress(OSError, ValueError):  # too long, or a NUL inside
-            if there(path):
+    for written in (value, str(folder / value)):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL inside, the home of nobody
+            if there(path := Path(written).expanduser()):
                 return str(path)
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertopt import passes
 from bertopt.core import Pass
-from bertopt.recipe.parser import Head, StepKeys
+from bertopt.recipe.parser import RecipeFields, StepKeys
 from bertopt.recipe.steps import REFERENCE, STEP_NAME
 
 #: JSON schema searches where Python's `match` anchors.
@@ -20,7 +20,7 @@ FILE = Path(__file__).parents[1] / "recipe.schema.json"
 def recipe_schema(known: Mapping[str, type[Pass[Any, Any]]] | None = None) -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe over the passes in `known`, by default every registered one."""
     classes = passes.known() if known is None else known
-    head, keys = Head.model_json_schema(), StepKeys.model_json_schema()
+    head, keys = RecipeFields.model_json_schema(), StepKeys.model_json_schema()
     defs = head.pop("$defs") | keys.pop("$defs", {})
     reserved: dict[str, Any] = {
         "pass": {"enum": list(classes), "description": "the pass to apply"},

@@ -11,20 +11,21 @@ from pydantic import BaseModel
 
 from bertopt import passes
 from bertopt.core import Eager, Model, Pass
-from bertopt.recipe.messages import shown
-from bertopt.recipe.yaml_document import Document, KeyPath, nearest
+from bertopt.recipe.messages import format_value
+from bertopt.recipe.suggest import nearest
+from bertopt.recipe.yaml_document import Document, KeyPath
 
 #: Stage 00, the untouched checkpoint; `after: reference` branches from it.
 REFERENCE = "reference"
 STEP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 #: Words that mean something else where a step's name could stand.
-TAKEN = (REFERENCE, "last", "fastest")
+RESERVED_STEP_NAMES = (REFERENCE, "last", "fastest")
 
 AnyPass = Pass[Any, Any]
 
 
 @dataclass
-class Draft:
+class StepDraft:
     """A step while it is checked. What could not be read is None, and no check that needs it says more."""
 
     index: int
@@ -35,7 +36,7 @@ class Draft:
     keys: BaseModel | None = None
     after: Any = None
     """As written; None where it is not."""
-    parent: Draft | None = None
+    parent: StepDraft | None = None
 
     @property
     def path(self) -> KeyPath:
@@ -56,21 +57,21 @@ class Draft:
         return [*(self.parent.line() if self.parent else []), *([self.pass_] if self.pass_ else [])]
 
 
-def check_names(doc: Document, drafts: Sequence[Draft], deliver: str) -> None:
+def check_names(doc: Document, drafts: Sequence[StepDraft], deliver: str) -> None:
     """Step names differ, and what is delivered is one of them."""
-    first: dict[str, Draft] = {}
+    first: dict[str, StepDraft] = {}
     for draft in drafts:
         if draft.name and first.setdefault(draft.name, draft) is not draft:
             message = f"step name '{draft.name}' is taken by an earlier step; add name: to tell them apart"
             doc.report((*draft.path, "name"), message)
     if deliver not in ("last", "fastest", *first):
-        message = f"deliver must be last, fastest or a step's name; got {shown(deliver)}"
+        message = f"deliver must be last, fastest or a step's name; got {format_value(deliver)}"
         doc.report(("deliver",), message + nearest(deliver, ["last", "fastest", *first]))
 
 
-def check_order(doc: Document, drafts: Sequence[Draft]) -> None:
+def check_order(doc: Document, drafts: Sequence[StepDraft]) -> None:
     """Find every step's parent, and whether the step can follow it: by form first, then by what the pass says."""
-    reference = Draft(-1, REFERENCE)
+    reference = StepDraft(-1, REFERENCE)
     for index, draft in enumerate(drafts):
         earlier = [reference, *drafts[:index]]
         draft.parent = _parent(doc, draft, earlier, [later.name for later in drafts[index:]])
@@ -86,7 +87,7 @@ def check_order(doc: Document, drafts: Sequence[Draft]) -> None:
             doc.report(draft.path, f"{draft.label}: {reason}")
 
 
-def _parent(doc: Document, draft: Draft, earlier: Sequence[Draft], later: Sequence[str]) -> Draft | None:
+def _parent(doc: Document, draft: StepDraft, earlier: Sequence[StepDraft], later: Sequence[str]) -> StepDraft | None:
     if doc.mistaken((*draft.path, "after")):
         return None
     if draft.after is None:
@@ -103,7 +104,7 @@ def _parent(doc: Document, draft: Draft, earlier: Sequence[Draft], later: Sequen
     return found
 
 
-def _instead(draft: Draft, takes: type[Model], earlier: Sequence[Draft]) -> str:
+def _instead(draft: StepDraft, takes: type[Model], earlier: Sequence[StepDraft]) -> str:
     """What to do about a step whose form does not fit: the nearest earlier step that would do, or a pass to add."""
     fitting = [step for step in reversed(earlier) if step.gives is not None and issubclass(step.gives, takes)]
     free = [step for step in fitting if draft.pass_ is None or not draft.pass_.conflict(step.line())]

@@ -1,7 +1,8 @@
-"""The user's texts: `.txt` (one a line) or `.jsonl` (`{"text": …, "label": …}`)."""
+"""Read the user's texts: `.txt` (one a line) or `.jsonl` (`{"text": …, "label": …}`)."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 
 from bertopt.core import Spec
 from bertopt.errors import UsageError
+
+#: Characters kept of a text: several times what fills the longest model. Tokenising megabytes takes minutes and gigabytes.
+LONGEST = 100_000
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Texts:
         return hashlib.sha256(json.dumps([self.texts, self.labels]).encode()).hexdigest()
 
     def check_labels(self, spec: Spec) -> None:
-        """Raises UsageError where a label is none of the model's, naming the lines."""
+        """Raise UsageError where a label is none of the model's, naming the lines."""
         if self.labels is None or spec.task != "text-classification":
             return
         wrong = [
@@ -38,47 +42,68 @@ class Texts:
 
 
 def read(path: str | Path) -> Texts:
-    """Raises UsageError with every bad line (at most ten shown): empty, no JSON, no text, a label on some lines only."""
+    """Return the texts in a file, each cut to `LONGEST` characters.
+
+    Raises UsageError with every bad line (at most ten shown): empty, not UTF-8, no JSON, no text, a label on some lines only.
+    """
     path = Path(path)
     try:
-        # Not splitlines: a text may hold U+2028 and the like.
-        lines = path.read_text("utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"texts '{path}' cannot be read as UTF-8: {error}") from error
-    problems: list[str] = []
-    texts: list[str] = []
-    labels: list[str | None] = []
-    if lines == [""]:
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise UsageError(f"texts '{path}' cannot be read ({error.strerror}); check the path") from error
+    if not content:
         raise UsageError(f"{path}: expected at least one text; the file is empty")
+    # Not splitlines: a text may hold U+2028 and the like.
+    lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removesuffix(b"\n").split(b"\n")
+    parse = _plain if path.suffix == ".txt" else _json
+    problems: list[str] = []
+    entries: list[tuple[str, str | None]] = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            problems.append(f"{path}:{number}: the line is empty; remove it")
-            continue
-        if path.suffix == ".txt":
-            texts.append(line)
-            labels.append(None)
-            continue
-        problem, text, label = _parse(line)
-        if problem:
-            problems.append(f"{path}:{number}: {problem}")
-        else:
-            texts.append(text)
-            labels.append(label)
-    with_label = [label for label in labels if label is not None]
-    if with_label and len(with_label) < len(labels) and not problems:
-        first = labels.index(None) + 1
+        try:
+            entries.append(parse(line))
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+    labels = [label for _, label in entries if label is not None]
+    if 0 < len(labels) < len(entries) and not problems:
+        first = next(number for number, (_, label) in enumerate(entries, 1) if label is None)
         problems.append(f"{path}:{first}: no label, but other lines have one; label all lines or none")
     if problems:
         raise UsageError(*problems[:10], *([f"and {len(problems) - 10} more"] if len(problems) > 10 else []))
-    return Texts(tuple(texts), tuple(with_label) if with_label else None, str(path))
+    return Texts(tuple(text for text, _ in entries), tuple(labels) or None, str(path))
 
 
-def _parse(line: str) -> tuple[str | None, str, str | None]:
+def _plain(line: bytes) -> tuple[str, None]:
+    """A line of a .txt file. Raises ValueError with what is wrong."""
     try:
-        entry: Any = json.loads(line)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8; byte {error.start + 1} of the line is not; save the file as UTF-8") from error
+    if not text.strip():
+        raise ValueError("the line is empty; remove it")
+    return text[:LONGEST], None
+
+
+def _json(line: bytes) -> tuple[str, str | None]:
+    """Text and label of a line of a .jsonl file. Raises ValueError with what is wrong."""
+    text, _ = _plain(line)
+    try:
+        entry: Any = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        return f"expected a JSON object; {error.msg} at column {error.colno}", "", None
+        raise ValueError(f"expected a JSON object; {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object; {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-        return 'expected {"text": "…", "label": "…"}; there is no text', "", None
-    label = entry.get("label")
-    return None, entry["text"], None if label is None else str(label)
+        raise ValueError('expected {"text": "…", "label": "…"}; there is no text')
+    text, label = entry["text"], entry.get("label")
+    if isinstance(label, list | dict):
+        raise ValueError("label must be text or a number; got a list or an object")
+    label = None if label is None else str(label)
+    try:
+        (text + (label or "")).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is no character; write the character itself") from error
+    return text[:LONGEST], label
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bertopt.recipe.messages import build, shown
-from bertopt.recipe.yaml_document import Document, KeyPath, nearest
+from bertopt.recipe.messages import format_value, validate_model
+from bertopt.recipe.suggest import nearest
+from bertopt.recipe.yaml_document import Document, KeyPath
 from bertopt.results import Limits, Waiver
 
 
@@ -15,7 +16,7 @@ def read(doc: Document, data: Any, stages: Sequence[str]) -> tuple[Waiver, ...]:
     if data is None:  # every entry is commented out
         return ()
     if not isinstance(data, list):
-        doc.report(("waivers",), f"waivers must be a list of '- stage: NAME'; got {shown(data)}")
+        doc.report(("waivers",), f"waivers must be a list of '- stage: NAME'; got {format_value(data)}")
         return ()
     found = [_one(doc, ("waivers", index), item, stages) for index, item in enumerate(data)]
     taken: set[tuple[str, str]] = set()
@@ -31,15 +32,15 @@ def read(doc: Document, data: Any, stages: Sequence[str]) -> tuple[Waiver, ...]:
 def _one(doc: Document, path: KeyPath, data: Any, stages: Sequence[str]) -> Waiver | None:
     who = f"waiver {int(path[-1]) + 1}: "
     if not isinstance(data, dict):
-        doc.report(path, f"{who}expected a mapping with stage, metric, reason and expires; got {shown(data)}")
+        doc.report(path, f"{who}expected a mapping with stage, metric, reason and expires; got {format_value(data)}")
         return None
-    waiver = build(Waiver, data, doc, path, who)
+    waiver = validate_model(Waiver, data, doc, path, who)
     stage, metric, reason = data.get("stage"), data.get("metric"), data.get("reason")
     if isinstance(stage, str) and stage not in stages:
-        doc.report((*path, "stage"), f"{who}stage must be a step's name; got {shown(stage)}{nearest(stage, stages)}")
+        doc.report((*path, "stage"), f"{who}stage must be a step's name; got {format_value(stage)}{nearest(stage, stages)}")
     known = list(Limits.model_fields)
     if isinstance(metric, str) and metric not in known:
-        doc.report((*path, "metric"), f"{who}metric must be a limit; got {shown(metric)}{nearest(metric, known)}")
+        doc.report((*path, "metric"), f"{who}metric must be a limit; got {format_value(metric)}{nearest(metric, known)}")
     if isinstance(reason, str) and reason and not reason.strip():
         doc.report((*path, "reason"), f"{who}reason must say why; got only spaces")
     return waiver

@@ -6,10 +6,9 @@ aliases or merge keys, and nothing that YAML 1.1 would silently read as somethin
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import yaml
@@ -29,17 +28,12 @@ _SCALARS = (
     ("not finite", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"),
 )
 _REFUSED = "refused"
-#: What PyYAML says, and the same in plain words.
-_PLAIN_WORDS = (
-    ("mapping values are not allowed", "unexpected ':'; check the indentation, or put the value in quotes"),
-    ("cannot start any token", "unexpected character; indent with spaces, and put text that starts with it in quotes"),
-    ("expected <block end>", "the indentation does not line up with the lines above; check it, and any quotes"),
-    ("could not find expected ':'", "expected ':' after the key on this line or the one above"),
-    ("expected ',' or", "a list or mapping in brackets lacks a ',' or its closing bracket"),
-    ("expected the node content", "a list or mapping in brackets is not closed, or has a stray character"),
-    ("unexpected end of stream", "a quote is not closed"),
-    ("found another document", "expected one document; remove what follows the second '---'"),
-)
+#: What `"\ud800"` reads as: no text can be written to a file with it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+#: Longest message about one mistake: a value or key may be of any length. The middle is left out.
+_LONGEST = 600
+#: Mistakes named at most.
+_MOST = 100
 
 
 class Place(NamedTuple):
@@ -95,7 +89,7 @@ class Document:
 
     @classmethod
     def read(cls, text: str, source: str) -> Document:
-        """Raises UsageError where `text` is no YAML at all."""
+        """Raise UsageError where `text` is no YAML at all."""
         document = cls(source)
         try:
             document.data = document._read(text, (), document._place)
@@ -104,10 +98,10 @@ class Document:
             raise UsageError(f"{source}:{line}:{column}: not valid YAML: {words}") from error
         return document
 
-    def report(self, path: KeyPath, message: str, *, key: bool = False) -> None:
+    def report(self, path: KeyPath, message: str, *, key: bool = False, at: Place | None = None) -> None:
         """Note a mistake at `path` or its nearest existing parent. Quiet where the value itself could not be read."""
         if not any(path[: len(broken)] == broken for broken in self._broken):
-            self._problems.append((self._at(path, key), path, message))
+            self._problems.append((at or self._at(path, key), path, message))
 
     def mistaken(self, path: KeyPath) -> bool:
         """Whether a mistake was found at `path` or below."""
@@ -115,34 +109,25 @@ class Document:
         return any(where[: len(path)] == path for where in found)
 
     def raise_problems(self) -> None:
-        """Raises UsageError with every mistake, in the order of the file."""
+        """Raise UsageError with every mistake, in the order of the file."""
         if self._problems:
-            found = sorted(self._problems, key=lambda problem: problem[0].order)
-            raise UsageError(*dict.fromkeys(f"{place.label}: {message}" for place, _, message in found))
+            ordered = sorted(self._problems, key=lambda problem: problem[0].order)
+            texts = list(dict.fromkeys(_shortened(f"{place.label}: {message}") for place, _, message in ordered))
+            more = [f"{self.source}: and {len(texts) - _MOST} more"] if len(texts) > _MOST else []
+            raise UsageError(*texts[:_MOST], *more)
 
-    def override(self, settings: Iterable[str]) -> None:
-        """Apply `--set` values such as `steps.1.dtype=float16`, in order."""
-        for number, setting in enumerate(settings):
-            place = Place((1, number, 0), f"--set {setting}")
-            name, equals, text = setting.partition("=")
-            if not equals or not all(name.split(".")):
-                self._problems.append((place, (), "expected KEY=VALUE, such as steps.1.dtype=float16"))
-                continue
-            try:
-                path = self._find(name.split("."))
-                self._override(path, text, place)
-            except yaml.YAMLError as error:
-                self._problems.append((place, (), f"the value is not valid YAML: {_syntax(error, text)[2]}"))
-            except LookupError as error:
-                self._problems.append((place, (), str(error.args[0])))
-
-    def _override(self, path: KeyPath, text: str, place: Place) -> None:
+    def replace(self, path: KeyPath, text: str, place: Place) -> None:
+        """Put the YAML `text` at `path`, in place of what stands there and of the mistakes found in that."""
         for places in (self._keys, self._values):
             for old in [old for old in places if old[: len(path)] == path]:
                 del places[old]
         self._broken = {old for old in self._broken if old[: len(path)] != path}
         self._problems = [problem for problem in self._problems if not path or problem[1][: len(path)] != path]
-        value = self._read(text, path, lambda mark: place)
+        try:
+            value = self._read(text, path, lambda mark: place)
+        except yaml.YAMLError as error:
+            self.report((), f"the value is not valid YAML: {_syntax(error, text)[2]}", at=place)
+            return
         self._keys[path] = self._values[path] = place
         here = self.data
         for part in path[:-1]:
@@ -150,22 +135,6 @@ class Document:
                 here[part] = {}
             here = here[part]
         here[path[-1]] = value
-
-    def _find(self, parts: list[str]) -> KeyPath:
-        """The path that dotted `parts` mean: list items by index, steps also by name."""
-        here = self.data
-        path: KeyPath = ()
-        for part in parts:
-            step: str | int = part
-            if isinstance(here, list):
-                step = _index(here, part)
-                here = here[step]
-            elif isinstance(here, dict):
-                here = here.get(part)
-            elif here is not None:
-                raise LookupError(f"'{'.'.join(map(str, path))}' is a single value and has no '{part}'")
-            path = (*path, step)
-        return path
 
     def _at(self, path: KeyPath, key: bool) -> Place:
         for places, wanted in ((self._keys, path if key else None), (self._values, path)):
@@ -217,6 +186,8 @@ class Document:
                 problem = "a key must be plain text; got a list or mapping"
             elif key.value == "<<" and key.style is None:
                 problem = "merge key '<<' is not supported; write the keys out"
+            elif _SURROGATE.search(key.value):
+                problem = f"a key must be plain text; got {key.value!r}"
             elif inner in self._keys:
                 lines = f"{self._keys[inner].order[1]} and {here.order[1]}"
                 problem = f"key '{key.value}' is given twice, on lines {lines}; keep one"
@@ -228,21 +199,11 @@ class Document:
         return data
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` resembles."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What to do about an unknown word: the known one it resembles, or all of them."""
-    words = list(known)
-    close = closest(word, words)
-    return f"; did you mean '{close}'?" if close else f"; known: {', '.join(words) or 'none'}"
-
-
 def _scalar(node: Any) -> Any:
     """Raises ValueError for a number that is not one, or that could be two."""
     text = node.value
+    if _SURROGATE.search(text):
+        raise ValueError(f"half a surrogate pair is no character; got {text!r}; write the character itself")
     if node.tag in ("null", "bool"):
         return {"null": None, "true": True, "false": False}.get(text)
     if node.tag == "leading zero":
@@ -255,20 +216,8 @@ def _scalar(node: Any) -> Any:
     return float(text) if node.tag == "float" else text
 
 
-def _index(items: list[Any], part: str) -> int:
-    """Raises LookupError, with what could be meant."""
-    if part.isascii() and part.isdigit():
-        if int(part[:9]) < len(items):
-            return int(part)
-        raise LookupError(f"there is no item {part}; expected 0 to {len(items) - 1}")
-    names = [item.get("name", item.get("pass")) if isinstance(item, dict) else None for item in items]
-    if part not in names:
-        raise LookupError(f"there is no step '{part}'{nearest(part, filter(None, names))}")
-    return names.index(part)
-
-
 def _syntax(error: yaml.YAMLError, text: str) -> tuple[int, int, str]:
-    """Line, column and plain words of a syntax error."""
+    """Line, column and words of a syntax error."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         column = len(before) - before.rfind("\n")
@@ -276,6 +225,10 @@ def _syntax(error: yaml.YAMLError, text: str) -> tuple[int, int, str]:
     if not isinstance(error, yaml.MarkedYAMLError):
         return 1, 1, str(error)
     mark = error.problem_mark or error.context_mark
-    said = f"{error.context or ''} {error.problem or ''}".strip()
-    words = next((plain for theirs, plain in _PLAIN_WORDS if theirs in said), said)
+    said = " ".join(filter(None, (error.context, error.problem)))
+    words = f"{said}; check indentation, brackets and quotes"
     return (mark.line + 1, mark.column + 1, words) if mark is not None else (1, 1, words)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

@@ -191,8 +191,7 @@ def _replay(directory: Path, spec: Spec, form: str, precision: Any) -> Model:
     model = checkpoint.open_directory(directory, rewrites_spec=spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
     for record in records:
-        cls = passes.need(record.name)
-        cls.model_validate(record.options).rewrite(model.network)
+        passes.restore(record).rewrite(model.network)
     kind = Compiled if form == "compiled" else Eager
     return kind(spec, precision, directory, model.network, tuple(records))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bertopt import passes
 from bertopt.core import Compiled, Eager, Model, Onnx, Rewrite, RuntimeFacts
@@ -20,12 +19,6 @@ class Effects:
     own: Counts
     placed: Counts
 
-    @property
-    def took(self) -> bool:
-        """Whether anything at all is seen of the pass, as far as it says what there must be."""
-        done = [found for expected, found in self.own.values() if expected]
-        return not done or any(done)
-
 
 def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effects:
     """The effects in `model`, opened from a stage that says it was made by the passes in `records`, in order.
@@ -34,7 +27,7 @@ def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effect
     """
     own: Counts = {}
     if records:
-        last: Any = passes.need(records[-1].name).model_validate(records[-1].options)
+        last = passes.restore(records[-1])
         own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
     placed = placement(facts) | claimed(model, facts)
     return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed)

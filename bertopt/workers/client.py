@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bertopt import passes
-from bertopt.core import Session
+from bertopt.core import Device
 from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.system import process_tree
 from bertopt.workers import log_directory, protocol
@@ -146,7 +146,7 @@ class Worker:
         self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
         #: False from when its end was noticed: its process id may be another's by now.
         self.alive = True
-        #: Of the open model, as `op_open` says.
+        #: Of the open model; `open` sets them.
         self.max_shape: tuple[int, int] | None = None
         self.packed = False
 
@@ -157,6 +157,12 @@ class Worker:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def open(self, directory: Path, device: Device, timeout: float | None = None) -> None:
+        """Open a committed stage, verified, and remember which batches it can run."""
+        opened = self.call("open", timeout=timeout, directory=str(directory.resolve()), device=device)
+        self.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+        self.packed = opened["layout"] == "packed"
 
     def fits(self, shape: tuple[int, int]) -> bool:
         """Whether the open model can run a batch of this [B, S]."""
@@ -261,34 +267,6 @@ class Worker:
             return error
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
-
-
-class RemoteSession(Session):
-    """The session open in a worker."""
-
-    def __init__(self, worker: Worker, timeout: float | None = None) -> None:
-        self.worker, self.timeout = worker, timeout
-
-    def load(self, inputs: Mapping[str, Array]) -> None:
-        self.worker.call("load", inputs, self.timeout)
-
-    def step(self) -> None:
-        self.worker.call("step", timeout=self.timeout)
-
-    def fetch(self) -> dict[str, Array]:
-        return self.worker.exchange("fetch", timeout=self.timeout)[1]
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self.worker.exchange("run", inputs, self.timeout)[1]
-
-    def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-        """Inputs and answers of runs that were timed since this was last asked."""
-        number, arrays = self.worker.exchange("sampled", timeout=self.timeout)
-        found: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(number)]
-        for key, array in arrays.items():
-            which, kind, name = key.split("/", 2)
-            found[int(which)][kind == "answers"][name] = array
-        return found
 
 
 def _undead(left: list[int]) -> str:

@@ -86,7 +86,7 @@ class Ops:
         from bertopt.modeling.checkpoint import quiet
 
         rewrite = Rewrite.model_validate(record)
-        apply: Any = passes.need(rewrite.name).model_validate(rewrite.options)
+        apply = passes.restore(rewrite)
         manifest = stages.read_manifest(Path(parent))
         model = stages.open_stage(Path(parent), manifest)
         out = Path(part)
@@ -190,12 +190,12 @@ class Ops:
         return len(kept), named
 
     def op_effects(self, arrays: Any) -> Reply:
-        """What the open stage shows of its last pass: counts expected and found, and whether anything is seen of it."""
+        """Return what the open stage shows of its last pass (`own`) and of any (`placed`): counts expected and seen."""
         from bertopt.stages import effects
 
         assert self.model is not None
         found = effects.ask(self.model, self.passes, self._session.facts())
-        return {"counts": found.own | found.placed, "took": found.took}, {}
+        return {"own": found.own, "placed": found.placed}, {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""

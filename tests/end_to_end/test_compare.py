@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,11 +17,11 @@ import bertopt
 from bertopt.checks import gates, parity
 from bertopt.commands import compare
 from bertopt.errors import IntegrityError, UsageError
+from bertopt.pipeline import rows
+from bertopt.pipeline.rows import StageBuild
 from bertopt.report import diff, diff_table, junit, markdown_summary
 from bertopt.report.diff import Change, Tolerances
 from bertopt.results import (
-    Case,
-    Comparison,
     Delivered,
     Invariance,
     Latency,
@@ -33,6 +33,7 @@ from bertopt.results import (
     Stage,
     Waiver,
 )
+from tests.support.measured import measured
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -40,27 +41,20 @@ TODAY = datetime.date(2026, 6, 1)
 HERE = {"cpu": "a CPU", "cores": 2, "isa": ["avx2"], "packages": {"torch": "2.13"}, "python": "3.12"}
 
 
-def case(**changed: Any) -> Case:
-    figures = {
-        "max_abs": 1e-3,
-        "rel_l2": 1e-3,
-        "cosine_min": 0.9999,
-        "cosine_mean": 0.9999,
-        "label_flips": 0,
-        "compared": 10,
-    }
-    return Case(batch=1, sequence=8, padding="none", where="logits[0, 1], 1 × 8, none", **{**figures, **changed})  # fmt: skip
-
-
-def row(name: str = "bf16", limits: Limits | None = None, parent: float = 1e-3, **changed: Any) -> Stage:
-    """An examined and judged stage; `changed` are figures of its one parity case."""
-    between = Comparison(max_abs=parent, rel_l2=parent, cosine_min=1, cosine_mean=1, label_flips=0, compared=10)
-    held = limits or parity.DEFAULT_LIMITS["bfloat16"]
-    return Stage(
-        index=1, name=name, after="reference", status="ok", form="eager", precision="bfloat16", size_bytes=100 * 2**20,
-        peak_rss_bytes=2**30, parity=parity.judge([case(**changed)], held, between), latency=[timed(2.0), timed(2.0, None)],
-        quality=Quality(metric="accuracy", value=0.9, reference=0.9, change=0.0, n=100),
+def row(
+    name: str = "bf16", limits: Limits | None = None, parent: float = 1e-3, waivers: Sequence[Waiver] = (),
+    ancestors: Mapping[str, float] | None = None, **changed: Any,
+) -> Stage:  # fmt: skip
+    """A measured and judged stage; `changed` are figures of its one parity case, or measurements."""
+    quality = Quality(metric="accuracy", value=0.9, reference=0.9, change=0.0, n=100)
+    fields = {"latency": [timed(2.0), timed(2.0, None)], "quality": quality, "peak_rss_bytes": 2**30, **changed}
+    measurements = measured(parent, **fields)
+    outcome = gates.judge(
+        name, measurements, limits or parity.DEFAULT_LIMITS["bfloat16"], changes={"tensors": 1}, today=TODAY,
+        waivers=waivers, ancestors=ancestors,
     )  # fmt: skip
+    build = StageBuild("eager", "bfloat16", {}, 1.0, 100 * 2**20)
+    return rows.make(1, name, outcome, build, measurements, after="reference")
 
 
 def timed(ratio: float, batch: int | None = 8, spread: float = 0.02, ms: float = 10.0) -> Latency:
@@ -140,7 +134,8 @@ def test_what_is_tolerated(change: dict[str, Any]) -> None:
 def test_parity_is_held_to_the_baseline_s_limits(value: float) -> None:
     """A candidate whose recipe allows more than the baseline's did is found, though it calls itself ok."""
     loose = Limits(rel_l2=9.0, cosine_min=0.9)
-    assert regressions(row(), row(limits=loose, rel_l2=value)) == [("parity", "rel_l2")]
+    after = row(limits=loose, rel_l2=value).model_copy(update={"status": "ok"})
+    assert regressions(row(), after) == [("parity", "rel_l2")]
     assert regressions(row(), row(rel_l2=0.05)) == []
     assert regressions(row(), row(rel_l2=0.05), limits=Limits(rel_l2=0.04)) == [("parity", "rel_l2")]
     # What the baseline missed too is one only where it got worse.
@@ -161,9 +156,9 @@ def test_invariance_and_ranking_count_where_they_have_limits() -> None:
 
 
 def test_a_waived_miss_is_no_regression_unless_stated() -> None:
-    after = row(limits=Limits(rel_l2=0.06), rel_l2=0.07)
     known = Waiver(stage="bf16", metric="rel_l2", reason="issue 12", expires=datetime.date(2026, 7, 1))
-    assert gates.settle(after, Limits(rel_l2=0.06), [known], TODAY) is None
+    after = row(limits=Limits(rel_l2=0.06), rel_l2=0.07, waivers=[known])
+    assert after.status == "ok"
     assert regressions(row(), after) == []
     (change,) = (c for c in diff.reports(report(row()), report(after), Tolerances()) if c.what == "rel_l2")
     assert change.note == "limit 0.06, waived until 2026-07-01: issue 12"
@@ -210,71 +205,14 @@ def test_stated_limits() -> None:
     assert len(caught.value.problems) == 3 and "known: max_abs, rel_l2" in caught.value.problems[1]
 
 
-# Waivers and blame.
-
-
-@pytest.mark.parametrize(("day", "holds"), [(31, True), (30, False)])
-def test_a_waiver_holds_through_its_last_day(day: int, holds: bool) -> None:
-    limits = Limits(rel_l2=0.06, label_flips_max=0.0)
-    found = row(limits=limits, rel_l2=0.07)
-    known = Waiver(stage="bf16", metric="rel_l2", reason="issue 12", expires=datetime.date(2026, 5, day))
-    reason = gates.settle(found, limits, [known], datetime.date(2026, 5, 31))
-    if holds:
-        assert reason is None
-        assert found.waived == ["rel_l2 must be at most 0.06; got 0.07, waived until 2026-05-31: issue 12"]
-    else:
-        assert found.waived == [] and reason is not None
-        assert "got 0.07 (its waiver expired on 2026-05-30: issue 12) at logits[0, 1]" in reason
-    other = found.model_copy(update={"name": "fp16"})
-    assert "waiver" not in (gates.settle(other, limits, [known], TODAY) or "waiver")
-
-
-def test_what_no_waiver_covers() -> None:
-    """NaN, answers that are not finite, and a pass that took no effect."""
-    limits = Limits(rel_l2=0.06)
-    known = [Waiver(stage="bf16", metric="rel_l2", reason="?", expires=datetime.date(2999, 1, 1))]
-    assert gates.settle(row(limits=limits, rel_l2=0.07), limits, known, TODAY) is None
-    assert "got nan" in (gates.settle(row(limits=limits, rel_l2=math.nan), limits, known, TODAY) or "")
-    assert "got inf" in (gates.settle(row(limits=limits, rel_l2=math.inf), limits, known, TODAY) or "")
-    assert "must be finite" in (gates.settle(row(limits=limits, finite=False), limits, known, TODAY) or "")
-    idle = row(limits=limits)
-    idle.effects = {"attention nodes": (12, 0)}
-    assert gates.settle(idle, limits, known, TODAY) == "the committed model must show 12 attention nodes; found 0"
-
-
-def test_a_waiver_that_covers_nothing_is_told() -> None:
-    limits, known = Limits(rel_l2=0.06), Waiver(stage="bf16", metric="rel_l2", reason="?", expires=TODAY)
-    used, unused = row(limits=limits, rel_l2=0.07), row(limits=limits)
-    for found, told in ((used, 0), (unused, 1)):
-        gates.settle(found, limits, [known], TODAY)
-        assert len(gates.idle([known], [found])) == told
-    unused.status = "skipped"
-    assert gates.idle([known], [unused]) == []
-
-
-def test_blame_names_the_stage_that_added_most() -> None:
-    limits = Limits(rel_l2=0.06)
-    line = [row("sdpa", parent=1e-6), row("half", parent=0.05), row("onnx", limits=limits, rel_l2=0.07, parent=0.03)]
-    found = gates.blame(line)
-    assert found is not None and (found.stage, found.rel_l2, found.total) == ("half", 0.05, 0.07)
-    assert line[2].parity is not None
-    line[2].parity.blame = found
-    assert (gates.settle(line[2], limits, [], TODAY) or "").endswith("1 × 8, none, introduced by 'half'")
-    own = gates.blame(line[:2])
-    assert own is not None and own.stage == "half"
-    first = gates.blame([row("sdpa", parent=math.nan), row("half", parent=math.nan, rel_l2=math.nan)])
-    assert first is not None and first.stage == "sdpa" and math.isnan(first.total)
-    assert gates.blame([]) is None
-
-
 def test_old_reports_still_load() -> None:
     old = json.loads(report(row(rel_l2=0.07)).model_dump_json(by_alias=True))
     for gone in ("failures", "waived", "effects"):
         del old["stages"][1][gone]
-    del old["stages"][1]["parity"]["failed"], old["stages"][1]["parity"]["blame"]
+    del old["stages"][1]["parity"]["blame"]
+    old["stages"][1]["parity"] |= {"failures": ["rel_l2 must be at most 0.06; got 0.07"], "failed": ["rel_l2"]}
     again = Report.model_validate(old).stages[1]
-    # Which limit was missed is not told: nothing can be waived.
-    assert [failure.metric for failure in gates.failures(again, Limits(rel_l2=0.06))] == [None]
+    assert again.status == "failed" and "got 0.07" in (again.reason or "") and again.parity is not None
 
 
 # Files for continuous integration.
@@ -287,12 +225,9 @@ def mixed() -> Report:
     """A report with a stage in every status, and every kind of gate."""
     limits = Limits(rel_l2=0.06, invariance_max=1e-3)
     known = Waiver(stage="waived", metric="rel_l2", reason=f"issue 12 {NASTY}", expires=datetime.date(2999, 1, 1))
-    good, waived, bad = row("good"), row("waived", limits=limits, rel_l2=0.07), row("bad", limits=limits, rel_l2=0.08)
-    gates.settle(waived, limits, [known], TODAY)
-    bad.invariance = Invariance(max_abs=0.1, cosine_min=1, texts=3, where="text 1")
-    assert bad.parity is not None
-    bad.parity.blame = gates.blame([row("half", parent=0.07), bad])
-    bad.status, bad.reason = "failed", gates.settle(bad, limits, [], TODAY)
+    good, waived = row("good"), row("waived", limits=limits, rel_l2=0.07, waivers=[known])
+    shaky = Invariance(max_abs=0.1, cosine_min=1, texts=3, where="text 1")
+    bad = row("bad", limits=limits, rel_l2=0.08, ancestors={"half": 0.07}, invariance=shaky)
     broke = Stage(index=4, name="broke", status="failed", reason=NASTY, facts={"log": f"last words \ud800 {NASTY}"})
     away = Stage(index=5, name="away", status="unsupported", reason="needs a GPU")
     after = Stage(index=6, name="after", status="skipped", reason="the run stopped")

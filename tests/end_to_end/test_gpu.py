@@ -33,7 +33,7 @@ def agrees(model: Model, reference: Eager) -> None:
         for probe in probes.grid(spec, SHAPES, model.max_shape)
     ]
     verdict = parity.judge(found, parity.DEFAULT_LIMITS[model.precision], None)
-    assert verdict.passed, verdict.failures
+    assert verdict.passed, verdict.worst
 
 
 def context(folder: Path, name: str) -> Context:

@@ -21,6 +21,7 @@ from bertopt import stages
 from bertopt.commands.verify import verify
 from bertopt.errors import ResourceError, Unsupported, UsageError
 from bertopt.pipeline.race import Budget
+from bertopt.recipe.parser import load
 from bertopt.results import Report
 from bertopt.stages import artifact
 from bertopt.system.process_tree import runs as _runs
@@ -288,6 +289,49 @@ def test_revert_goes_on_from_the_parent(run: Run, begun: Path) -> None:
     assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "touch"
 
 
+def test_a_skipped_branch_ends_and_the_others_go_on(run: Run, begun: Path) -> None:
+    bad = {"pass": "swap_labels", "on_fail": "skip"}
+    steps = ["touch", bad, {"pass": "touch", "name": "behind"}, {"pass": "use_sdpa", "after": "touch"}]
+    report = run(begun, steps)
+    assert statuses(report) == {"touch": "ok", "swap_labels": "skipped", "behind": "skipped", "use_sdpa": "ok"}
+    assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "use_sdpa"
+    row = report.stage("swap_labels")
+    assert row.parity is not None and not row.parity.passed and row.failures
+    assert (row.reason or "").startswith("on_fail: skip ended the branch here: ")
+    assert report.stage("behind").reason == "'swap_labels', which it starts from, is skipped"
+    report = run(begun, steps, deliver="fastest")
+    assert report.exit_code == 0 and report.delivered is not None
+    assert report.delivered.stage in ("reference", "touch", "use_sdpa")
+    for wanted in ("swap_labels", "behind"):
+        report = run(begun, steps, deliver=wanted)
+        assert report.exit_code == 3 and report.delivered is None
+        assert (report.reason or "").startswith(f"'{wanted}' is to be delivered, but is skipped: ")
+    report = run(begun, ["touch", bad])
+    assert report.exit_code == 3 and report.delivered is None and "is to be delivered" in (report.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("step", "code"), [({"pass": "raise_error"}, 1), ({"pass": "return_input"}, 3), ({"pass": "fill_disk"}, 5)], ids=str
+)
+def test_every_failure_can_be_skipped(run: Run, begun: Path, step: dict[str, Any], code: int) -> None:
+    skipped = {**step, "on_fail": "skip"}
+    report = run(begun, [skipped, {"pass": "touch", "after": "reference"}])
+    assert statuses(report) == {step["pass"]: "skipped", "touch": "ok"} and report.exit_code == 0
+    report = run(begun, ["touch", skipped])
+    assert report.exit_code == code and report.delivered is None
+
+
+def test_a_run_that_stops_early_keeps_the_stages_behind(run: Run, begun: Path) -> None:
+    steps = [{"pass": "touch", "name": name} for name in ("first", "second")]
+    assert run(begun, steps).exit_code == 0
+    for bad in ({"limits": {"rel_l2": 0.0, "max_abs": 0.0}, "allow_noop": False}, {"on_fail": "skip"}):
+        report = run(begun, [{"pass": "swap_labels", "name": "bad", **bad}, {**steps[0], "after": "bad"}, *steps[1:]])
+        assert set(statuses(report).values()) <= {"failed", "skipped"}
+        assert {"first", "second"} <= set(stage_names(begun))
+    assert reused(run(begun, steps)) == ["reference", "first", "second"]
+    assert stage_names(begun) == ["first", "reference", "second"]
+
+
 def test_limits_of_a_step_count(run: Run, begun: Path) -> None:
     report = run(begun, [{"pass": "swap_labels", "limits": WIDE}])
     assert statuses(report) == {"swap_labels": "ok"} and report.exit_code == 0
@@ -309,7 +353,7 @@ def test_waivers(run: Run, begun: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPa
     assert (row.status, report.exit_code, len(row.waived)) == ("ok", 0, len(missed))
     assert row.waived[0].endswith(", waived until 2999-12-31: labels are meant")
     assert [w for w in report.model["warnings"] if "waiver" in w] == [
-        "the waiver of spearman_min for 'swap_labels' covers nothing: the limit is kept; remove it"
+        "the waiver of spearman_min for 'swap_labels' is not needed: the stage keeps the limit; remove the waiver"
     ]
     # The artefact carries them, and is good until they expire.
     gates = stages.verify(begun / "artifact")["gates"]
@@ -412,7 +456,7 @@ def test_a_worker_s_last_words_are_kept(run: Run, workers: SharedWorkers, begun:
     assert report.exit_code == code and "my last words" in report.stage("last_words").facts["log"]
     assert nothing_left(begun, workers)
     after = run(begun, ["touch"])
-    assert after.exit_code == 0 and after.stage("touch").reused is False and after.delivered is not None
+    assert after.exit_code == 0 and after.stage("touch").reused and after.delivered is not None
 
 
 def test_a_worker_s_traceback_is_kept(run: Run, begun: Path) -> None:
@@ -561,3 +605,10 @@ def test_further_processes_open_the_models_of_their_roles(
     figures = report.stages[2].latency[0]
     assert figures.vs_reference is not None and figures.vs_parent is not None
     assert nothing_left(tmp_path, workers)
+
+
+def test_the_ladder_goes_on_after_a_branch_that_fails() -> None:
+    """Every step of the shipped comparison ends only its own branch."""
+    (path,) = (path for path in Path(__file__).parents[2].glob("**/recipes/ladder.yaml") if ".venv" not in path.parts)
+    recipe = load(path)
+    assert {step.on_fail for step in recipe.steps} == {"skip"}

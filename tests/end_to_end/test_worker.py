@@ -29,7 +29,8 @@ from bertopt.errors import (
 from bertopt.pipeline.race import Budget, race
 from bertopt.system import process_tree
 from bertopt.workers import protocol
-from bertopt.workers.client import RemoteSession, Worker, Workers
+from bertopt.workers.client import Worker, Workers
+from bertopt.workers.remote_session import RemoteSession
 from tests.support import example_passes
 from tests.support.tiny_models import Tiny
 

@@ -60,7 +60,6 @@ def parity(max_abs: float, cosine: float, limits: Limits, blame: str | None = No
                     text=f"The text of the worst row. {EVIL}", tokens=tokens, token=100),
         vs_parent=Comparison(max_abs=max_abs / 2, rel_l2=max_abs, cosine_min=cosine, cosine_mean=1.0, label_flips=1, compared=36),
         blame=Blame(stage=blame, rel_l2=max_abs * 1.9, total=max_abs * 2) if blame else None,
-        failures=[] if passed else [f"rel_l2 must be at most {limits.rel_l2:g}; got {max_abs * 2:.6g}"],
     )  # fmt: skip
 
 

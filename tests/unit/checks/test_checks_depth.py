@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
+from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Session, Spec
-from bertopt.pipeline.measurement_cache import Found, Records
+from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Case, Comparison, Invariance, Worst
 from tests.support.specs import spec
 
@@ -375,14 +376,14 @@ def test_windows_see_nothing_where_a_head_reads_padding() -> None:
 # Records
 
 
-def found(**fields: Any) -> Found:
+def found(**fields: Any) -> StageMeasurements:
     zero = Comparison(max_abs=0, rel_l2=0, cosine_min=1, cosine_mean=1, label_flips=None, compared=1)
     given = {
         "cases": [case(max_abs=NAN)], "vs_parent": zero, "latency": [], "ranking": None, "quality": None,
         "invariance": Invariance(max_abs=NAN, cosine_min=-math.inf, texts=1, where="x"), "correct": [True, False],
-        "effects": {"nodes": (2, 2)}, "changed": True, "facts": {"threads": 1}, "peak_rss_bytes": 5, "peak_gpu_bytes": None,
+        "effects": {"nodes": (2, 2)}, "placed": {}, "changed": True, "facts": {"threads": 1}, "peak_rss_bytes": 5, "peak_gpu_bytes": None,
     }  # fmt: skip
-    return Found.model_validate(given | fields)
+    return StageMeasurements.model_validate(given | fields)
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:

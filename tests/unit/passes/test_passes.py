@@ -93,7 +93,7 @@ class Lab:
         ]
         assert {case.padding for case in cases} == set(probes.PADDINGS)
         found = parity.judge(cases, LIMITS[model.precision], None)
-        assert found.passed, (found.failures, found.worst)
+        assert found.passed, found.worst
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +346,7 @@ def test_pooled_model_gives_token_vectors_too(tiny: Tiny, lab: Lab) -> None:
             for probe in probes.grid(reference.spec, [(2, 8), (3, 16)], None)
         ]
         found = parity.judge(cases, DEFAULT_LIMITS[each.precision], None)
-        assert found.passed, (found.failures, found.worst)
+        assert found.passed, found.worst
 
 
 def test_answers_of_a_question_model_keep_their_order(tiny: Tiny, lab: Lab) -> None:

@@ -132,7 +132,7 @@ def test_every_product_is_integer_in_the_session_and_the_answers_hold(shop: Shop
     }  # fmt: skip
     assert model.precision == "int8"
     judged = compared(shop.build(family).model, model)
-    assert judged.passed, (judged.failures, judged.worst)
+    assert judged.passed, judged.worst
 
 
 def test_nothing_but_products_reads_what_is_quantised_and_fusions_are_kept(shop: Shop) -> None:

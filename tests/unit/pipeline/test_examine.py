@@ -73,7 +73,7 @@ def test_dynamic_int8_depends_on_its_company_and_can_be_limited(tiny: Tiny, tmp_
     assert shaky.max_abs > 1e-3
     report = run(tmp_path / "out", tiny("bert", "token-classification"), LADDER, int8={**ANY, "invariance_max": 1e-3})
     assert report.exit_code == 3
-    assert "one text's answer may vary with its company by at most 0.001" in str(report.reason)
+    assert "a text's output may change by at most 0.001 when batched with other texts" in str(report.reason)
 
 
 def test_accuracy_has_intervals_paired_with_the_reference_s_own_answers(tiny: Tiny, tmp_path: Path) -> None:

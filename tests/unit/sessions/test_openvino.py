@@ -43,7 +43,7 @@ def test_it_agrees_in_float32_where_the_cpu_has_bf16(models: tuple[Eager, OpenVi
         for probe in probes.grid(spec, [(2, 8)], None)
     ]
     verdict = parity.judge(found, parity.DEFAULT_LIMITS["float32"], None)
-    assert verdict.passed, verdict.failures
+    assert verdict.passed, verdict.worst
     assert "32" in str(ours.facts().precision)
 
 

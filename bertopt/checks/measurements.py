@@ -1,0 +1,34 @@
+"""What is measured of one stage: numbers without verdicts. `gates.judge` holds them against limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
+
+
+class StageMeasurements(BaseModel):
+    """Everything measured of one stage. Verdicts are not kept: limits may change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    cases: list[Case]
+    """Parity with the reference, a case for each probe; empty for the reference itself."""
+    vs_parent: Comparison | None
+    latency: list[Latency]
+    invariance: Invariance | None
+    ranking: Ranking | None
+    quality: Quality | None
+    correct: list[bool] | None
+    """Whether each labelled text was answered correctly: what later stages are paired with."""
+    effects: dict[str, tuple[int, int]]
+    """What the committed model shows of its pass: counts expected and seen."""
+    placed: dict[str, tuple[int, int]]
+    """The same for what holds for every pass: where the runtime runs it, and in which precision."""
+    changed: bool | None
+    """Whether the committed model is another than its parent's. None for the reference."""
+    facts: dict[str, Any]
+    peak_rss_bytes: int | None
+    peak_gpu_bytes: int | None

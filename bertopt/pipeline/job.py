@@ -1,0 +1,229 @@
+"""One run's loop over the steps: build → verify → measure → judge → record, and deliver at the end."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bertopt.checks import gates
+from bertopt.checks.gates import GateOutcome
+from bertopt.checks.measurements import StageMeasurements
+from bertopt.core import Device, Spec
+from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
+from bertopt.pipeline import rows
+from bertopt.pipeline.examiner import Examiner, MeasurementPlan
+from bertopt.pipeline.race import Budget
+from bertopt.pipeline.rows import StageBuild
+from bertopt.pipeline.store import Store
+from bertopt.recipe.parser import Recipe, Step
+from bertopt.recipe.steps import REFERENCE
+from bertopt.recipe.texts import Texts
+from bertopt.results import Delivered, Limits, Report, Stage
+from bertopt.stages import artifact
+from bertopt.system import environment
+from bertopt.workers.client import Worker, Workers
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A step that was carried out, or could not be. `stage` is what its name stands for: its parent's if reverted."""
+
+    row: Stage
+    stage: str
+    parent: str | None = None
+    """The stage that it starts from."""
+    path: Path | None = None
+    exit_code: int = 0
+    """The run's, where this is the stage to deliver."""
+
+
+class Job:
+    """One run's state: what became of each step so far, and whether the run has been stopped."""
+
+    def __init__(
+        self, recipe: Recipe, report: Report, store: Store, workers: Workers, texts: Texts, budget: Budget,
+        progress: Callable[[str | None], None],
+    ) -> None:  # fmt: skip
+        self.recipe, self.report, self.store, self.workers = recipe, report, store, workers
+        self.texts, self.budget, self.progress = texts, budget, progress
+        self.done: dict[str, _Done] = {}
+        self.stopped: str | None = None
+        #: Whether every step was reached: only then are the stages of earlier runs of no more use.
+        self.complete = True
+
+    # The reference: load → verify → measure → record.
+
+    def open_reference(self) -> None:
+        """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
+        recipe = self.recipe
+        with self.workers.start() as worker:
+            self.progress(f"{REFERENCE}: loading {recipe.model}")
+            self.device = self._device(worker)
+            path, manifest, reused = self.store.reference(
+                worker, recipe.model, recipe.task, recipe.revision, self.device
+            )
+        self.spec = Spec.model_validate(manifest["spec"])
+        self._check_inputs()
+        self.report.model = {
+            "source": recipe.model, "revision": recipe.revision, "sha256": manifest["checkpoint_sha256"],
+            "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": manifest["warnings"],
+        }  # fmt: skip
+        build = StageBuild.of(manifest, self._relative(path), reused)
+        machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}
+        plan = MeasurementPlan.of(self.spec, recipe.inputs.shapes, self.texts, self.budget)
+        self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.progress)
+        measurements = self.examiner.measure(REFERENCE, path, None, None)
+        row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
+        self._record(_Done(row, REFERENCE, path=path))
+
+    def _device(self, worker: Worker) -> Device:
+        cuda = worker.call("device")
+        self.report.environment["cuda"] = cuda
+        if self.recipe.device == "cuda" and not cuda["cuda"]:
+            raise Unsupported(
+                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
+            )
+        return "cuda" if cuda["cuda"] and self.recipe.device != "cpu" else "cpu"
+
+    def _check_inputs(self) -> None:
+        """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.
+
+        A limit that nothing measures would hold by itself.
+        """
+        self.texts.check_labels(self.spec)
+        measured = self.texts.labels is not None and self.spec.task == "text-classification"
+        stated = [(f"limits.{precision}", limits) for precision, limits in self.recipe.limits.items()]
+        stated += [(f"step '{step.name}': limits", step.limits) for step in self.recipe.steps]
+        problems = [
+            f"{where}: {problem}"
+            for where, limits in stated
+            for problem in gates.unmeasurable(limits, measured, self.spec.pooling is not None)
+        ]
+        problems += [
+            f"inputs.shapes: sequence must be at most the model's {self.spec.max_length} usable positions; got {list(shape)}"
+            for shape in self.recipe.inputs.shapes
+            if shape[1] > self.spec.max_length
+        ]
+        if problems:
+            raise UsageError(*problems)
+
+    # A step: build → verify → measure → judge → record.
+
+    def take(self, step: Step) -> None:
+        """Build, measure and judge one step; whatever happens becomes its row."""
+        parent = self.done[step.after or REFERENCE].stage
+        start = self.done[parent]
+        if self.stopped or start.row.status not in ("ok", "unverified"):
+            reason = f"'{parent}', which it starts from, is {start.row.status}"
+            outcome = GateOutcome("skipped", f"the run stopped at '{self.stopped}'" if self.stopped else reason)
+            self._record(_Done(self._row(step, outcome), step.name, parent, exit_code=start.exit_code))
+        else:
+            self._record(self._carry_out(step, start))
+
+    def _carry_out(self, step: Step, start: _Done) -> _Done:
+        build, measurements, path = None, None, None
+        try:
+            build, path = self._build(step, start)
+            reason = None if step.allow_noop else gates.noop_reason(build.changes)
+            if reason:
+                outcome = GateOutcome("noop", reason, gates.FAILED)
+            else:
+                measurements = self.examiner.measure(step.name, path, start.path, step.timeout)
+                outcome = self._judge(step, start, build, measurements)
+        except Unsupported as error:
+            outcome = GateOutcome.of_error(error, "unverified" if build else "unsupported")
+            if build:
+                outcome = replace(outcome, reason=f"built, but not run: {error}")
+        except BertoptError as error:
+            outcome = GateOutcome.of_error(error)
+        outcome = self._handle_failure(step, outcome)
+        stage = start.row.name if outcome.status == "reverted" else step.name
+        return _Done(
+            self._row(step, outcome, build, measurements), stage, start.row.name, path, exit_code=outcome.exit_code
+        )
+
+    def _build(self, step: Step, start: _Done) -> tuple[StageBuild, Path]:
+        """Build and commit the step, or find it committed; the store verifies either."""
+        assert start.path is not None
+        self.progress(f"{step.name}: building")
+        with self.workers.start() as worker:
+            path, manifest, reused = self.store.build(
+                worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts
+            )
+        return StageBuild.of(manifest, self._relative(path), reused), path
+
+    def _judge(self, step: Step, start: _Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
+        stated = (step.limits, self.recipe.limits.get(build.precision, Limits()))
+        return gates.judge(
+            step.name, measurements, gates.effective_limits(build.precision, *stated), changes=build.changes,
+            today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
+            ancestors=self._added(start), show=self.examiner.show,
+        )  # fmt: skip
+
+    def _added(self, done: _Done) -> dict[str, float]:
+        """rel_l2 that each stage added to its parent's, from the checkpoint's child to this one."""
+        before = self._added(self.done[done.parent]) if done.parent else {}
+        parity = done.row.parity
+        return before | ({done.row.name: parity.vs_parent.rel_l2} if parity and parity.vs_parent else {})
+
+    def _handle_failure(self, step: Step, outcome: GateOutcome) -> GateOutcome:
+        """Do what `on_fail` says. Damaged files always stop the run: another branch may start from them."""
+        if outcome.status not in ("failed", "noop"):
+            return outcome
+        if step.on_fail == "revert" and outcome.exit_code != IntegrityError.exit_code:
+            return replace(outcome, status="reverted")
+        if step.on_fail == "skip" and outcome.exit_code != IntegrityError.exit_code:
+            self.complete = False
+            return replace(outcome, status="skipped", reason=f"on_fail: skip ended the branch here: {outcome.reason}")
+        self.stopped, self.complete = step.name, False
+        how = "changed nothing" if outcome.status == "noop" else "failed"
+        self.report.exit_code, self.report.reason = outcome.exit_code, f"'{step.name}' {how}: {outcome.reason}"
+        return outcome
+
+    def _row(
+        self, step: Step, outcome: GateOutcome, build: StageBuild | None = None, measurements: StageMeasurements | None = None
+    ) -> Stage:  # fmt: skip
+        after = step.after or REFERENCE
+        return rows.make(len(self.done), step.name, outcome, build, measurements, step.pass_.name(), after)
+
+    def _record(self, done: _Done) -> None:
+        self.done[done.row.name] = done
+        self.report.stages.append(done.row)
+        self.progress(None)
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self.store.out))
+
+    # The end: deliver.
+
+    def deliver(self, build_only: bool) -> None:
+        """Ship the stage the recipe asks for, or say why not."""
+        self.examiner.close()
+        unused = gates.unused_waivers(self.recipe.waivers, self.report.stages)
+        self.report.model["warnings"] = [*self.report.model["warnings"], *unused]
+        if self.stopped:
+            return
+        chosen = self._chosen()
+        row, path = chosen.row, chosen.path
+        if path is None or (row.status != "ok" and not (row.status == "unverified" and build_only)):
+            remedy = "; --build-only accepts it" if row.status == "unverified" else ""
+            self.report.exit_code = chosen.exit_code
+            self.report.reason = f"'{row.name}' is to be delivered, but is {row.status}: {row.reason}{remedy}"
+            return
+        self.progress(f"{row.name}: delivering")
+        delivered = artifact.deliver(row, path, self.report.recipe, self.store.out)
+        self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
+
+    def _chosen(self) -> _Done:
+        """The step that the recipe's `deliver` means."""
+        if self.recipe.deliver != "fastest":
+            name = self.recipe.steps[-1].name if self.recipe.deliver == "last" else self.recipe.deliver
+            return self.done[self.done[name].stage]
+
+        def speed(done: _Done) -> float:
+            mix = done.row.mix()
+            return mix.vs_reference.ratio if mix and mix.vs_reference else 1.0
+
+        return max((done for done in self.done.values() if done.row.status == "ok"), key=speed)

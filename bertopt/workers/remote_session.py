@@ -1,0 +1,40 @@
+"""A session that is open in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bertopt.core import Session
+from bertopt.workers.client import Worker
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+class RemoteSession(Session):
+    """The session open in a worker."""
+
+    def __init__(self, worker: Worker, timeout: float | None = None) -> None:
+        self.worker, self.timeout = worker, timeout
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        self.worker.call("load", inputs, self.timeout)
+
+    def step(self) -> None:
+        self.worker.call("step", timeout=self.timeout)
+
+    def fetch(self) -> dict[str, Array]:
+        return self.worker.exchange("fetch", timeout=self.timeout)[1]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return self.worker.exchange("run", inputs, self.timeout)[1]
+
+    def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+        """Inputs and answers of runs that were timed since this was last asked."""
+        number, arrays = self.worker.exchange("sampled", timeout=self.timeout)
+        found: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(number)]
+        for key, array in arrays.items():
+            which, kind, name = key.split("/", 2)
+            found[int(which)][kind == "answers"][name] = array
+        return found
