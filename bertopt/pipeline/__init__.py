@@ -116,7 +116,7 @@ class _Job:
             self.texts,
             self.store.checks,
             machine,
-            Budget(recipe.timing.shape_s, recipe.timing.mix_s, recipe.timing.narrow, recipe.timing.processes),
+            Budget.of(recipe.timing),
             self.tell,
         )
         self.examiner.examine(row, path, None, Limits(), None)

@@ -131,11 +131,7 @@ class Examiner:
             racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
-        opened = {"stage": directory, "reference": self.reference, "parent": parent or self.reference}
-        timed, under_the_clock = race(
-            racing, self.spec, self.shapes, self.mix, self.budget, timeout,
-            lambda role: self._start(opened[role], timeout),
-        )  # fmt: skip
+        timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, self.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         # After memory was read: graph files are read again for these.

@@ -207,13 +207,19 @@ def test_a_slow_down_that_is_counted_is_one_that_is_measured() -> None:
     def timed(row: np.ndarray) -> latency.Contender:
         return latency.Contender("x", lambda _: latency.Turn([]), rounds=[latency.Turn([float(ms)]) for ms in row])
 
-    as_measured = latency.ratio((timed(times[0]), timed(times[1])))
-    really = latency.ratio((timed(times[0] * 1.25), timed(times[1])))
+    as_measured = latency.compare(timed(times[0]), timed(times[1])).ratio()
+    really = latency.compare(timed(times[0] * 1.25), timed(times[1])).ratio()
     counted = aa.slowed(as_measured, 0.25)
     assert (counted.ratio, counted.low, counted.high) == pytest.approx((really.ratio, really.low, really.high))
     assert counted.verdict == really.verdict == "SLOWER"
-    row = {"shape": "1 x 16", "kind": "aa", "verdict": as_measured.verdict}
-    assert "1 comparisons" in aa.rates([row]) and "SLOWER 0.0%" in aa.rates([row])
+
+
+def test_races_of_a_model_against_itself_are_counted() -> None:
+    rows = [{"kind": "aa", "verdict": verdict} for verdict in ("FASTER", "NO DIFFERENCE", "NO DIFFERENCE", "INCONCLUSIVE")]
+    rows += [{"kind": "slow", "verdict": verdict} for verdict in ("SLOWER", "SLOWER", "SLOWER", "NO DIFFERENCE")]
+    found = aa.counts(rows)
+    assert (found["races"], found["false_verdicts"], found["no_difference"], found["slow_downs_detected"]) == (4, 1, 2, 3)
+    assert "false verdicts: 1 (25.0%)" in aa.summary(rows, 0.05) and "5% slow-downs called SLOWER: 3 (75.0%)" in aa.summary(rows, 0.05)
 
 
 def test_fidelity_is_of_comparable_finite_answers() -> None:

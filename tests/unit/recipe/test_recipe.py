@@ -133,7 +133,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
         "deliver",
         "waivers",
     ]
-    assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "narrow": 0.004, "processes": 1}
+    assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "quick": False}
     assert resolved["steps"][0] == {
         "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "stop",
         "allow_noop": False, "timeout": 1800.0, "backend": "auto",
@@ -740,3 +740,12 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
 
 def test_forms_tell_what_fits() -> None:
     assert ExportOnnx.forms() == (Eager, Onnx)
+
+
+def test_removed_timing_keys_are_accepted_with_a_warning_for_one_release() -> None:
+    data = {"schema_version": 1, "model": "org/name", "steps": [{"pass": "use_sdpa"}]}
+    with pytest.warns(FutureWarning, match=r"timing\.processes has no effect any more .*; remove it"):
+        recipe = from_dict(data | {"timing": {"shape_s": 2, "narrow": 0.004, "processes": 1}})
+    assert recipe.timing.shape_s == 2 and "processes" not in recipe.resolved()["timing"]
+    with pytest.raises(UsageError, match=r"unknown key 'process' in timing"):
+        from_dict(data | {"timing": {"process": 1}})
