@@ -122,6 +122,7 @@ class Examiner:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
                 raise Unsupported(f"no probe fits the engine's largest shape {worker.max_shape}; widen its profiles")
+        self.tell(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         correct = self._correct(name, worker, timeout)
@@ -134,6 +135,7 @@ class Examiner:
         timed, under_the_clock = race(racing, self.spec, self.shapes, self.mix, self.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
+        self.tell(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
         changed = parent and effects["took"] and self._print(directory, timeout) != self._print(parent, timeout)

@@ -20,6 +20,7 @@ from benchmarks.peers.models import Scenario
 from bertopt import recipe as recipes
 from bertopt.checks import latency
 from bertopt.errors import UsageError
+from bertopt.results import Report
 from bertopt.spec import Spec
 from tests.support.tiny_models import write_tiny
 
@@ -381,3 +382,17 @@ def test_the_recipes_it_times_are_valid(tmp_path: Path) -> None:
     assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 3
     for steps in (1, len(pipeline.STEPS)):
         assert len(recipes.load(pipeline.recipe(tmp_path / "r.yaml", model, steps)).steps) == steps
+
+
+def test_the_time_of_a_run_is_given_by_stage_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 2.0, 3.0, 7.0, 7.5, 8.0])
+    monkeypatch.setattr("benchmarks.pipeline.time.perf_counter", lambda: next(now))
+    clock = pipeline.PhaseClock()
+    for doing in ("reference: loading pkg://name", "bf16: latency", "bf16: 300 labelled texts", None, "bf16: latency"):
+        clock(Report(bertopt_version="", recipe={}, environment={}, model={}), doing)
+    assert dict(clock.seconds) == {
+        ("run", "starting"): 2.0, ("reference", "loading"): 1.0, ("bf16", "latency"): 4.0, ("bf16", "quality"): 0.5,
+        ("run", "recording"): 0.5,
+    }  # fmt: skip
+    rows = [{"stage": stage, "phase": phase, "seconds": s} for (stage, phase), s in clock.seconds.items()]
+    assert "| bf16 |  |  | 4.0 | 0.5 |  | 4.5 |" in pipeline.phase_table({"phases": rows, "wall_s": 8.0})
