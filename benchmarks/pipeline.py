@@ -1,9 +1,11 @@
 """What bertopt itself costs: starting, each stage beyond its pass, memory; and how that grows with layers and steps.
 
     python -m benchmarks.pipeline [--layers 2,6,12] [--steps 1,2,4] [--starts 5] [--out FILE]
+    python -m benchmarks.pipeline --recipe bertopt/recipes/quickstart.yaml [--quick] [--out FILE]
 
 Tiny random models, so that nearly all of the time is bertopt's own and its libraries' start. Each run is
 `python -m bertopt.export` on a fresh directory, once with everything and once with --build-only. About 10 minutes on two cores.
+With --recipe that recipe is run alone, from an empty directory, and its time is given by stage and phase.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from bertopt.pipeline import run
+from bertopt.recipe.parser import load
+from bertopt.results import Report
 from bertopt.system import environment
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +113,46 @@ def exported(folder: Path, layers: int, steps: int) -> dict[str, Any]:
     return row
 
 
+class PhaseClock:
+    """Listens to a run and adds up the seconds of each (stage, phase), such as ("bf16", "latency")."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._phase, self._since = ("run", "starting"), time.perf_counter()
+
+    def __call__(self, report: Report, doing: str | None) -> None:
+        now = time.perf_counter()
+        self.seconds[self._phase] += now - self._since
+        self._since = now
+        stage, _, phase = (doing or "recording").rpartition(": ")
+        # "bf16: 300 labelled texts" is the task metric, "reference: loading NAME" is loading.
+        self._phase = (stage or "run", "quality" if phase.endswith("labelled texts") else phase.split()[0])
+
+
+def by_phase(path: Path, quick: bool) -> dict[str, Any]:
+    """Run a recipe in an empty directory: seconds of the whole run, and of each stage's phases."""
+    clock = PhaseClock()
+    with tempfile.TemporaryDirectory(prefix="bertopt-phases-") as folder:
+        report = run(load(path, ["timing.quick=true"] if quick else []), Path(folder), on_progress=clock)
+    rows = [{"stage": stage, "phase": phase, "seconds": round(s, 2)} for (stage, phase), s in clock.seconds.items()]
+    return {"recipe": path.name, "quick": quick, "wall_s": round(report.wall_s, 2), "exit_code": report.exit_code, "phases": rows}
+
+
+def phase_table(found: Mapping[str, Any]) -> str:
+    """A row for each stage and a column for each phase, in seconds."""
+    stages = list(dict.fromkeys(row["stage"] for row in found["phases"]))
+    phases = list(dict.fromkeys(row["phase"] for row in found["phases"]))
+    seconds = {(row["stage"], row["phase"]): row["seconds"] for row in found["phases"]}
+    lines = [f"| stage | {' | '.join(phases)} | all |", "|:--|" + " --: |" * (len(phases) + 1)]
+    for stage in stages:
+        cells = [seconds.get((stage, phase)) for phase in phases]
+        shown = " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells)
+        lines.append(f"| {stage} | {shown} | {sum(cell or 0 for cell in cells):.1f} |")
+    totals = [sum(seconds.get((stage, phase), 0) for stage in stages) for phase in phases]
+    lines.append(f"| all | {' | '.join(f'{total:.1f}' for total in totals)} | {found['wall_s']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(document: Mapping[str, Any]) -> str:
     lines = ["| start | median, s | peak, MiB |", "| :-- | --: | --: |"]
     lines += [f"| `{s['command']}` | {s['median_s']:.2f} | {s['peak_mib']:.0f} |" for s in document["starts"]]
@@ -134,7 +180,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=numbers, default=[1, 2, 4])
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--recipe", type=Path, help="give the time of this recipe's run by stage and phase instead")
+    parser.add_argument("--quick", action="store_true", help="with --recipe: time few rounds")
     options = parser.parse_args(words)
+    if options.recipe:
+        timed_run = {"environment": environment.describe(), **by_phase(options.recipe, options.quick)}
+        out = options.out if options.out != RESULT else RESULT.with_name(f"phases_{options.recipe.stem}.json")
+        out.write_text(json.dumps(timed_run, indent=1) + "\n", "utf-8")
+        print(phase_table(timed_run) + f"{out}")
+        return 0
     if not all(1 <= steps <= len(STEPS) for steps in options.steps) or options.starts < 1 or min(options.layers) < 1:
         parser.error(f"--steps must be 1 to {len(STEPS)}, --layers and --starts positive")
     console = Console(stderr=True)

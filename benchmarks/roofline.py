@@ -91,8 +91,8 @@ def measured(directory: Path, texts: list[str], seconds: float) -> dict[str, Any
 
         def fastest(op: str, **fields: Any) -> tuple[float, float]:
             worker.call(op, steps=1, **fields)
-            once = worker.call(op, steps=1, **fields)["taken"][0]
-            taken = worker.call(op, steps=max(3, min(200, int(1e3 * seconds / once))), **fields)["taken"]
+            once = worker.call(op, steps=1, **fields)["step_ms"][0]
+            taken = worker.call(op, steps=max(3, min(200, int(1e3 * seconds / once))), **fields)["step_ms"]
             return float(np.median(taken)), min(taken)
 
         for batch, length in SHAPES:

@@ -13,7 +13,7 @@ Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified"
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
 #: Half-width of the band around 1.0 in which two stages count as equally fast.
-DEAD_BAND = 0.01
+DEAD_BAND = 0.02
 
 
 def nan_max(values: Iterable[float]) -> float:

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertopt.checks.latency import PLACEMENT, estimate
+from bertopt.checks.ratio import estimate
 
 #: A turn: `round`, `scenario`, `contender`, `texts`, `seconds`, and milliseconds of its calls `p50_ms`, `p90_ms`.
 Turn = Mapping[str, Any]
 #: Mean cosine from which a contender is near-lossless.
 NEAR_LOSSLESS = 0.9999
+#: Systematic difference between two processes that run the same model (measured): half-width that every interval has.
+PROCESS_BIAS = 0.018
 #: Scenarios judged by the time of one call instead of by throughput.
 BY_CALL = "short query"
 
@@ -36,14 +38,14 @@ def middle(turns: Sequence[Turn], scenario: str, contender: str) -> float | None
 
 
 def ratio(of: Mapping[int, float], to: Mapping[int, float]) -> dict[str, Any] | None:
-    """How many times faster `of` is than `to`, paired by round, with its 95 % interval (see `latency.estimate`), None
+    """How many times faster `of` is than `to`, paired by round, with its 95 % interval (see `ratio.estimate`), None
     below two common rounds."""
     common = sorted(of.keys() & to.keys())
     if len(common) < 2:
         return None
     logs = np.log([to[r] for r in common]) - np.log([of[r] for r in common])
-    centre, half = estimate(logs)
-    half = math.hypot(half, PLACEMENT)
+    interval = estimate(logs)
+    centre, half = interval.log_ratio, math.hypot(interval.half_width, PROCESS_BIAS)
     return {
         "ratio": math.exp(centre), "low": math.exp(centre - half), "high": math.exp(centre + half), "rounds": len(common)
     }  # fmt: skip

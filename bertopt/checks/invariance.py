@@ -1,4 +1,4 @@
-"""Invariance: a text's answer must not depend on its company in a batch, nor on how much padding is beside it."""
+"""Check invariance: a text's output must not depend on the rest of its batch, nor on how much padding is beside it."""
 
 from __future__ import annotations
 

@@ -14,40 +14,38 @@ from bertopt.results import Quality
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-_Z = 1.959964  # the 97.5 % quantile of the normal distribution
-
 
 def correct(spec: Spec, logits: Array, labels: Sequence[str]) -> list[bool]:
-    """Whether each text's best label [N, C] is the given one."""
+    """Return whether each text's best label [N, C] is the given one."""
     best = logits.argmax(axis=-1)
     return [spec.labels[i] == label for i, label in zip(best, labels, strict=True)]
 
 
 def measure(mine: Sequence[bool], reference: Sequence[bool] | None) -> Quality:
-    """Accuracy and its change against the reference's answers to the same texts; None for the reference itself."""
+    """Return accuracy and its change from the reference's on the same texts; None for the reference itself."""
     value = sum(mine) / len(mine)
     low, high = wilson(sum(mine), len(mine))
-    found = Quality(metric="accuracy", value=value, reference=value, change=0.0, n=len(mine), low=low, high=high)
+    alone = Quality(metric="accuracy", value=value, reference=value, change=0.0, n=len(mine), low=low, high=high)
     if reference is None:
-        return found
+        return alone
     base = sum(reference) / len(reference)
     change_low, change_high = paired(mine, reference)
-    return found.model_copy(
+    return alone.model_copy(
         update={"reference": base, "change": value - base, "change_low": change_low, "change_high": change_high}
     )
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a proportion (Wilson 1927): never empty, never beyond 0 and 1."""
-    p, z2 = successes / n, _Z**2
-    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    """Return the 95 % score interval of a proportion (Wilson 1927): never empty, never beyond 0 and 1."""
+    from scipy.stats import binomtest
+
+    found = binomtest(successes, n).proportion_ci(0.95, "wilson")
     # At 0 and at n rounding would leave the proportion itself outside.
-    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
+    return min(successes / n, float(found.low)), max(successes / n, float(found.high))
 
 
 def paired(mine: Sequence[bool], reference: Sequence[bool]) -> tuple[float, float]:
-    """The 95 % interval of the difference of two accuracies on the same texts.
+    """Return the 95 % interval of the difference of two accuracies on the same texts.
 
     Newcombe's hybrid score interval for paired data (1998, method 10). Unlike a bootstrap it stays open where no
     answer differs: with few texts that proves little.
@@ -55,7 +53,7 @@ def paired(mine: Sequence[bool], reference: Sequence[bool]) -> tuple[float, floa
     a, b = np.asarray(mine, bool), np.asarray(reference, bool)
     n = len(a)
     if len(b) != n:
-        raise ValueError(f"expected one answer of the reference to each of {n} texts; got {len(b)}")
+        raise ValueError(f"expected one output of the reference for each of {n} texts; got {len(b)}")
     p1, p2 = float(a.mean()), float(b.mean())
     (l1, u1), (l2, u2) = wilson(int(a.sum()), n), wilson(int(b.sum()), n)
     both, neither = int((a & b).sum()), int((~a & ~b).sum())

@@ -1,4 +1,4 @@
-"""Rank agreement: do the embeddings of a stage order texts as the reference's do?"""
+"""Compare how embeddings rank texts: do those of a stage order them as the reference's do?"""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TINY = 1e-12
 
 
 def measure(got: Array, reference: Array) -> Ranking | None:
-    """Spearman's rank correlation of all pairwise cosine similarities, and the mean overlap of each text's k nearest.
+    """Return Spearman's rank correlation of all pairwise cosine similarities, and the mean overlap of each text's k nearest.
 
     Takes embeddings [N, H] of the same texts; k is 10, or N // 5 of fewer than 50. None below 3 texts; NaN where an
-    embedding is not finite, or all similarities of one side are equal.
+    embedding is not finite, or all similarities of one model are equal.
     """
     n = len(got)
     if n < FEWEST_TEXTS:
@@ -34,7 +34,7 @@ def measure(got: Array, reference: Array) -> Ranking | None:
     mine, theirs = _similarities(got), _similarities(reference)
     upper = np.triu_indices(n, 1)
     return Ranking(
-        spearman=_correlation(ranks(mine[upper]), ranks(theirs[upper])),
+        spearman=_spearman(mine[upper], theirs[upper]),
         top_k_overlap=float(
             np.mean([len(a & b) / k for a, b in zip(_nearest(mine, k), _nearest(theirs, k), strict=True)])
         ),
@@ -42,15 +42,15 @@ def measure(got: Array, reference: Array) -> Ranking | None:
     )  # fmt: skip
 
 
-def ranks(values: Array) -> Array:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[which])
+def _spearman(a: Array, b: Array) -> float:
+    """NaN where either is constant."""
+    from scipy.stats import spearmanr
+
+    return math.nan if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
 
 
 def _similarities(vectors: Array) -> Array:
-    """Cosines [N, N], rounded to where float32 embeddings still say something, so that equal texts tie on both sides."""
+    """Cosines [N, N], rounded to where float32 embeddings still say something, so that equal texts tie for both models."""
     wide = vectors.astype(np.float64)
     unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _TINY)
     return np.asarray(np.round(unit @ unit.T, 6))
@@ -61,10 +61,3 @@ def _nearest(similarities: Array, k: int) -> list[set[int]]:
     alone = similarities.copy()
     np.fill_diagonal(alone, -np.inf)
     return [set(row[:k].tolist()) for row in np.argsort(-alone, axis=1, kind="stable")]
-
-
-def _correlation(a: Array, b: Array) -> float:
-    """Pearson's, NaN where either side is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    scale = math.sqrt(float((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum() / scale) if scale > 0 else math.nan

@@ -1,4 +1,4 @@
-"""Time a session on inputs it has not seen, and keep some of what it answered while the clock ran."""
+"""Time a session on inputs it has not seen, and keep some of the outputs computed while the clock ran."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bertopt.core import Session, Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: At most so many samples are kept of one race, in at most so many bytes, but at least one.
+#: Most samples kept of one race, and most bytes of them; at least one is kept.
 SAMPLES, SAMPLE_BYTES = 4, 32 * 2**20
 
-#: Inputs of one run, and its answers.
+#: Inputs of one run, and its outputs.
 Sample = tuple[Mapping[str, "Array"], Mapping[str, "Array"]]
 
 
-def fresh(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict[str, Array]:
-    """Random inputs [B, S] without padding. No two are alike, so that nothing remembered can be an answer."""
-    ids = dice.integers(0, spec.vocabulary - 1, shape)
+def random_inputs(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, Array]:
+    """Return random inputs [B, S] without padding. No two are alike, so that no cached result can be an answer."""
+    ids = rng.integers(0, spec.vocabulary - 1, shape)
     # No valid token may be the padding token: RoBERTa counts its positions by it.
     ids += ids >= spec.pad_id
     types = np.zeros(shape, np.int64)
@@ -32,53 +32,55 @@ def fresh(spec: Spec, shape: tuple[int, int], dice: np.random.Generator) -> dict
     return {name: arrays[name] for name in spec.inputs}
 
 
-def turned(text: str, by: int) -> str:
-    """The same words, beginning with another one: as much work, but another input."""
+def rotate_words(text: str, by: int) -> str:
+    """Return the same words beginning with another one: as much work, but another input."""
     words = text.split(" ")
     start = by % len(words)
     return " ".join(words[start:] + words[:start])
 
 
-class Keeper:
-    """A random choice of the runs it was given, each as likely as any other."""
+class ReservoirSample:
+    """A random choice of the runs added, each as likely as any other."""
 
-    def __init__(self, dice: np.random.Generator) -> None:
-        self.dice, self.kept, self._given = dice, list[Sample](), 0
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.kept, self._added = rng, list[Sample](), 0
 
-    def give(self, sample: Sample) -> None:
-        self._given += 1
-        room = max(1, min(SAMPLES, SAMPLE_BYTES // max(1, sum(a.nbytes for part in sample for a in part.values()))))
+    def add(self, sample: Sample) -> None:
+        self._added += 1
+        size = sum(array.nbytes for part in sample for array in part.values())
+        room = max(1, min(SAMPLES, SAMPLE_BYTES // max(1, size)))
         if len(self.kept) < room:
             self.kept.append(sample)
-        elif (place := int(self.dice.integers(self._given))) < len(self.kept):
+        elif (place := int(self.rng.integers(self._added))) < len(self.kept):
             self.kept[place] = sample
 
     def take(self) -> list[Sample]:
-        taken, self.kept, self._given = self.kept, [], 0
-        return taken
+        """Return the samples and start again."""
+        kept, self.kept, self._added = self.kept, [], 0
+        return kept
 
 
 def time_steps(
     session: Session, batches: Sequence[Mapping[str, Array]], keep: int
 ) -> tuple[list[float], float, Sample]:
-    """Run once on each of `batches`: milliseconds of each step, copies outside.
+    """Run once on each of `batches`: return milliseconds of each step, copies excluded.
 
-    Also how many milliseconds longer the answers of step number `keep` took to fetch than fetching them again does:
-    that much work was still to be done when its clock stopped. And that step's inputs and answers.
+    Also how many milliseconds longer the first fetch of the outputs of step number `keep` took than a second one: that
+    much work was unfinished when its clock stopped. And that step's inputs and outputs.
     """
-    taken: list[float] = []
-    late, kept = 0.0, (batches[keep], dict[str, "Array"]())
+    step_ms: list[float] = []
+    unfinished_ms, kept = 0.0, (batches[keep], dict[str, "Array"]())
     for number, inputs in enumerate(batches):
         session.load(inputs)
         start = time.perf_counter()
         session.step()
         end = time.perf_counter()
-        taken.append(1e3 * (end - start))
+        step_ms.append(1e3 * (end - start))
         if number == keep:
-            answers = session.fetch()
+            outputs = session.fetch()
             first = time.perf_counter()
             session.fetch()
-            late = 1e3 * ((first - end) - (time.perf_counter() - first))
-            # A copy: the session may use the same memory for its next answers.
-            kept = (inputs, {name: np.array(value) for name, value in answers.items()})
-    return taken, late, kept
+            unfinished_ms = 1e3 * ((first - end) - (time.perf_counter() - first))
+            # A copy: the session may use the same memory for its next outputs.
+            kept = (inputs, {name: np.array(value) for name, value in outputs.items()})
+    return step_ms, unfinished_ms, kept

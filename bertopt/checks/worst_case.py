@@ -1,4 +1,4 @@
-"""Evidence: the worst case of a comparison with its text and tokens."""
+"""Show the worst case of a comparison with its text and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW, LONGEST_TEXT = 64, 1000
 
 
 def show(worst: Worst, case: Case, probes: Sequence[Probe], word: Callable[[int], str]) -> Worst:
-    """`worst` with the text and tokens of the row that `case` names, where one of `probes` is its input.
+    """Return `worst` with the text and tokens of the row that `case` names, where one of `probes` is its input.
 
     `word` spells a token of the vocabulary; random probes show ids. Tokens that the mask hides are in brackets.
     """

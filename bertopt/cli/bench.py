@@ -28,16 +28,18 @@ def bench(
     ] = None,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing.")] = None,
     seconds: Seconds = 2.5,
-    processes: Annotated[int, typer.Option(min=1, help="Processes of each artefact, one after another.")] = 1,
+    processes: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Time artefacts on this machine, interleaved with the first one; checks nothing."""
     with exit_codes(verbose):
+        if processes is not None:
+            print("--processes has no effect any more and will be an error; leave it out", file=sys.stderr)
         shapes = _shapes(shape or ())
         from bertopt.commands.bench import bench as measure
 
-        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr), processes)
+        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr))
         if json_:
             print(timed.model_dump_json())
             return

@@ -30,6 +30,7 @@ def export(
         bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Build everything anew; ignore the stages of earlier runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")] = False,
     json_: Json = False,
     junit: Junit = None,
     summary: Summary = None,
@@ -37,14 +38,15 @@ def export(
 ) -> None:
     """Carry out a recipe: build, check and deliver."""
     with exit_codes(verbose):
+        overrides = [*(set_ or ()), *(["timing.quick=true"] if quick else [])]
         if dry_run:
-            _dry_run(recipe, set_ or (), json_)
+            _dry_run(recipe, overrides, json_)
             return
         from bertopt.commands.export import run
 
         where = out or Path("out") / recipe.stem
         report = watched(
-            lambda listen: run(recipe, where, set_ or (), build_only, fresh, progress=True, listen=listen),
+            lambda listen: run(recipe, where, overrides, build_only, fresh, progress=True, listen=listen),
             where, junit, summary,
         )  # fmt: skip
         show(report, where, json_, verbose)

@@ -45,13 +45,13 @@ class Bench(BaseModel):
 
 def bench(
     directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
-    tell: Callable[[str], None] = lambda _: None, processes: int = 1,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Bench:  # fmt: skip
     """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
     the built-in ones; each race takes `seconds` at most.
 
-    Each runs in a worker of its own, or in `processes` one after another; all but the first take turns with the first. Raises UsageError where they do not
-    take the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
+    Each runs in its own worker; all but the first are raced against the first. Raises UsageError where they do not take
+    the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
     """
     manifests = [stages.read_manifest(directory) for directory in directories]
     spec = Spec.model_validate(manifests[0]["spec"])
@@ -67,20 +67,15 @@ def bench(
     if too_long:
         raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
     mix = mix_texts(spec, read(texts) if texts else Texts(tuple(probes.built_in_texts())))
-    budget = Budget(seconds, seconds, processes=processes)
+    budget = Budget(seconds, seconds)
     rows: list[Timed] = []
     with Workers() as workers:
         first = _open(workers, directories[0], manifests[0])
         for number, (directory, manifest) in enumerate(zip(directories, manifests, strict=True)):
-            tell(f"timing {directory}")
+            on_progress(f"timing {directory}")
             worker = _open(workers, directory, manifest) if number else first
             racing = {"stage": worker} | ({"reference": first} if number else {})
-
-            def again(role: str, tested: int = number) -> Worker:
-                which = tested if role == "stage" else 0
-                return _open(workers, directories[which], manifests[which])
-
-            latency, _ = race(racing, spec, grid, mix, budget, None, again)
+            latency, _ = race(racing, spec, grid, mix, budget, None)
             stats = worker.call("stats")
             rows.append(
                 Timed(

@@ -33,7 +33,7 @@ def run(
     started = time.monotonic()
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
     report = Report(bertopt_version=__version__, recipe=recipe.resolved(), environment=environment.describe(), model={})
-    budget = Budget(recipe.timing.shape_s, recipe.timing.mix_s, recipe.timing.narrow, recipe.timing.processes)
+    budget = Budget.of(recipe.timing)
 
     def progress(doing: str | None) -> None:
         if on_progress:

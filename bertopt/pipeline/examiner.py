@@ -143,6 +143,7 @@ class Examiner:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
                 raise Unsupported(f"no probe fits the engine's largest shape {worker.max_shape}; widen its profiles")
+        self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         correct = self._correct(name, worker, timeout)
@@ -152,13 +153,12 @@ class Examiner:
             racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
-        opened = {"stage": directory, "reference": self.reference, "parent": parent or self.reference}
         timed, under_the_clock = race(
-            racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout,
-            lambda role: self._start(opened[role], timeout),
+            racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout
         )  # fmt: skip
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
+        self.progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None

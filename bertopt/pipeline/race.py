@@ -1,105 +1,74 @@
-"""Time a stage, the reference and its parent against each other, each open in a worker of its own, or in several."""
+"""Time a stage, the reference and its parent against each other, each in its own worker."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bertopt.checks import latency, parity, probes
 from bertopt.checks.latency import Contender, Turn
+from bertopt.checks.ratio import MIN_ROUNDS, QUICK_ROUNDS
 from bertopt.core import Session, Spec
 from bertopt.results import Case, Latency
 from bertopt.runtime.tokenization import Text
-from bertopt.system.cpu_contention import Machine, Seen, findings
+from bertopt.system.cpu_contention import Machine, findings
 from bertopt.workers.client import Worker
 from bertopt.workers.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+    from bertopt.recipe.parser import Timing
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Most seconds of timing for each shape, and for the mix. What one does not need is left to those after it.
-
-    A race ends sooner where its intervals are narrower than `narrow` to either side, as a share of the ratio. `processes`
-    run each contender, one after another: two that run the same model differ by about 1 % for longer than a race.
-    """
+    """Most seconds of timing for each shape and for the mix, after `min_rounds` rounds. Unused seconds go to the next race."""
 
     shape_s: float = 2.5
     mix_s: float = 4.0
-    narrow: float = latency.NARROW
-    processes: int = 1
+    min_rounds: int = MIN_ROUNDS
 
-
-@dataclass(frozen=True)
-class Raced:
-    """One team after the race of one shape, and what was seen of the machine meanwhile."""
-
-    team: dict[str, Contender]
-    seen: Seen
+    @classmethod
+    def of(cls, timing: Timing) -> Budget:
+        """Return what a recipe's `timing:` asks for; `quick` ends every race after `QUICK_ROUNDS` rounds."""
+        return cls(0.0, 0.0, QUICK_ROUNDS) if timing.quick else cls(timing.shape_s, timing.mix_s)
 
 
 def race(
     racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
-    timeout: float | None, start: Callable[[str], Worker],
+    timeout: float | None,
 ) -> tuple[list[Latency], list[Case]]:  # fmt: skip
-    """Time `racing["stage"]` on every [B, S] it can run, and on the mix if there is any, against the others there are.
+    """Time `racing["stage"]` on every [B, S] that all can run, and on the mix if there is one, against the other workers.
 
-    The others are `reference`, and `parent` where that is another. Where the budget asks for more processes, `start` opens
-    a role's model in a new one; these share the budget, and all of one team are closed before the next is opened. All but
-    the one that is timed are stopped. The cases hold a few of the stage's answers under the clock against the
-    reference's to the same inputs.
+    The others are `reference`, and `parent` where that is another. All but the one that is timed are paused. The cases
+    compare some of the stage's outputs under the clock with the reference's for the same inputs.
     """
     shapes = [shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())]
-    found: dict[tuple[int, int] | None, list[Raced]] = {}
+    figures: list[Latency] = []
     cases: list[Case] = []
-    spare = 0.0
-    for number in range(budget.processes):
-        with _team(racing, number, start) as team:
-            for shape in [*shapes, *([None] if mix else [])]:
-                raced, spare = race_case(team, shape, mix, budget, spare, timeout)
-                found.setdefault(shape, []).append(raced)
-                if "reference" in team:
-                    cases += _sampled(team, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
-    return [
-        latency.measure(
-            [each.team for each in all_teams], shape, len(mix), findings(*(each.seen for each in all_teams))
-        )
-        for shape, all_teams in found.items()
-    ], cases
-
-
-@contextmanager
-def _team(racing: dict[str, Worker], number: int, start: Callable[[str], Worker]) -> Iterator[dict[str, Worker]]:
-    """The first team is `racing`, asleep; any other is new processes of the same roles, opened in turn in this order and
-    in its reverse, as the one opened first may be a little slower for good."""
-    opened: dict[str, Worker] = {}
+    unused_s = 0.0
     try:
-        if number:
-            for role in reversed(racing) if number % 2 else racing:
-                opened[role] = start(role)
-                opened[role].pause()
         for worker in racing.values():
             worker.pause()
-        yield {role: opened[role] for role in racing} if number else racing
+        for shape in [*shapes, *([None] if mix else [])]:
+            timed, unused_s = race_case(racing, shape, mix, budget, unused_s, timeout)
+            figures.append(timed)
+            if "reference" in racing:
+                cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
     finally:
-        for worker in opened.values():
-            worker.close()
         for worker in racing.values():
             worker.resume()
+    return figures, cases
 
 
 def race_case(
-    team: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, spare: float,
+    racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, extra_s: float,
     timeout: float | None,
-) -> tuple[Raced, float]:  # fmt: skip
-    """One team's race, and the seconds left of its share of the budget and of `spare`."""
+) -> tuple[Latency, float]:  # fmt: skip
+    """Race paused workers on one case. Return the figures, and the seconds left of the case's budget and `extra_s`."""
     contenders = {}
-    for role, worker in team.items():
+    for role, worker in racing.items():
         worker.resume()
         if shape is None:
             worker.call("mix", timeout=timeout, texts=list(mix))
@@ -108,12 +77,12 @@ def race_case(
         contenders[role] = Contender(
             role, _turn(worker, shape, timeout), worker.resume, worker.pause, _graphs(worker, timeout)
         )
-    machine = Machine([worker.pid for worker in team.values()])
-    left = latency.race(
-        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) / budget.processes + spare,
-        between=machine.calibrate, withheld=machine.withheld, narrow=budget.narrow * math.sqrt(budget.processes),
+    machine = Machine([worker.pid for worker in racing.values()])
+    unused_s = latency.race(
+        list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + extra_s, between=machine.calibrate,
+        stolen=machine.stolen, min_rounds=budget.min_rounds,
     )  # fmt: skip
-    return Raced(contenders, machine.seen()), left
+    return latency.measure(contenders, shape, len(mix), findings(machine.seen())), unused_s
 
 
 def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | None) -> list[Case]:
@@ -123,37 +92,37 @@ def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | 
     stage.pause()
     reference.resume()
     cases = []
-    for inputs, answers in samples:
+    for inputs, outputs in samples:
         probe = probes.timed(spec, inputs, f"{what}, under the clock")
         expected = parity.answer(RemoteSession(reference, timeout), probe, spec)
-        cases.append(parity.compare(probe, spec, parity.answer(_Recorded(answers), probe, spec), expected))
+        cases.append(parity.compare(probe, spec, parity.answer(_Recorded(outputs), probe, spec), expected))
     reference.pause()
     return cases
 
 
 class _Recorded(Session):
-    """Answers that were given before."""
+    """Outputs that were computed before."""
 
-    def __init__(self, answers: Mapping[str, Array]) -> None:
-        self.answers = answers
+    def __init__(self, outputs: Mapping[str, Array]) -> None:
+        self.outputs = outputs
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        """The answers are to these inputs already."""
+        """Do nothing: the outputs belong to these inputs already."""
 
     def step(self) -> None:
-        """There is nothing left to run."""
+        """Do nothing: there is nothing left to run."""
 
     def fetch(self) -> dict[str, Array]:
-        return dict(self.answers)
+        return dict(self.outputs)
 
 
 def _turn(worker: Worker, shape: tuple[int, int] | None, timeout: float | None) -> Callable[[int], Turn]:
     def turn(steps: int) -> Turn:
         if shape is None:
-            found = worker.call("time_mix", timeout=timeout, steps=steps)
+            timed = worker.call("time_mix", timeout=timeout, steps=steps)
         else:
-            found = worker.call("time", timeout=timeout, shape=list(shape), steps=steps)
-        return Turn(found["taken"], found["late"])
+            timed = worker.call("time", timeout=timeout, shape=list(shape), steps=steps)
+        return Turn(timed["step_ms"], timed["unfinished_ms"])
 
     return turn
 

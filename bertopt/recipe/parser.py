@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validator
 
 from bertopt import passes
 from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
@@ -41,12 +42,20 @@ class Inputs(_Frozen):
 
 
 class Timing(_Frozen):
-    """Most seconds that timing takes. A race ends sooner where its intervals are narrow; a noisy machine needs more."""
+    """Time limits of the comparisons. A race ends sooner once its intervals are narrow; a noisy machine needs longer."""
 
     shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
     mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
-    narrow: float = Field(0.004, gt=0, lt=1, description="half-width of the interval, as a share of its ratio, that ends a race")
-    processes: int = Field(1, ge=1, le=64, description="processes that run each contender, one after another, within the same seconds")
+    quick: bool = Field(False, description="a first look: few rounds of timing, so wide intervals; parity in full")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, given: Any) -> Any:
+        """Accept the keys of version 0.1 for one release."""
+        removed = [key for key in ("narrow", "processes") if isinstance(given, dict) and key in given]
+        for key in removed:
+            warnings.warn(f"timing.{key} has no effect any more and will be an error; remove it", FutureWarning, stacklevel=2)
+        return {key: value for key, value in given.items() if key not in removed} if removed else given
 
 
 class StepKeys(_Frozen):

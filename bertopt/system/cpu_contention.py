@@ -1,7 +1,7 @@
-"""What else the machine did while the clock ran: other processes, stolen time, quotas, a changing clock rate.
+"""Watch the machine during a race: other processes, CPU steal, quotas, a changing clock rate.
 
-Read from /proc and cgroups on Linux. Not seen: other tenants' use of caches and memory bandwidth, what a GPU does for
-others, and other processes where the system hides them from /proc/stat.
+Not seen: other tenants' use of caches and memory bandwidth, what a GPU does for others, and other processes where the
+system hides them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-#: Share of all cores that others may use, and that a hypervisor or quota may withhold, before a warning.
-OTHERS_SHARE, WITHHELD_SHARE = 0.10, 0.03
+#: Share of all cores that other processes may use, and that a hypervisor or quota may take, before a warning.
+OTHERS_SHARE, STEAL_SHARE = 0.10, 0.03
 #: Change of speed from the first to the last third of a race from which a warning is given.
 DRIFT = 0.15
-_HERTZ = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 #: Additions in one calibration: about 2 ms.
 _WORK = 40_000
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Seconds of each calibration, in time order, and CPU seconds: that others used, that a hypervisor or a quota withheld,
-    and of all there are."""
+    """Seconds of each calibration, in time order, and CPU seconds: used by others, stolen by a hypervisor, held back by a
+    quota, and available in all."""
 
     speeds: Sequence[float]
     others: float
@@ -37,8 +37,17 @@ class Seen:
     def drift(self) -> float:
         """How many times as long a calibration took in the last third as in the first."""
         third = len(self.speeds) // 3
-        # The fastest of each third: what disturbs one calibration is no drift.
+        # The fastest of each third: a single disturbed calibration is no drift.
         return min(self.speeds[-third:]) / min(self.speeds[:third]) if third else 1.0
+
+
+class _CpuSeconds(NamedTuple):
+    """CPU seconds so far: of all processes, stolen, of this process and the timed ones, held back by a quota."""
+
+    busy: float
+    stolen: float
+    ours: float
+    throttled: float
 
 
 class Machine:
@@ -47,65 +56,66 @@ class Machine:
     def __init__(self, pids: Sequence[int]) -> None:
         self.pids = pids
         self.speeds: list[float] = []
-        self._began, self._before = time.monotonic(), self._ticks()
+        self._start, self._before = time.monotonic(), self._cpu_seconds()
 
     def calibrate(self) -> None:
-        """Time a fixed piece of work in this process, while all that are raced sleep."""
+        """Time a fixed piece of work in this process, while all contenders are paused."""
         start = time.perf_counter()
         total = 0
         for number in range(_WORK):
             total += number
         self.speeds.append(time.perf_counter() - start)
 
-    def withheld(self) -> float:
-        """Seconds so far that all CPUs together were withheld, by a hypervisor or quota: one of two for 1 s counts 0.5."""
-        _, stolen, _, throttled = self._ticks()
-        return (stolen + throttled) / (os.cpu_count() or 1)
+    def stolen(self) -> float:
+        """Return the seconds that all CPUs together were taken, by a hypervisor or quota: one of two for 1 s counts 0.5."""
+        now = self._cpu_seconds()
+        return (now.stolen + now.throttled) / (os.cpu_count() or 1)
 
     def seen(self) -> Seen:
-        busy, steal, ours, throttled = (
-            after - before for after, before in zip(self._ticks(), self._before, strict=True)
-        )
-        available = (time.monotonic() - self._began) * (os.cpu_count() or 1)
-        return Seen(self.speeds, others=busy - ours, stolen=steal, throttled=throttled, available=available)
+        pairs = zip(self._cpu_seconds(), self._before, strict=True)
+        used = _CpuSeconds(*(after - before for after, before in pairs))
+        available = (time.monotonic() - self._start) * (os.cpu_count() or 1)
+        return Seen(self.speeds, used.busy - used.ours, used.stolen, used.throttled, available)
 
-    def _ticks(self) -> tuple[float, float, float, float]:
-        """Seconds so far: all processes', stolen, this process's and the timed ones', held back by a quota."""
-        busy = steal = throttled = 0.0
-        stat = Path("/proc/stat")
-        if stat.is_file():
-            # user nice system idle iowait irq softirq steal …
-            fields = [int(field) / _HERTZ for field in stat.read_text().split("\n", 1)[0].split()[1:]]
-            busy, steal = sum(fields[:3]) + sum(fields[5:7]), fields[7]
-        quota = Path("/sys/fs/cgroup/cpu.stat")
-        if quota.is_file():
-            found = dict(line.split() for line in quota.read_text().splitlines())
-            throttled = int(found.get("throttled_usec", 0)) / 1e6
-        return busy, steal, sum(_cpu_s(pid) for pid in [os.getpid(), *self.pids]), throttled
+    def _cpu_seconds(self) -> _CpuSeconds:
+        import psutil
+
+        times = psutil.cpu_times()
+        # Not idle time, and not guests: these are counted in user and nice already. Only Linux has all of them.
+        busy = times.user + times.system + sum(getattr(times, kind, 0.0) for kind in ("nice", "irq", "softirq"))
+        ours = sum(_cpu_s(pid) for pid in [os.getpid(), *self.pids])
+        return _CpuSeconds(busy, getattr(times, "steal", 0.0), ours, _throttled_s())
 
 
-def findings(*seen: Seen) -> list[str]:
-    """Warnings about all of it together; of drifts the largest."""
-    others, stolen, throttled, available = (
-        sum(getattr(each, what) for each in seen) for what in ("others", "stolen", "throttled", "available")
-    )
-    found = []
-    if others > OTHERS_SHARE * available:
-        found.append(f"other processes used {others / available:.0%} of the CPUs meanwhile")
-    if stolen > WITHHELD_SHARE * available:
-        found.append(f"the hypervisor withheld {stolen / available:.0%} of the CPUs")
-    if throttled > WITHHELD_SHARE * available:
-        found.append(f"a CPU quota held processes back for {throttled:.2g} s")
-    drift = max((each.drift for each in seen), key=lambda drift: abs(math.log(drift)), default=1.0)
-    if not 1 / (1 + DRIFT) <= drift <= 1 + DRIFT:
-        found.append(f"the machine became {abs(drift - 1):.0%} {'slower' if drift > 1 else 'faster'} meanwhile")
-    return found
+def findings(seen: Seen) -> list[str]:
+    """Return a warning for everything that disturbed a race."""
+    warnings = []
+    if seen.others > OTHERS_SHARE * seen.available:
+        warnings.append(f"other processes used {seen.others / seen.available:.0%} of the CPUs during the race")
+    if seen.stolen > STEAL_SHARE * seen.available:
+        warnings.append(f"CPU steal: the hypervisor took {seen.stolen / seen.available:.0%} of the CPUs")
+    if seen.throttled > STEAL_SHARE * seen.available:
+        warnings.append(f"a CPU quota held processes back for {seen.throttled:.2g} s")
+    if abs(math.log(seen.drift)) > math.log1p(DRIFT):
+        change = "slower" if seen.drift > 1 else "faster"
+        warnings.append(f"the machine became {abs(seen.drift - 1):.0%} {change} during the race")
+    return warnings
+
+
+def _throttled_s() -> float:
+    """Seconds that a cgroup's quota has held processes back so far."""
+    quota = Path("/sys/fs/cgroup/cpu.stat")
+    if not quota.is_file():
+        return 0.0
+    stat = dict(line.split() for line in quota.read_text().splitlines())
+    return int(stat.get("throttled_usec", 0)) / 1e6
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, with those of its children that it waited for."""
+    """CPU seconds of a process so far, including those of its children that it has waited for."""
+    import psutil
+
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))
+    except psutil.Error:
         return 0.0
-    return sum(map(int, fields[11:15])) / _HERTZ

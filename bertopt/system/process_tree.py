@@ -1,4 +1,4 @@
-"""Who descends from whom, read from /proc, and how to end all of it."""
+"""List the descendants of a process, and end them all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: A worker that gets this writes to its log where its main thread is.
@@ -23,28 +22,28 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(signal_: signal.Signals) -> None:
-    """Be sent this signal when the parent's thread that started this process ends."""
+    """Receive this signal when the parent's thread that started this process ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal_)
 
 
 def descendants(pid: int, spared: Iterable[int] = ()) -> list[int]:
-    """Process ids of all that descends from `pid`, zombies too, without the processes `spared` and their descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # The name in brackets may hold anything; state and parent follow it.
-                parent = int(Path(entry.path, "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
-    skipped, found, new = set(spared), [], [pid]
-    while new:
-        new = [child for parent in new for child in children.get(parent, []) if child not in skipped]
-        found += new
-    return found
+    """Return the ids of all descendants of `pid`, zombies too, without the processes `spared` and their descendants."""
+    everyone = _below(pid)
+    # Looked up last, so that a process which a spared one starts in between is in neither list.
+    kept = {each for parent in spared for each in (parent, *_below(parent))}
+    return [each for each in everyone if each not in kept]
+
+
+def _below(pid: int) -> list[int]:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
 
 
 def end_descendants(spared: Iterable[int] = ()) -> list[int]:
-    """Kill and collect all descendants but `spared` and theirs; the process ids of those that would not die.
+    """Kill and collect all descendants but `spared` and theirs. Return the ids of those that did not die.
 
     A process forks only until it is killed, so that looking again until nothing is found misses none.
     """
@@ -64,14 +63,16 @@ def end_descendants(spared: Iterable[int] = ()) -> list[int]:
 
 def runs(pid: int) -> bool:
     """Whether a process is alive and no zombie."""
+    import psutil
+
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
         return False
 
 
 def ends(pid: int, seconds: float) -> bool:
-    """Wait for a process to end; whether it did."""
+    """Wait for a process to end and return whether it did."""
     deadline = time.monotonic() + seconds
     while (alive := runs(pid)) and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -38,7 +38,7 @@ class Ops:
         self.predictor: Predictor | None = None
         self.texts: list[Any] = []
         self.dice = np.random.default_rng(0)
-        self.samples = timed_steps.Keeper(self.dice)
+        self.samples = timed_steps.ReservoirSample(self.dice)
         self.turns = 0
         self.bench: Any = None
 
@@ -142,12 +142,12 @@ class Ops:
         return None, {}
 
     def op_time(self, arrays: Any, shape: list[int], steps: int) -> Reply:
-        """Milliseconds of `steps` steps, each on inputs [B, S] of its own, and how late the answers of one came."""
+        """Time `steps` steps [ms] on fresh inputs [B, S]; also the work unfinished when one step's clock stopped [ms]."""
         assert self.predictor is not None
-        batches = [timed_steps.fresh(self.predictor.spec, (shape[0], shape[1]), self.dice) for _ in range(steps)]
-        taken, late, sample = timed_steps.time_steps(self._session, batches, int(self.dice.integers(steps)))
-        self.samples.give(sample)
-        return {"taken": taken, "late": late}, {}
+        batches = [timed_steps.random_inputs(self.predictor.spec, (shape[0], shape[1]), self.dice) for _ in range(steps)]
+        step_ms, unfinished_ms, sample = timed_steps.time_steps(self._session, batches, int(self.dice.integers(steps)))
+        self.samples.add(sample)
+        return {"step_ms": step_ms, "unfinished_ms": unfinished_ms}, {}
 
     def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
         """Keep the texts that `time_mix` sends through the predictor. A pair arrives as a list."""
@@ -155,16 +155,16 @@ class Ops:
         return None, {}
 
     def op_time_mix(self, arrays: Any, steps: int) -> Reply:
-        """Milliseconds of `steps` times all texts through the predictor, with their words turned each time."""
+        """Time `steps` passes of all texts through the predictor [ms], their words rotated each time."""
         assert self.predictor is not None
-        taken = []
+        step_ms = []
         keep = int(self.dice.integers(steps))
         for step in range(steps):
             self.turns += 1
             texts = [
-                (text[0], timed_steps.turned(text[1], self.turns))
+                (text[0], timed_steps.rotate_words(text[1], self.turns))
                 if isinstance(text, tuple)
-                else timed_steps.turned(text, self.turns)
+                else timed_steps.rotate_words(text, self.turns)
                 for text in self.texts
             ]
             seen: list[tuple[Batch, Mapping[str, Array]]] = []
@@ -172,11 +172,11 @@ class Ops:
                 self.predictor.watched(lambda batch, answers, seen=seen: seen.append((batch, answers)))  # type: ignore[misc]
             start = time.perf_counter_ns()
             self.predictor(texts)
-            taken.append((time.perf_counter_ns() - start) / 1e6)
+            step_ms.append((time.perf_counter_ns() - start) / 1e6)
             self.predictor.watched(None)
             for batch, answers in seen:
-                self.samples.give(batch.padded(self.predictor.spec, answers))
-        return {"taken": taken, "late": 0.0}, {}
+                self.samples.add(batch.padded(self.predictor.spec, answers))
+        return {"step_ms": step_ms, "unfinished_ms": 0.0}, {}
 
     def op_sampled(self, arrays: Any) -> Reply:
         """What was kept since it was last asked for: inputs and answers of runs under the clock."""

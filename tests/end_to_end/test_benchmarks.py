@@ -20,6 +20,7 @@ from benchmarks.peers.models import Scenario
 from bertopt import recipe as recipes
 from bertopt.checks import latency
 from bertopt.errors import UsageError
+from bertopt.results import Report
 from bertopt.spec import Spec
 from tests.support.tiny_models import write_tiny
 
@@ -207,13 +208,19 @@ def test_a_slow_down_that_is_counted_is_one_that_is_measured() -> None:
     def timed(row: np.ndarray) -> latency.Contender:
         return latency.Contender("x", lambda _: latency.Turn([]), rounds=[latency.Turn([float(ms)]) for ms in row])
 
-    as_measured = latency.ratio((timed(times[0]), timed(times[1])))
-    really = latency.ratio((timed(times[0] * 1.25), timed(times[1])))
+    as_measured = latency.compare(timed(times[0]), timed(times[1])).ratio()
+    really = latency.compare(timed(times[0] * 1.25), timed(times[1])).ratio()
     counted = aa.slowed(as_measured, 0.25)
     assert (counted.ratio, counted.low, counted.high) == pytest.approx((really.ratio, really.low, really.high))
     assert counted.verdict == really.verdict == "SLOWER"
-    row = {"shape": "1 x 16", "kind": "aa", "verdict": as_measured.verdict}
-    assert "1 comparisons" in aa.rates([row]) and "SLOWER 0.0%" in aa.rates([row])
+
+
+def test_races_of_a_model_against_itself_are_counted() -> None:
+    rows = [{"kind": "aa", "verdict": verdict} for verdict in ("FASTER", "NO DIFFERENCE", "NO DIFFERENCE", "INCONCLUSIVE")]
+    rows += [{"kind": "slow", "verdict": verdict} for verdict in ("SLOWER", "SLOWER", "SLOWER", "NO DIFFERENCE")]
+    found = aa.counts(rows)
+    assert (found["races"], found["false_verdicts"], found["no_difference"], found["slow_downs_detected"]) == (4, 1, 2, 3)
+    assert "false verdicts: 1 (25.0%)" in aa.summary(rows, 0.05) and "5% slow-downs called SLOWER: 3 (75.0%)" in aa.summary(rows, 0.05)
 
 
 def test_fidelity_is_of_comparable_finite_answers() -> None:
@@ -375,3 +382,17 @@ def test_the_recipes_it_times_are_valid(tmp_path: Path) -> None:
     assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 3
     for steps in (1, len(pipeline.STEPS)):
         assert len(recipes.load(pipeline.recipe(tmp_path / "r.yaml", model, steps)).steps) == steps
+
+
+def test_the_time_of_a_run_is_given_by_stage_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 2.0, 3.0, 7.0, 7.5, 8.0])
+    monkeypatch.setattr("benchmarks.pipeline.time.perf_counter", lambda: next(now))
+    clock = pipeline.PhaseClock()
+    for doing in ("reference: loading pkg://name", "bf16: latency", "bf16: 300 labelled texts", None, "bf16: latency"):
+        clock(Report(bertopt_version="", recipe={}, environment={}, model={}), doing)
+    assert dict(clock.seconds) == {
+        ("run", "starting"): 2.0, ("reference", "loading"): 1.0, ("bf16", "latency"): 4.0, ("bf16", "quality"): 0.5,
+        ("run", "recording"): 0.5,
+    }  # fmt: skip
+    rows = [{"stage": stage, "phase": phase, "seconds": s} for (stage, phase), s in clock.seconds.items()]
+    assert "| bf16 |  |  | 4.0 | 0.5 |  | 4.5 |" in pipeline.phase_table({"phases": rows, "wall_s": 8.0})

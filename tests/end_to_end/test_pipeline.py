@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ import bertopt
 from bertopt import stages
 from bertopt.commands.verify import verify
 from bertopt.errors import ResourceError, Unsupported, UsageError
-from bertopt.pipeline.race import Budget
 from bertopt.recipe.parser import load
 from bertopt.results import Report
 from bertopt.stages import artifact
 from bertopt.system.process_tree import runs as _runs
-from bertopt.workers.client import Worker
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -578,35 +575,6 @@ def test_a_limit_that_nothing_measures_is_refused(run: Run, tmp_path: Path) -> N
         "'touch': limits: top_k_overlap_min needs",
     ):
         assert words in found
-
-
-def test_further_processes_open_the_models_of_their_roles(
-    run: Run, tmp_path: Path, workers: SharedWorkers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two more of every contender, in every race; none is left."""
-    opened: list[str] = []
-    budgets: list[tuple[Any, ...]] = []
-    call = Worker.call
-
-    def watch(worker: Worker, op: str, *args: Any, **fields: Any) -> Any:
-        if op == "open":
-            opened.append(stages.read_manifest(Path(fields["directory"]))["name"])
-        return call(worker, op, *args, **fields)
-
-    def cheap(*stated: Any) -> Budget:
-        budgets.append(stated)
-        return Budget(0.0, 0.0, *stated[2:])
-
-    monkeypatch.setattr(Worker, "call", watch)
-    monkeypatch.setattr("bertopt.pipeline.Budget", cheap)
-    report = run(tmp_path, CHAIN[:2], timing={"shape_s": 7.0, "narrow": 0.02, "processes": 3})
-    assert report.exit_code == 0 and budgets == [(7.0, 4.0, 0.02, 3)]
-    assert Counter(opened) == {"reference": 1 + 3 * 2, "first": 1 + 2 * 2, "second": 1 + 2}
-    figures = report.stages[2].latency[0]
-    assert figures.vs_reference is not None and figures.vs_parent is not None
-    assert nothing_left(tmp_path, workers)
-
-
 def test_the_ladder_goes_on_after_a_branch_that_fails() -> None:
     """Every step of the shipped comparison ends only its own branch."""
     (path,) = (path for path in Path(__file__).parents[2].glob("**/recipes/ladder.yaml") if ".venv" not in path.parts)

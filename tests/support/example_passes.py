@@ -21,10 +21,10 @@ from bertopt.pipeline.race import Budget
 def make_cheap(patch: pytest.MonkeyPatch) -> None:
     """Timing that proves nothing and takes no time, and one thread a worker: more only get in each other's way."""
     patch.setenv("OMP_NUM_THREADS", "1")
-    patch.setattr("bertopt.checks.latency.MIN_ROUNDS", 3)
     patch.setattr("bertopt.checks.latency.TURN_MS", 1.0)
-    for module in ("pipeline", "pipeline.pair"):
-        patch.setattr(f"bertopt.{module}.Budget", lambda *_: Budget(0.0, 0.0))
+    cheap = Budget(0.0, 0.0, min_rounds=3)
+    patch.setattr(Budget, "of", lambda _: cheap)
+    patch.setattr("bertopt.pipeline.pair.Budget", lambda: cheap)
     patch.setattr(
         "bertopt.checks.probes.built_in_texts", lambda: ["", "a", "the cat sat on the mat", "狗 坐 着", "cat " * 99]
     )

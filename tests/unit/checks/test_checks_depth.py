@@ -178,7 +178,6 @@ def test_other_embeddings_do_not_agree() -> None:
 
 
 def test_spearman_is_pearson_of_ranks_with_ties_averaged() -> None:
-    assert ranking.ranks(np.array([3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [4.0, 1.0, 4.0, 2.0, 4.0]
     angles = np.deg2rad([0.0, 10.0, 30.0])
     # Similarities of the pairs (0, 1), (0, 2), (1, 2): once ordered 10° > 20° > 30°, once 20° > 10° > 30°.
     of = np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -189,6 +188,13 @@ def test_spearman_is_pearson_of_ranks_with_ties_averaged() -> None:
     assert found.k == 1
     # The nearest of the first and of the last stay; the middle one's moves from the first to the last.
     assert found.top_k_overlap == pytest.approx(2 / 3)
+
+
+def test_equal_similarities_share_a_rank() -> None:
+    """Ranks of (3, 1, 3, 2) are 3.5, 1, 3.5, 2; against 1, 2, 3, 4 their correlation is −1 / sqrt(4.5 · 5)."""
+    found = ranking._spearman(np.array([3.0, 1.0, 3.0, 2.0]), np.arange(4.0))
+    assert found == pytest.approx(-1 / math.sqrt(4.5 * 5))
+    assert math.isnan(ranking._spearman(np.ones(4), np.arange(4.0)))
 
 
 @pytest.mark.parametrize("bad", [NAN, math.inf])
@@ -258,7 +264,7 @@ def test_quality_of_a_stage_and_of_the_reference() -> None:
 
 
 def test_the_paired_interval_wants_the_same_texts() -> None:
-    with pytest.raises(ValueError, match="one answer of the reference to each of 3 texts; got 2"):
+    with pytest.raises(ValueError, match="one output of the reference for each of 3 texts; got 2"):
         quality.paired([True] * 3, [True] * 2)
 
 

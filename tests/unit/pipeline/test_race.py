@@ -1,4 +1,4 @@
-"""Races of workers that only record what is asked of them."""
+"""Races of workers that only record their calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from bertopt.checks import latency
 from bertopt.checks.latency import Contender, Turn
+from bertopt.checks.ratio import MIN_ROUNDS
 from bertopt.core import Spec
 from bertopt.pipeline.race import Budget, race
 
@@ -18,13 +19,12 @@ SPEC = Spec(family="bert", task="text-classification", inputs=("input_ids", "att
 
 
 class Recorder:
-    """A worker of one role that is awake, asleep or closed."""
+    """A worker of one role that is awake or asleep."""
 
     pid = 1
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log, self.state = name, log, "awake"
-        log.append(f"open {name}")
 
     def fits(self, shape: tuple[int, int]) -> bool:
         return shape[0] <= 4
@@ -43,13 +43,9 @@ class Recorder:
     def resume(self) -> None:
         self.state = "awake"
 
-    def close(self) -> None:
-        self.state = "closed"
-        self.log.append(f"close {self.name}")
 
-
-class Stadium:
-    """Workers opened so far, and races in which the stage of the n-th team takes n ms a step, the others 10."""
+class Track:
+    """Workers opened so far, and races in which the stage takes 2 ms a step, the others 10."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
@@ -58,74 +54,50 @@ class Stadium:
         self.left: Callable[[float], float] = lambda _: 0.0
         monkeypatch.setattr(latency, "race", self.race)
 
-    def start(self, role: str) -> Any:
-        self.opened.append(Recorder(role, self.log))
-        return self.opened[-1]
+    def team(self) -> dict[str, Any]:
+        self.opened = [Recorder(role, self.log) for role in ("stage", "reference", "parent")]
+        return {worker.name: worker for worker in self.opened}
 
     def race(self, contenders: list[Contender], budget_s: float, **_: Any) -> float:
         assert [worker.state for worker in self.opened if worker.state == "awake"] == []
         self.log.append(" ".join(contender.name for contender in contenders))
         self.budgets.append(budget_s)
-        team = 1 + sum(line == "open stage" for line in self.log)
         for contender in contenders:
-            contender.rounds += [Turn([float(team) if contender.name == "stage" else 10.0])] * latency.MIN_ROUNDS
+            contender.rounds += [Turn([2.0 if contender.name == "stage" else 10.0])] * MIN_ROUNDS
         return self.left(budget_s)
 
 
 @pytest.fixture
-def stadium(monkeypatch: pytest.MonkeyPatch) -> Stadium:
-    return Stadium(monkeypatch)
+def track(monkeypatch: pytest.MonkeyPatch) -> Track:
+    return Track(monkeypatch)
 
 
-def team(stadium: Stadium) -> dict[str, Any]:
-    found = {role: stadium.start(role) for role in ("stage", "reference", "parent")}
-    stadium.log.clear()
-    return found
-
-
-def test_teams_are_opened_in_turn_and_closed(stadium: Stadium) -> None:
-    racing = team(stadium)
-    timed, cases = race(racing, SPEC, [(1, 8), (8, 8), (4, 8)], ["a"], Budget(6.0, 9.0, processes=3), None, stadium.start)
-    heats = ["stage reference parent"] * 3
-    assert stadium.log == [
-        *heats,
-        "open parent", "open reference", "open stage", *heats, "close parent", "close reference", "close stage",
-        "open stage", "open reference", "open parent", *heats, "close stage", "close reference", "close parent",
-    ]  # fmt: skip
-    assert stadium.budgets == [2.0, 2.0, 3.0] * 3
-    # The first team is its owner's, as it was.
+def test_all_cases_are_raced_that_all_can_run(track: Track) -> None:
+    racing = track.team()
+    timed, cases = race(racing, SPEC, [(1, 8), (8, 8), (4, 8)], ["a"], Budget(6.0, 9.0), None)
+    assert track.log == ["stage reference parent"] * 3
+    assert track.budgets == [6.0, 6.0, 9.0]
     assert [worker.state for worker in racing.values()] == ["awake"] * 3
     assert [(case.batch, case.sequence) for case in timed] == [(1, 8), (4, 8), (None, None)] and cases == []
     for case in timed:
-        assert (case.n, case.p50_ms) == (1 if case.kind == "mix" else 3 * latency.MIN_ROUNDS, 2.0)
+        assert (case.n, case.p50_ms) == (1 if case.kind == "mix" else MIN_ROUNDS, 2.0)
         assert case.vs_reference is not None and case.vs_reference == case.vs_parent
-        assert case.vs_reference.ratio == pytest.approx(10 / 6 ** (1 / 3))
+        assert case.vs_reference.ratio == pytest.approx(5)
 
 
-def test_what_one_race_leaves_is_the_next_ones(stadium: Stadium) -> None:
-    stadium.left = lambda budget: budget - 0.5
-    timed, _ = race(team(stadium), SPEC, [(1, 8)], [], Budget(4.0, 9.0, processes=2), None, stadium.start)
-    assert stadium.budgets == [2.0, 3.5]
-    assert [case.kind for case in timed] == ["shape"]
+def test_what_one_race_leaves_is_the_next_one_s(track: Track) -> None:
+    track.left = lambda budget: budget - 0.5
+    race(track.team(), SPEC, [(1, 8), (2, 8)], ["a"], Budget(4.0, 9.0), None)
+    assert track.budgets == [4.0, 7.5, 16.0]
 
 
-@pytest.mark.parametrize("when", ["opening", "racing"])
-def test_a_team_that_fails_is_closed(stadium: Stadium, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    racing = team(stadium)
-    begin = stadium.race
+def test_workers_are_resumed_after_a_race_that_fails(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = track.team()
 
-    def breaks(contenders: list[Contender], budget_s: float, **options: Any) -> float:
-        if len(stadium.opened) > 3:
-            raise RuntimeError(when)
-        return begin(contenders, budget_s, **options)
+    def fails(*_: Any, **__: Any) -> float:
+        raise RuntimeError("lost")
 
-    def start(role: str) -> Any:
-        if when == "opening" and role == "stage":
-            raise RuntimeError(when)
-        return stadium.start(role)
-
-    monkeypatch.setattr(latency, "race", breaks)
-    with pytest.raises(RuntimeError, match=when):
-        race(racing, SPEC, [(1, 8)], [], Budget(processes=2), None, start)
-    assert {worker.state for worker in stadium.opened[3:]} == {"closed"} and len(stadium.opened) > 3
+    monkeypatch.setattr(latency, "race", fails)
+    with pytest.raises(RuntimeError, match="lost"):
+        race(racing, SPEC, [(1, 8)], [], Budget(), None)
     assert {worker.state for worker in racing.values()} == {"awake"}

@@ -133,7 +133,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
         "deliver",
         "waivers",
     ]
-    assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "narrow": 0.004, "processes": 1}
+    assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "quick": False}
     assert resolved["steps"][0] == {
         "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "stop",
         "allow_noop": False, "timeout": 1800.0, "backend": "auto",
@@ -792,3 +792,12 @@ def test_a_recipe_of_megabytes_is_refused(tmp_path: Path) -> None:
 def test_a_hundred_mistakes_are_enough() -> None:
     found = problems(HEAD + "".join(f"key{number}: 1\n" for number in range(150)) + f"steps:\n{SDPA}")
     assert len(found) == 101 and found[-1] == "r.yaml: and 50 more"
+
+
+def test_removed_timing_keys_are_accepted_with_a_warning_for_one_release() -> None:
+    data = {"schema_version": 1, "model": "org/name", "steps": [{"pass": "use_sdpa"}]}
+    with pytest.warns(FutureWarning, match=r"timing\.processes has no effect any more .*; remove it"):
+        recipe = from_dict(data | {"timing": {"shape_s": 2, "narrow": 0.004, "processes": 1}})
+    assert recipe.timing.shape_s == 2 and "processes" not in recipe.resolved()["timing"]
+    with pytest.raises(UsageError, match=r"unknown key 'process' in timing"):
+        from_dict(data | {"timing": {"process": 1}})

@@ -240,6 +240,12 @@ def test_many_warnings_leave_the_first_screen_to_the_verdict() -> None:
     assert '<details class="warnings"><summary><b>7 warnings</b>' in pages[1]
 
 
+def test_a_quick_look_at_timing_is_said_to_be_one() -> None:
+    found = report()
+    quick = found.model_copy(update={"recipe": {**found.recipe, "timing": {"quick": True}}})
+    assert "timing is a first look (quick)" in html.page(quick) and "a first look" not in html.page(found)
+
+
 def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
