@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.readme import PAGES, matrix, pages, updated
+from benchmarks.readme import FORMS, PAGES, branch, layers, matrix, pages, support, updated, verdicts
 from bertopt.cli import app
 from bertopt.recipe import load
 from bertopt.recipe.schema import recipe_schema
+from bertopt.results import Delivered, Report, Stage
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -69,13 +70,15 @@ def test_readme_is_short_and_begins_with_what_to_type() -> None:
 @by_page
 def test_commands_and_options_exist(page: str) -> None:
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for words in commands(TEXTS[page]):
-        if words[0].startswith("-"):
-            continue
-        assert words[0] in verbs, f"bertopt {words[0]}"
-        known = {option for parameter in verbs[words[0]].params for option in parameter.opts}
-        given = {word.strip("[]…").split("=")[0] for word in words[1:] if word.startswith(("-", "[-"))}
-        assert given <= {*known, "--help"}, f"bertopt {words[0]}: {sorted(given - known)}"
+    wrong = set()
+    for verb, *words in commands(TEXTS[page]):
+        given = {word.strip("[]…").split("=")[0] for word in words if word.startswith(("-", "[-"))}
+        if verb in verbs:
+            known = {"--help", *(option for parameter in verbs[verb].params for option in parameter.opts)}
+            wrong |= {f"bertopt {verb} {option}" for option in given - known}
+        elif not verb.startswith("-"):
+            wrong.add(f"bertopt {verb}")
+    assert not wrong
 
 
 @by_page
@@ -176,3 +179,37 @@ def test_the_matrix_table_counts_tasks_and_gathers_reasons() -> None:
     for broken in (cells[:-1], [*cells[:-1], cells[-1] | {"outcome": "FAILED: x"}]):
         with pytest.raises(ValueError, match="1 cells failed or are missing, first mpnet · build · spans"):
             matrix({"cells": broken})
+
+
+def test_readme_shows_the_branch_that_is_delivered() -> None:
+    steps = {"reference": None, "a": "reference", "b": "a", "other": "a", "c": "b"}
+    stages = [Stage(index=i, name=name, after=after, status="ok") for i, (name, after) in enumerate(steps.items())]
+    packages = dict.fromkeys(("torch", "transformers", "onnxruntime"), "1")
+    environment = {"packages": packages, "cores": 2, "cpu": "c", "isa": []}
+    report = Report(bertopt_version="0", recipe={}, environment=environment, model={}, stages=stages,
+                    delivered=Delivered(stage="b", path="artifact"))  # fmt: skip
+    assert re.findall(r"`(\w+)`", branch(report)) == ["reference", "a", "b"]
+
+
+def test_support_counts_tasks_by_form() -> None:
+    outcomes = dict.fromkeys(FORMS.values(), ("ok", "ok")) | {"pack_sequences": ("unsupported: x", "unsupported: x"),
+                                                              "quantize_int8": ("ok", "unsupported: x")}  # fmt: skip
+    cells = [cell("bert", name, task, told[i]) for name, told in outcomes.items() for i, task in enumerate(("a", "b"))]
+    assert support({"cells": cells}).splitlines()[2:] == ["| bert | yes | yes | no | yes | ok 1/2, unsupported 1/2 | yes | yes |"]
+
+
+def test_aa_races_are_counted_by_shape_and_verdict() -> None:
+    verdict = {"aa": ("NO DIFFERENCE", "SLOWER"), "slow": ("SLOWER", "SLOWER")}
+    rows = [{"kind": kind, "shape": "1 x 16", "verdict": told, "warning": "CPU steal of 9 %" if kind == "aa" else None}
+            for kind, both in verdict.items() for told in both]  # fmt: skip
+    settings = {"slow_down": 0.05, "model": "m > use_sdpa", "shape_budget_s": 2.5, "dead_band": 0.02}
+    text = verdicts({"rows": rows, "settings": settings, "environment": {"cores": 2, "cpu": "c", "isa": ["avx2"]}})
+    assert "| a model against itself | 1×16 | 2 | 0 | 1 | 1 | 0 |" in text
+    assert "| against itself, simulated 5% slower | 1×16 | 2 | 0 | 2 | 0 | 0 |" in text
+    assert "dead band ±2%, 2 cores of c (avx2); 2 of 4 races saw CPU steal" in text
+
+
+def test_layers_are_drawn_from_the_top_down() -> None:
+    contracts = [{"type": "independence"}, {"type": "layers", "layers": ["cli", "core | system"]}]
+    lines = layers({"tool": {"importlinter": {"contracts": contracts}}}).splitlines()
+    assert [line.strip("|").strip() for line in lines if line.startswith("|")] == ["cli", "core | system"]
