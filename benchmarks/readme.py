@@ -60,7 +60,7 @@ def section(report: Report) -> str:
     packages = report.environment["packages"]
     versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "onnxruntime"))
     where = f"{machine(report.environment)}, {versions}"
-    return f"{markdown(report)}\nMeasured on {where}; {report.wall_s:.0f} s in all.\n"
+    return f"{markdown(report)}\nMeasured on {where}; {report.wall_s:.0f} s for the whole run.\n"
 
 
 def branch(report: Report) -> str:
