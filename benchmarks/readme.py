@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks import pipeline, roofline
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
+from bertopt.commands import recipes
 from bertopt.report.terminal import markdown
 from bertopt.results import Report
 
@@ -221,6 +222,13 @@ def stream(found: dict[str, Any]) -> str:
     )
 
 
+def shipped() -> str:
+    """The shipped recipes and their first sentences."""
+    lines = ["| recipe | does |", "| :-- | :-- |"]
+    lines += [f"| `{recipe.name}` | {recipe.summary} |" for recipe in recipes.shipped()]
+    return "\n".join(lines) + "\n"
+
+
 def layers(project: dict[str, Any]) -> str:
     """The layers that import-linter enforces, from the top down: each imports only what is below it."""
     contract = next(c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
@@ -258,6 +266,7 @@ def updated(text: str, root: str = "") -> str:
         "roofline": lambda: roofline.table(read(ROOFLINE)),
         "pipeline": lambda: pipeline.table(read(PIPELINE)),
         "stream": lambda: stream(read(STREAM)),
+        "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),
     }
     for name, table in writers.items():
