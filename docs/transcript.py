@@ -26,7 +26,7 @@ BEGIN, END = "<!-- transcript: begin -->", "<!-- transcript: end -->"
 PEER_REQUIREMENTS = ROOT / "benchmarks" / "peers" / "openvino.txt"
 EXTRAS = "cpu,demo"
 WIDTH = 140
-TIMEOUT_S = 1800
+TIMEOUT_S = 3600
 
 LOAD = """import bertopt
 predictor = bertopt.load("out/minilm/artifact")
