@@ -1,11 +1,11 @@
-# make quickstart | test | check | clean. Everything lives in .venv; versions come from constraints.txt.
+# make quickstart | test | check | docs | clean. Everything lives in .venv; versions come from constraints.txt.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: quickstart test check clean schema
+.PHONY: quickstart test check docs clean schema
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt export quickstart --out out/quickstart
@@ -19,6 +19,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going docs out/docs
 
 schema: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt.recipe.schema
@@ -34,6 +37,10 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[cpu,demo]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[docs]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.quickstart

@@ -7,7 +7,7 @@
 
 Peers' environments and models are built once under --peers (a few GB). Each contender is a process of its own on the
 same cores, stopped while another is timed. Run again, it goes on where it was; --fresh forgets. Writes the result, a
-Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts the table into README.
+Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts the tables into README and docs.
 Exit codes: 0, 2 for wrong usage or missing data, 4 where a contender that this CPU could run did not.
 """
 

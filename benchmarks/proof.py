@@ -1,4 +1,4 @@
-"""Keep what the proofs found, with the machine they ran on, as benchmarks/results/proof.json.
+"""Gather the outcomes of the campaigns, with the machine they ran on, in benchmarks/results/proof.json.
 
 python -m campaigns.mutants --json mutants.json; python -m campaigns.clean_runs --json clean.jsonl; python -m campaigns.orders --json orders.json
 python -m benchmarks.proof mutants.json clean.jsonl orders.json
@@ -19,12 +19,12 @@ RESULT = Path(__file__).parent / "results" / "proof.json"
 
 
 def gathered(mutants: Path, clean: Path, orders: Path) -> dict[str, Any]:
-    """The three findings in one document; of clean runs only what was an alarm, of orders only what was built or broken."""
+    """Return one document of all three; of clean runs only the false alarms, of orders only those not refused."""
     runs = [json.loads(line) for line in clean.read_text("utf-8").splitlines()]
     cases = json.loads(orders.read_text("utf-8"))
     return {
         "environment": environment.describe(),
-        # Without the folder they ran in.
+        # Without the temporary folder's name.
         "mutants": json.loads(re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", mutants.read_text("utf-8"))),
         "clean_runs": {
             "runs": len(runs),
@@ -40,8 +40,8 @@ def gathered(mutants: Path, clean: Path, orders: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    found = gathered(*(Path(name) for name in sys.argv[1:4]))
-    RESULT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    document = gathered(*(Path(name) for name in sys.argv[1:4]))
+    RESULT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

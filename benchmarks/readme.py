@@ -1,9 +1,9 @@
-"""Write README's tables from result files: the quickstart's report, the parity measurement, what works for what,
-and the benchmarks.
+"""Write the generated tables of README and docs from the result files.
 
     python -m benchmarks.readme [out/quickstart/report.json]
 
-With a report, it is first kept as benchmarks/results/quickstart.json.
+A table stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. With a report, it is first kept as
+benchmarks/results/quickstart.json.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pipeline, roofline
 from benchmarks.peers import tables
+from benchmarks.peers.figures import BY_CALL, figures
+from bertopt.commands import recipes
 from bertopt.report.terminal import markdown
 from bertopt.results import Report
 
 ROOT = Path(__file__).parent.parent
+#: Pages with generated tables.
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
@@ -30,16 +36,78 @@ AA_LONG = ROOT / "benchmarks" / "results" / "aa_long.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
+STREAM = ROOT / "benchmarks" / "results" / "stream.json"
+
+#: README's results: the checkpoint, our artefacts, and the scenarios by the name that README gives them.
+HEADLINE_MODEL, HEADLINE_OURS = "minilm", ("bertopt packed int8", "bertopt padded int8")
+HEADLINE = {
+    "offline": "all texts at once, texts/s",
+    "windows of 64": "batches of 64, texts/s",
+    BY_CALL: "one short query, ms",
+}
+#: README's forms: the pass whose support stands for each.
+FORMS = {
+    "torch": "cast_half", "torch.compile": "compile_torch", "packed rows": "pack_sequences", "ONNX": "export_onnx",
+    "ONNX INT8": "quantize_int8", "OpenVINO": "convert_openvino", "TensorRT": "build_tensorrt",
+}  # fmt: skip
+
+
+def machine(environment: dict[str, Any]) -> str:
+    return f"{environment['cores']} cores of {environment['cpu']} ({', '.join(environment['isa'])})"
 
 
 def section(report: Report) -> str:
-    environment = report.environment
-    packages = environment["packages"]
-    names = ("torch", "transformers", "onnxruntime")
-    where = f"{environment['cores']} cores of {environment['cpu']} ({', '.join(environment['isa'])}), " + ", ".join(
-        f"{name} {packages[name]}" for name in names
-    )
-    return f"{markdown(report)}\nMeasured on {where}; {report.wall_s:.0f} s in all.\n"
+    """All stages of a report, and what they were measured on."""
+    packages = report.environment["packages"]
+    versions = ", ".join(f"{name} {packages[name]}" for name in ("torch", "transformers", "onnxruntime"))
+    where = f"{machine(report.environment)}, {versions}"
+    return f"{markdown(report)}\nMeasured on {where}; {report.wall_s:.0f} s for the whole run.\n"
+
+
+def branch(report: Report) -> str:
+    """The stages from the reference to the delivered one."""
+    by_name = {stage.name: stage for stage in report.stages}
+    name = report.delivered.stage if report.delivered else report.stages[-1].name
+    kept = {name}
+    while after := by_name[name].after:
+        kept.add(name := after)
+    return section(report.model_copy(update={"stages": [stage for stage in report.stages if stage.name in kept]}))
+
+
+def results(document: dict[str, Any]) -> str:
+    """Our INT8 artefacts beside the fastest peer of each scenario: three rates, then fidelity."""
+    race = document["models"][HEADLINE_MODEL]
+    lines = [
+        f"| {race['title']} | fastest peer | {' | '.join(HEADLINE_OURS)} |",
+        "| :-- | :-- |" + " :-- |" * len(HEADLINE_OURS),
+    ]
+    peers = []
+    for scenario, title in HEADLINE.items():
+        rows = {row["contender"]: row for row in figures(race, scenario)}
+        (peer,) = [row for row in rows.values() if row["best"]]
+        peers.append(peer["contender"])
+        ours = [tables.figure(rows[name], scenario) for name in HEADLINE_OURS]
+        value = tables.figure(peer, scenario).removesuffix(" best peer")
+        lines.append(f"| {title} | {value} ({peer['contender']}) | {' | '.join(ours)} |")
+    contenders = race["contenders"]
+    fidelity = [tables.accuracy(contenders[name]) for name in HEADLINE_OURS]
+    theirs = "; ".join(f"{tables.accuracy(contenders[name])} ({name})" for name in dict.fromkeys(peers))
+    lines.append(f"| cosine to float32: mean, least | {theirs} | {' | '.join(fidelity)} |")
+    where = f"{machine(document['environment'])}, {document['settings']['threads']} threads for each contender"
+    noisy = ", noisy" if race.get("warnings") else ""
+    return "\n".join(lines) + f"\n\nMeasured on {where}{noisy}; × is the speed-up over the peer with its 95 % interval.\n"
+
+
+def support(found: dict[str, Any]) -> str:
+    """Families × forms over all tasks."""
+    cells = {(cell["family"], cell["pass_"], cell["task"]): cell["outcome"] for cell in found["cells"]}
+    families, tasks = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 2))
+    lines = [f"| | {' | '.join(FORMS)} |", "| :-- |" + " :-- |" * len(FORMS)]
+    words = {"ok": "yes", "unsupported": "no"}
+    for family in families:
+        row = [_cell([cells[family, name, task] for task in tasks]) for name in FORMS.values()]
+        lines.append(f"| {family} | {' | '.join(words.get(cell, cell) for cell in row)} |")
+    return "\n".join(lines) + "\n"
 
 
 def limits(found: dict[str, Any]) -> str:
@@ -100,11 +168,11 @@ def _cell(outcomes: Sequence[str]) -> str:
 
 
 def proof(found: dict[str, Any]) -> str:
-    """What mutants, clean runs and orders of passes came to."""
+    """Outcomes of the campaigns: mutants, clean runs, orders of passes."""
     mutants, clean = found["mutants"], found["clean_runs"]
     caught = [mutant for mutant in mutants if mutant["good"]]
     lines = [
-        f"- Wrong models: {len(caught)} of {len(mutants)} caught by the gate that should.",
+        f"- Wrong models: {len(caught)} of {len(mutants)} caught by the intended gate.",
         f"- Clean runs: {len(clean['alarms'])} false alarms in {clean['runs']} runs "
         f"({', '.join(f'{n} stages {status}' for status, n in clean['statuses'].items())}).",
     ]
@@ -113,30 +181,60 @@ def proof(found: dict[str, Any]) -> str:
         outcomes = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
         lines.append(f"- Ordered {name} of passes: {sum(counts.values())}, of which {outcomes}.")
     lines += [f"- Not caught by its gate: `{mutant['name']}`" for mutant in mutants if not mutant["good"]]
+    lines.append(f"- Measured on {machine(found['environment'])}.")
     return "\n".join(lines) + "\n"
 
 
 def verdicts(found: dict[str, Any]) -> str:
-    """How often a model was called faster or slower than itself, and a slower one slower, for each shape."""
+    """A/A races: how often a model was called faster or slower than itself, and a slower one slower, for each shape."""
     rows, settings = found["rows"], found["settings"]
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    parts = []
-    for kind, wanted in (("aa", ("FASTER", "SLOWER")), ("slow", ("SLOWER",))):
-        hits = {shape: [row["verdict"] in wanted for row in rows if (row["kind"], row["shape"]) == (kind, shape)]
-                for shape in shapes}  # fmt: skip
-        counts = ", ".join(f"{sum(of)} of {len(of)} at {shape.replace(' x ', '×')}" for shape, of in hits.items())
-        every = [hit for of in hits.values() for hit in of]
-        parts.append(f"{sum(every)} of {len(every)} races ({counts})")
-    sides = "one process" if settings["processes"] == 1 else f"{settings['processes']} processes"
-    cores, cpu = found["environment"]["cores"], found["environment"]["cpu"]
-    model = "`" + "` > `".join(settings["model"].split(" > ")[1:]) + "`" if " > " in settings["model"] else "fp32"
-    withheld = sum("withheld" in (row["warning"] or "") for row in rows) / len(rows)
+    lines = ["| race | shape | races | FASTER | SLOWER | NO DIFFERENCE | INCONCLUSIVE |", "| :-- | :-- |" + " --: |" * 5]
+    names = {"aa": "a model against itself", "slow": f"against itself, simulated {settings['slow_down']:.0%} slower"}
+    for kind, name in names.items():
+        for shape in dict.fromkeys(row["shape"] for row in rows):
+            counts = Counter(row["verdict"] for row in rows if (row["kind"], row["shape"]) == (kind, shape))
+            told = [counts[verdict] for verdict in ("FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE")]
+            cells = [name, shape.replace(" x ", "×"), *map(str, [counts.total(), *told])]
+            lines.append(f"| {' | '.join(cells)} |")
+    passes = settings["model"].split(" > ")[1:]
+    processes = settings.get("processes", 1)
+    parts = [
+        f"Real MiniLM, {' > '.join(f'`{name}`' for name in passes) or 'float32'}",
+        f"at most {settings['shape_budget_s']:g} s for each shape",
+        *([f"{processes} processes for each contender"] if processes > 1 else []),
+        f"dead band ±{settings['dead_band']:.0%}",
+        machine(found["environment"]),
+    ]
+    disturbed = sum(bool(re.search("withheld|steal", row["warning"] or "")) for row in rows)
+    return "\n".join(lines) + f"\n\n{', '.join(parts)}; {disturbed} of {len(rows)} races saw CPU steal above 3 %.\n"
+
+
+def stream(found: dict[str, Any]) -> str:
+    """A long stream of texts: order, memory and rate."""
+    memory = found["rss_mb"]
     return (
-        f"- With {sides} a side and {settings['shape_budget_s']:g} s for each shape, {2 * found['seconds'] / len(rows):.0f} s a race on average, a model "
-        f"against itself is called faster or slower in {parts[0]}; counted {settings['slow_down']:.0%} slower, it is called slower in "
-        f"{parts[1]}.\n  (Real MiniLM, {model}, {cores} cores of {cpu}; in {withheld:.0%} of the races a hypervisor withheld more than "
-        "3 % of them.)\n"
+        f"- {found['answered']:,} of {found['texts']:,} texts answered, {found['out_of_order']} out of order, at most "
+        f"{found['held_at_most']:,} held at once, {found['texts_per_s']:.0f} texts/s.\n"
+        f"- Largest difference of an answer to the same text alone: {found['farthest_from_alone']:g}.\n"
+        f"- Resident memory: {memory['opened']:.0f} MB opened, {memory['settled']:.0f} MB settled, "
+        f"{memory['highest']:.0f} MB at most.\n"
+        f"- Measured on {machine(found['environment'])}.\n"
     )
+
+
+def shipped() -> str:
+    """The shipped recipes and their first sentences."""
+    lines = ["| recipe | does |", "| :-- | :-- |"]
+    lines += [f"| `{recipe.name}` | {recipe.summary} |" for recipe in recipes.shipped()]
+    return "\n".join(lines) + "\n"
+
+
+def layers(project: dict[str, Any]) -> str:
+    """The layers that import-linter enforces, from the top down: each imports only what is below it."""
+    contract = next(c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    width = max(map(len, contract["layers"])) + 2
+    rule = f"+{'-' * width}+"
+    return "\n".join(["```text", rule, *(f"|{floor:^{width}}|\n{rule}" for floor in contract["layers"]), "```"]) + "\n"
 
 
 def cpu_peers(found: dict[str, Any]) -> str:
@@ -146,34 +244,54 @@ def cpu_peers(found: dict[str, Any]) -> str:
     return "\n".join([tables.markdown(found), *pictures]) + "\n"
 
 
-def updated(readme: str) -> str:
-    """README with every table written anew."""
+def updated(text: str, root: str = "") -> str:
+    """A page with every table written anew; `root` leads from the page to the repository's root."""
+
+    def read(path: Path) -> Any:
+        return json.loads(path.read_text("utf-8"))
+
+    def report() -> Report:
+        return Report.model_validate_json(RESULT.read_text("utf-8"))
+
     writers: dict[str, Callable[[], str]] = {
-        "quickstart": lambda: section(Report.model_validate_json(RESULT.read_text("utf-8"))),
-        "limits": lambda: limits(json.loads(LIMITS.read_text("utf-8"))),
-        "matrix": lambda: matrix(json.loads(MATRIX.read_text("utf-8"))),
-        "proof": lambda: proof(json.loads(PROOF.read_text("utf-8")))
-        + "".join(verdicts(json.loads(path.read_text("utf-8"))) for path in (AA, AA_LONG)),
-        "cpu_peers": lambda: cpu_peers(json.loads(CPU_PEERS.read_text("utf-8"))),
-        "roofline": lambda: roofline.table(json.loads(ROOFLINE.read_text("utf-8"))),
-        "pipeline": lambda: pipeline.table(json.loads(PIPELINE.read_text("utf-8"))),
+        "quickstart": lambda: branch(report()),
+        "quickstart_all": lambda: section(report()),
+        "results": lambda: results(read(CPU_PEERS)),
+        "support": lambda: support(read(MATRIX)),
+        "limits": lambda: limits(read(LIMITS)),
+        "matrix": lambda: matrix(read(MATRIX)),
+        "proof": lambda: proof(read(PROOF)),
+        "aa": lambda: "\n".join(verdicts(read(path)) for path in (AA, AA_LONG) if path.exists()),
+        "cpu_peers": lambda: cpu_peers(read(CPU_PEERS)),
+        "roofline": lambda: roofline.table(read(ROOFLINE)),
+        "pipeline": lambda: pipeline.table(read(PIPELINE)),
+        "stream": lambda: stream(read(STREAM)),
+        "recipes": shipped,
+        "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),
     }
     for name, table in writers.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if begin not in readme:
+        if begin not in text:
             continue
-        text = table()
-        head, rest = readme.split(begin)
-        readme = f"{head}{begin}\n{text}{end}{rest.split(end)[1]}"
-    return readme
+        written = table().replace("](benchmarks/", f"]({root}benchmarks/")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{written}{end}{rest.split(end)[1]}"
+    return text
+
+
+def pages() -> dict[Path, str]:
+    """Every page with its tables written anew."""
+    return {
+        page: updated(page.read_text("utf-8"), "../" * (len(page.relative_to(ROOT).parts) - 1)) for page in PAGES
+    }
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         RESULT.parent.mkdir(exist_ok=True)
         RESULT.write_text(Path(sys.argv[1]).read_text("utf-8"), "utf-8")
-    readme = ROOT / "README.md"
-    readme.write_text(updated(readme.read_text("utf-8")), "utf-8")
+    for page, text in pages().items():
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answer texts with an artefact.
+"""Run texts through an artefact.
 
 python examples/classify.py ARTEFACT [TEXT …]
 """
