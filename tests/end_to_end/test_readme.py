@@ -153,7 +153,8 @@ def test_a_pass_s_page_has_every_option(generator: ModuleType, tmp_path: Path) -
     assert {path.stem for path in tmp_path.glob("*.md")} == {"index", *(cls.name() for cls in classes)}
     for cls in classes:
         text = (tmp_path / f"{cls.name()}.md").read_text("utf-8")
-        options = [name for name, field in cls.model_fields.items() if not field.deprecated]
+        fields = cls.model_json_schema().get("properties", {})
+        options = [name for name, field in fields.items() if not field.get("deprecated")]
         assert text.startswith(f"# {cls.name()}\n") and not [name for name in options if f"| `{name}` |" not in text]
 
 
