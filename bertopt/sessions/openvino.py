@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
 from bertopt.system import openvino_import
 
@@ -142,6 +143,7 @@ class OpenVinoSession(Session):
 
     def _suited(self, inputs: Mapping[str, Array], usual: Request) -> Request:
         """The request for these inputs: for one short text one of its own, if that answers as the `usual` one does."""
+        check(inputs, self.spec.network_inputs)
         rows, tokens = inputs["input_ids"].shape
         length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)
         # A packed row may hold several texts.
