@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions import onnxruntime_cuda
+from bertopt.sessions.inputs import check
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -66,6 +67,7 @@ class OnnxRuntimeSession(Session):
         self._binding = self.session.io_binding()
 
     def load(self, inputs: Mapping[str, Array]) -> None:
+        check(inputs, self.spec.network_inputs)
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         for name in self.spec.network_inputs:

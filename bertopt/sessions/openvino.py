@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
 from bertopt.system import openvino_import
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 #: One text runs on a model compiled for the least of these lengths that it fits into: working out shapes anew takes up to a
 #: third of so short a run. Compiling it takes about a second, once for each length, when the first such text comes.
 _SHORT = (8, 16, 32)
-#: So many texts must get the same answer from it, to the last bit, or it is not used. Left to itself OpenVINO fuses more
-#: where it knows shapes, and then one text in three differs.
-_ALIKE = 16
+#: Random texts whose answers must be equal to the last bit before it is used. Left to itself OpenVINO fuses more where it
+#: knows shapes, and then one text in three differs.
+_EQUAL_TEXTS = 16
 _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
-#: Prepared shapes are kept up to so many parts, of which a shape has some 100 for each 6 layers; OpenVINO's own 5,000 hold
-#: fewer than a service sees.
+#: Entries in OpenVINO's cache of prepared shapes: a shape takes about 100 for each 6 layers, and its default of 5,000 holds
+#: fewer shapes than a service sees.
 _PREPARED = 40_000
 #: What a matrix product is called in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
@@ -68,8 +69,7 @@ class OpenVinoSession(Session):
         self._request, self._single = self._requests(self.compiled, 2)
         self._loaded = self._request
         self._alone, self._lock = threading.Lock(), threading.Lock()
-        #: Requests for one text of so many tokens, by their number, one for each of these two; none where the answers were
-        #: not the same.
+        #: Requests for one short text by its length, one for each of these two; empty where the answers differed.
         self._short: dict[int, dict[Request, Short]] = {}
         self._several: Any = None
         #: Requests that nobody uses, so that as many callers run at once as there are streams.
@@ -77,7 +77,7 @@ class OpenVinoSession(Session):
 
     def load(self, inputs: Mapping[str, Array]) -> None:
         with self._alone:
-            self._loaded = self._suited(inputs, self._request)
+            self._loaded = self._request_for(inputs, self._request)
         self._loaded.set(inputs)
 
     def step(self) -> None:
@@ -90,7 +90,7 @@ class OpenVinoSession(Session):
         # Alone, a batch has all threads; beside others, a stream.
         if self._alone.acquire(blocking=self.streams == 1):
             try:
-                return self._suited(inputs, self._single).run(inputs)
+                return self._request_for(inputs, self._single).run(inputs)
             finally:
                 self._alone.release()
         self._throughput()
@@ -140,8 +140,9 @@ class OpenVinoSession(Session):
     def _requests(self, compiled: Any, count: int) -> list[Request]:
         return [Request(compiled.create_infer_request(), self._tensor, self.spec) for _ in range(count)]
 
-    def _suited(self, inputs: Mapping[str, Array], usual: Request) -> Request:
+    def _request_for(self, inputs: Mapping[str, Array], usual: Request) -> Request:
         """The request for these inputs: for one short text one of its own, if that answers as the `usual` one does."""
+        check(inputs, self.spec.network_inputs)
         rows, tokens = inputs["input_ids"].shape
         length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)
         # A packed row may hold several texts.
@@ -153,19 +154,19 @@ class OpenVinoSession(Session):
             model.reshape({name: [1, 1 if name == "first_tokens" else length] for name in self.spec.network_inputs})
             compiled = self._core.compile_model(model, "CPU", {**self._properties, **_UNFUSED, "NUM_STREAMS": 1})
             short = [Short(compiled.create_infer_request(), self._tensor, self.spec, length) for _ in range(2)]
-            same = self._alike(short[0], usual, inputs)
+            same = self._equal_answers(short[0], usual, inputs)
             self._short[length] = dict(zip((self._request, self._single), short, strict=True)) if same else {}
         return self._short[length].get(usual, usual)
 
-    def _alike(self, one: Request, other: Request, inputs: Mapping[str, Array]) -> bool:
+    def _equal_answers(self, one: Request, other: Request, inputs: Mapping[str, Array]) -> bool:
         """Whether both give the same bits for tokens like these."""
         import numpy as np
 
-        dice = np.random.default_rng(0)
-        for _ in range(_ALIKE):
-            tokens = {**inputs, "input_ids": dice.integers(0, self.spec.vocabulary, inputs["input_ids"].shape)}
-            found, expected = one.run(tokens), other.run(tokens)
-            if not all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected):
+        rng = np.random.default_rng(0)
+        for _ in range(_EQUAL_TEXTS):
+            tokens = {**inputs, "input_ids": rng.integers(0, self.spec.vocabulary, inputs["input_ids"].shape)}
+            got, expected = one.run(tokens), other.run(tokens)
+            if not all(np.array_equal(got[name], expected[name], equal_nan=True) for name in expected):
                 return False
         return True
 

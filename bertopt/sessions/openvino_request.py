@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.core import Spec
+from bertopt.sessions.inputs import check_int32
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -39,6 +40,7 @@ class Request:
 
     def set(self, inputs: Mapping[str, Array]) -> None:
         """Hand the arrays over, uncopied where their length allows."""
+        check_int32(inputs, self.spec)
         rows, self._width = inputs["input_ids"].shape
         missing = -self._width % BLOCK
         if self.spec.layout == "padded":
@@ -85,6 +87,7 @@ class Short(Request):
         self._answers = {name: request.get_tensor(name).data for name in spec.outputs}
 
     def set(self, inputs: Mapping[str, Array]) -> None:
+        check_int32(inputs, self.spec)
         self._width = inputs["input_ids"].shape[1]
         for name, array in self._arrays.items():
             self._fill(array, name, inputs[name])

@@ -10,6 +10,7 @@ import numpy as np
 
 from bertopt.core import RuntimeFacts, Session, Spec
 from bertopt.modeling import packing
+from bertopt.sessions.inputs import check
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -63,6 +64,7 @@ class _Packing:
     """One padded batch as rows, and the way back."""
 
     def __init__(self, spec: Spec, inputs: Mapping[str, Array], block: int) -> None:
+        check(inputs, spec.inputs)
         self.spec = spec
         self.mask = inputs["attention_mask"] != 0
         self.texts = np.flatnonzero(self.mask.any(axis=1))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt.core import Device, Engine, RuntimeFacts, Session
 from bertopt.errors import ResourceError, Unsupported
 from bertopt.sessions import tensorrt_rtx
+from bertopt.sessions.inputs import check
 from bertopt.system import tensorrt_import
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class TensorrtSession(Session):
         self._asked, self._new_shape = (0, 0), False
 
     def load(self, inputs: Mapping[str, Array]) -> None:
+        check(inputs, self.spec.network_inputs)
         batch, sequence = self._asked = inputs["input_ids"].shape
         chosen = self.shapes.choose(batch, sequence)
         if chosen is None:

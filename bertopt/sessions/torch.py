@@ -9,6 +9,7 @@ import torch
 
 from bertopt.core import Compiled, Device, Eager, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.sessions.inputs import check
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -29,6 +30,7 @@ class TorchSession(Session):
         self._outputs: tuple[torch.Tensor, ...] = ()
 
     def load(self, inputs: Mapping[str, Array]) -> None:
+        check(inputs, self.spec.network_inputs)
         self._inputs = tuple(torch.from_numpy(inputs[name]).to(self.device) for name in self.spec.network_inputs)
 
     def step(self) -> None:

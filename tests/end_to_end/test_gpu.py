@@ -11,7 +11,16 @@ from bertopt.checks import parity, probes
 from bertopt.core import Context, Eager, Model
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
-from bertopt.passes import BuildTensorrt, CastHalf, CastOnnxHalf, CompileTorch, ExportOnnx, FuseOrt, UseSdpa
+from bertopt.passes import (
+    BuildTensorrt,
+    CastHalf,
+    CastOnnxHalf,
+    CompileTorch,
+    ExportOnnx,
+    FuseOrt,
+    UseBetterTransformer,
+    UseSdpa,
+)
 from bertopt.sessions import open_session
 from tests.support.tiny_models import Tiny
 
@@ -51,6 +60,18 @@ def test_compiled(reference: Eager, tmp_path: Path) -> None:
     agrees(CompileTorch()(model, context(tmp_path, "compiled")).model, reference)
 
 
+def test_better_transformer_after_half(reference: Eager, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="tanh"):
+        UseBetterTransformer()(reference, context(tmp_path, "float32"))
+    half = CastHalf()(reference, context(tmp_path, "half")).model
+    agrees(UseBetterTransformer()(half, context(tmp_path, "better")).model, reference)
+
+
+@pytest.mark.parametrize("backend", ["efficient", "math"])
+def test_attention_kernels(reference: Eager, tmp_path: Path, backend: str) -> None:
+    agrees(UseSdpa.model_validate({"backend": backend})(reference, context(tmp_path, "sdpa")).model, reference)
+
+
 def test_onnxruntime_cuda(reference: Eager, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
@@ -66,9 +87,10 @@ def test_tensorrt(reference: Eager, tmp_path: Path, library: str) -> None:
     pytest.importorskip(library)
     model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
     graph = CastOnnxHalf()(ExportOnnx()(model, context(tmp_path, "onnx")).model, context(tmp_path, "fp16")).model
-    profile = {"min": (1, 1), "opt": (4, 16), "max": (8, 64)}
+    # Two profiles, so that one is switched for the other, and no targets: the engine is for the GPU here.
+    profiles = ({"min": (1, 1), "opt": (1, 16), "max": (1, 64)}, {"min": (2, 8), "opt": (4, 16), "max": (8, 32)})
     try:
-        built = BuildTensorrt.model_validate({"library": library, "profiles": (profile,)})(
+        built = BuildTensorrt.model_validate({"library": library, "profiles": profiles})(
             graph, context(tmp_path, "engine")
         )
     except Unsupported as error:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, WorkerCrashed
+from bertopt.workers import protocol
+from bertopt.workers.client import Worker
 from bertopt.workers.server import _describe
 
 
@@ -52,3 +60,15 @@ def test_other_errors_do_not(error: Exception) -> None:
 
 def test_our_own_errors_keep_their_type() -> None:
     assert _describe(Unsupported("the text says CUDA error: out of memory"))["type"] == "Unsupported"
+
+
+@pytest.mark.parametrize(("error", "alive"), [("CUDA error: device-side assert triggered", False), ("no such shape", True)])
+def test_who_calls_ends_a_worker_that_lost_its_device(error: str, alive: bool, tmp_path: Path) -> None:
+    ours, theirs = Pipe()
+    ended: list[int] = []
+    workers: Any = SimpleNamespace(end=lambda pid: (ended.append(pid), (0, []))[1])
+    worker = Worker(workers, os.getpid(), ours, tmp_path / "log")
+    protocol.send(theirs, {"error": _describe(RuntimeError(error))}, {})
+    with pytest.raises(WorkerCrashed, match=error):
+        worker.call("step")
+    assert (worker.alive, bool(ended)) == (alive, not alive)
