@@ -42,7 +42,7 @@ def optimize(
         bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers opens too.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Time briefly, for a first look. The checks stay the same.")
+        bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")
     ] = False,
     json_: Json = False,
     verbose: Verbose = False,

@@ -21,7 +21,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 )  # fmt: skip
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
-HUB_TIMEOUT_S = 3.0
+HUB_TIMEOUT_S = 2.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
 CODE_FIELD = re.compile(r"^(auto_map|custom_pipelines|trust_remote_code|_?attn_implementation.*|_commit_hash)$")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ def run(script: str, *arguments: str, cwd: Path) -> str:
         text=True,
         timeout=300,
         check=False,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
