@@ -20,7 +20,6 @@ from typing import Any
 
 from bertopt import stages
 from bertopt.checks import latency, ratio
-from bertopt.core import Spec
 from bertopt.pipeline.race import Budget, race
 from bertopt.results import DEAD_BAND, Latency, Ratio
 from bertopt.system import environment
@@ -61,7 +60,7 @@ def prepare(workers: Workers, folder: Path) -> Path:
 
 def compare(workers: Workers, stage: Path, budget: Budget, shapes: Shapes) -> list[Latency]:
     """Race `stage` against itself, each in a new worker, on every shape, as a run does."""
-    spec = Spec.model_validate(stages.read_manifest(stage)["spec"])
+    spec = stages.read_manifest(stage).spec
     racing: dict[str, Worker] = {}
     try:
         for role in ("stage", "reference"):
@@ -119,7 +118,7 @@ def main() -> None:
     budget = Budget()
     model = MODEL
     if arguments.stage:
-        model += " > " + " > ".join(entry["name"] for entry in stages.read_manifest(arguments.stage)["passes"])
+        model += " > " + " > ".join(entry.name for entry in stages.read_manifest(arguments.stage).passes)
     document: dict[str, Any] = {
         "environment": environment.describe(), "settings": settings(model, arguments.share, budget, arguments.shapes), "seconds": 0.0,
         "counts": counts([]), "rows": [],

@@ -78,7 +78,7 @@ def measured(directory: Path, texts: list[str], seconds: float) -> dict[str, Any
     from tokenizers import Tokenizer
 
     manifest = stages.read_manifest(directory)
-    spec = Spec.model_validate(manifest["spec"])
+    spec = manifest.spec
     weights = linear_weights(spec, json.loads((directory / "config.json").read_text("utf-8")))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.enable_truncation(spec.text_length)
@@ -103,7 +103,7 @@ def measured(directory: Path, texts: list[str], seconds: float) -> dict[str, Any
                 )
         cases.append(("natural mix", operations(spec, weights, lengths), *fastest("time_mix"), sum(lengths)))
     return {
-        "precision": manifest["precision"], "form": manifest["form"], "layers": spec.layers, "hidden": spec.hidden,
+        "precision": manifest.precision, "form": manifest.form, "layers": spec.layers, "hidden": spec.hidden,
         "cases": [
             {"case": case, "operations": work, "p50_ms": median, "min_ms": least, "tokens": tokens,
              "rate": work / (median / 1e3), "tokens_per_s": tokens / (median / 1e3)}

@@ -99,11 +99,11 @@ def corrupt(out: Path) -> list[str]:
 
 def finish(recipe: Path, out: Path) -> str:
     """Run to the end; the artefact's content hash, or what went wrong."""
-    from bertopt.stages.artifact import content_hash
+    from bertopt.stages import read_manifest
 
     process = start(recipe, out)
     _, said = process.communicate(timeout=600)
-    return content_hash(out / "artifact") if process.returncode == 0 else f"exit {process.returncode}: {said}"
+    return read_manifest(out / "artifact").content_sha256 if process.returncode == 0 else f"exit {process.returncode}: {said}"
 
 
 def main() -> int:

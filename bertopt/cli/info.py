@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bertopt.cli.app import Directory, Json, Verbose, app, exit_codes
 from bertopt.errors import UsageError
 
+if TYPE_CHECKING:
+    from bertopt.stages import Manifest
+
 
 @app.command()
 def inspect(directory: Directory, json_: Json = False, verbose: Verbose = False) -> None:
     """Show what an artefact is: form, passes, gates, files. Loads nothing."""
     with exit_codes(verbose):
-        import json
 
         from bertopt.stages import read_manifest
 
         manifest = read_manifest(directory)
         if json_:
-            print(json.dumps(manifest))
+            print(manifest.model_dump_json(exclude_none=True))
             return
         for line in _summary(manifest):
             print(line)
@@ -96,12 +98,12 @@ def _options(cls: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _summary(manifest: dict[str, Any]) -> Iterator[str]:
-    spec = manifest["spec"]
-    yield f"form: {manifest['form']}, {manifest['precision']}, for {manifest['device']}"
-    yield f"model: {spec['family']}, {spec['task']}, {spec['parameters']:,} parameters, {spec['layers']} layers, texts up to {spec['text_length']} tokens"
-    yield f"passes: {' → '.join(entry['name'] for entry in manifest['passes']) or 'none'}"
-    gates = manifest.get("gates") or {}
+def _summary(manifest: Manifest) -> Iterator[str]:
+    spec = manifest.spec
+    yield f"form: {manifest.form}, {manifest.precision}, for {manifest.device}"
+    yield f"model: {spec.family}, {spec.task}, {spec.parameters:,} parameters, {spec.layers} layers, texts up to {spec.text_length} tokens"
+    yield f"passes: {' → '.join(entry.name for entry in manifest.passes) or 'none'}"
+    gates = manifest.gates or {}
     if gates.get("parity"):
         worst = gates["parity"]["worst"]
         yield f"parity: {worst['metric']} {worst['value']:.6g} (limit {worst['limit']:g}) at {worst['where']}"
@@ -111,5 +113,5 @@ def _summary(manifest: dict[str, Any]) -> Iterator[str]:
         yield f"latency, {what}: {case['p50_ms']:.2f} ms" + (
             f", {versus['verdict']} {versus['ratio']:.2f}x" if versus else ""
         )
-    for name, entry in manifest["files"].items():
-        yield f"{entry['size']:>12,}  {name}"
+    for name, entry in manifest.files.items():
+        yield f"{entry.size:>12,}  {name}"

@@ -68,18 +68,18 @@ def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> N
     from bertopt.stages import read_manifest
 
     manifest = read_manifest(artifact)
-    spec = manifest["spec"]
-    example = '[("question", "context")]' if spec["task"] == "question-answering" else '["a text"]'
+    spec = manifest.spec
+    example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
     lines = [
         ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example})'),
         ("check it where it runs", f"bertopt verify {artifact} --against {model}"),
         ("look at the figures", str(artifact.parent / "report.html")),
     ]
-    backend = {"eager": "torch", "onnx": "onnx", "openvino": "openvino"}.get(manifest["form"])
-    if portable and spec["pooling"] and backend:
+    backend = {"eager": "torch", "onnx": "onnx", "openvino": "openvino"}.get(manifest.form)
+    if portable and spec.pooling and backend:
         lines.insert(1, ("or with sentence-transformers", f'SentenceTransformer("{artifact}", backend="{backend}")'))
     print("\nNext:")
     for what, how in lines:
         print(f"  {what + ':':<31}{how}")
-    if spec["layout"] == "packed":
+    if spec.layout == "packed":
         print("Only bertopt opens this artefact, which packs several texts into a row; --portable delivers a padded one.")

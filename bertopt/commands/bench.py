@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 
 from bertopt import stages
 from bertopt.checks import probes
-from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
 from bertopt.pipeline.examiner import mix_texts
@@ -54,9 +53,9 @@ def bench(
     the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
     """
     manifests = [stages.read_manifest(directory) for directory in directories]
-    spec = Spec.model_validate(manifests[0]["spec"])
+    spec = manifests[0].spec
     for directory, manifest in zip(directories, manifests, strict=True):
-        other = Spec.model_validate(manifest["spec"])
+        other = manifest.spec
         if (other.task, other.inputs) != (spec.task, spec.inputs):
             raise UsageError(
                 f"'{directory}' takes {', '.join(other.inputs)} for {other.task}, '{directories[0]}' takes "
@@ -79,7 +78,7 @@ def bench(
             stats = worker.call("stats")
             rows.append(
                 Timed(
-                    directory=str(directory), form=manifest["form"], precision=manifest["precision"], latency=latency,
+                    directory=str(directory), form=manifest.form, precision=manifest.precision, latency=latency,
                     facts=stats["facts"], peak_rss_bytes=stats["peak_rss_bytes"],
                 )
             )  # fmt: skip
@@ -88,7 +87,7 @@ def bench(
     return Bench(environment=environment.describe(), artefacts=rows)
 
 
-def _open(workers: Workers, directory: Path, manifest: dict[str, Any]) -> Worker:
+def _open(workers: Workers, directory: Path, manifest: stages.Manifest) -> Worker:
     worker = workers.start()
-    worker.open(directory, manifest["device"])
+    worker.open(directory, manifest.device)
     return worker

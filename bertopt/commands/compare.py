@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from bertopt import stages
 from bertopt.checks import gates, parity, probes
 from bertopt.checks.gates import GateOutcome
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
 from bertopt.recipe.texts import Texts, read
@@ -116,11 +116,8 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     if a.resolve() == b.resolve():
         raise UsageError(f"'{a}' and '{b}' are the same directory; give two")
     before, after = stages.verify(a), stages.verify(b)
-    unknown = [m["precision"] for m in (before, after) if m["precision"] not in _PRECISIONS]
-    if unknown:
-        raise IntegrityError(f"the manifest's precision must be one of {', '.join(_PRECISIONS)}; got '{unknown[0]}'")
     # What separates the two is at most what the less exact of them may differ from the checkpoint.
-    coarser = max(before["precision"], after["precision"], key=_PRECISIONS.index)
+    coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     held = gates.effective_limits(coarser, tolerances.limits)
     texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with tempfile.TemporaryDirectory(prefix="bertopt-compare-") as records, Workers() as workers:
@@ -129,5 +126,5 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
-    differences = diff.environment(before["environment"], after["environment"])
+    differences = diff.environment(before.environment, after.environment)
     return diff.conclude(names, differences, tolerances, diff.artefacts(baseline, candidate, tolerances, held))

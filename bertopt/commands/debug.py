@@ -92,18 +92,18 @@ def _build(
                 "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
             )
         device: Device = "cuda" if cuda and recipe.device != "cpu" else "cpu"
-        paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device)[0]]
+        paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device).path]
     for step in steps:
         tell(f"{step.name}: building")
         with workers.start() as worker:
-            paths.append(store.build(worker, step, paths[-1], device, recipe.inputs.shapes, texts)[0])
+            paths.append(store.build(worker, step, paths[-1], device, recipe.inputs.shapes, texts).path)
     return device, paths
 
 
 def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
     from bertopt.stages import read_manifest
 
-    precision = read_manifest(path)["precision"]
+    precision = read_manifest(path).precision
     return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()))
 
 

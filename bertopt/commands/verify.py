@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from bertopt import stages
 from bertopt._version import __version__
@@ -31,10 +30,10 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     """
     manifest = stages.verify(directory)
     report = Report(
-        bertopt_version=__version__, recipe=manifest.get("recipe") or {}, environment=environment.describe(),
+        bertopt_version=__version__, recipe=manifest.recipe or {}, environment=environment.describe(),
         model={"source": str(directory), "warnings": _differences(manifest)},
     )  # fmt: skip
-    spec = Spec.model_validate(manifest["spec"])
+    spec = manifest.spec
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with Workers() as workers:
         try:
@@ -49,11 +48,11 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     return report
 
 
-def _differences(manifest: dict[str, Any]) -> list[str]:
+def _differences(manifest: stages.Manifest) -> list[str]:
     """How this machine differs from the one that exported, where it matters to figures or kernels."""
-    then, now = manifest["environment"], environment.describe()
+    then, now = manifest.environment, environment.describe()
     runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino"}.get(
-        manifest["form"]
+        manifest.form
     )
     notes = [
         f"{key} differs: exported on {then[key]}, here {now[key]}" for key in ("cpu", "isa") if then[key] != now[key]
@@ -65,38 +64,37 @@ def _differences(manifest: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _smoke(workers: Workers, directory: Path, manifest: dict[str, Any]) -> None:
+def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> None:
     with workers.start() as worker:
-        worker.call("open", directory=str(directory.resolve()), device=manifest["device"])
-        pair = manifest["spec"]["task"] == "question-answering"
+        worker.call("open", directory=str(directory.resolve()), device=manifest.device)
+        pair = manifest.spec.task == "question-answering"
         worker.call("mix", texts=[["who?", "nobody"]] if pair else ["a text", "another"])
         worker.call("time_mix", steps=1)
 
 
 def _compare(
-    report: Report, workers: Workers, directory: Path, manifest: dict[str, Any], spec: Spec, against: str, texts: Texts
+    report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, spec: Spec, against: str, texts: Texts
 ) -> None:
-    recorded = manifest.get("gates") or {}
+    recorded = manifest.gates or {}
     limits = (
         Limits.model_validate(recorded["parity"]["limits"])
         if recorded.get("parity")
-        else gates.effective_limits(manifest["precision"])
+        else gates.effective_limits(manifest.precision)
     )
     with (
         tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
     ):
         with workers.start() as worker:
-            reference, _, _ = store.reference(worker, against, spec.task, None, manifest["device"])
+            reference = store.reference(worker, against, spec.task, None, manifest.device)
         old, new, examiner = pair.measure(
-            workers, reference, directory, texts, pair.shapes(manifest), store.checks
+            workers, reference.path, directory, texts, pair.shapes(manifest), store.checks
         )
-        first = stages.read_manifest(reference)
     outcome = gates.judge(
-        pair.name(manifest), new, limits, changes=manifest["changes"], today=datetime.date.today(),
+        pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),
         waivers=_waivers(manifest), allow_noop=True, show=examiner.show,
     )  # fmt: skip
-    baseline = rows.make(0, "reference", GateOutcome("ok"), StageBuild.of(first), old)
+    baseline = rows.make(0, "reference", GateOutcome("ok"), StageBuild.of(reference.manifest), old)
     row = rows.make(1, pair.name(manifest), outcome, StageBuild.of(manifest), new, after="reference")
     report.stages = [baseline, row]
     assert row.parity is not None
@@ -106,13 +104,13 @@ def _compare(
         report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
 
 
-def _waivers(manifest: dict[str, Any]) -> list[Waiver]:
+def _waivers(manifest: stages.Manifest) -> list[Waiver]:
     """The waivers that the artefact was delivered under."""
-    failures = map(Failure.model_validate, (manifest.get("gates") or {}).get("waived", []))
+    failures = map(Failure.model_validate, (manifest.gates or {}).get("waived", []))
     return [failure.waiver for failure in failures if failure.waiver]
 
 
-def _expired(report: Report, manifest: dict[str, Any]) -> None:
+def _expired(report: Report, manifest: stages.Manifest) -> None:
     """An artefact that was delivered under a waiver is good until that expires, whatever is measured here."""
     over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
     if over and not report.exit_code:

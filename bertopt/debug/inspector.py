@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt import stages
 from bertopt.checks import probes
 from bertopt.checks.probes import Probe
-from bertopt.core import Compiled, Device, Eager, Model, Onnx, Spec
+from bertopt.core import Compiled, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
 from bertopt.debug.layer_errors import Stand, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
@@ -39,7 +39,7 @@ class Bench:
         self.line, self.device, self.shapes = [Path(path) for path in line], device, [(b, s) for b, s in shapes]
         self.texts = texts
         manifest = stages.read_manifest(self.line[0])
-        self.spec = Spec.model_validate(manifest["spec"])
+        self.spec = manifest.spec
         self.tokenizer = Tokenizer(self.line[0], self.spec, self.spec.max_length)
         self.model: Model = stages.open_stage(self.line[-1])
         if not isinstance(self.model, Eager | Compiled | Onnx):

@@ -10,7 +10,7 @@ from pathlib import Path
 from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.core import Device, Spec
+from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.pipeline import rows
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
@@ -61,16 +61,15 @@ class Job:
         with self.workers.start() as worker:
             self.progress(f"{REFERENCE}: loading {recipe.model}")
             self.device = self._device(worker)
-            path, manifest, reused = self.store.reference(
-                worker, recipe.model, recipe.task, recipe.revision, self.device
-            )
-        self.spec = Spec.model_validate(manifest["spec"])
+            stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
+        path, manifest = stage.path, stage.manifest
+        self.spec = manifest.spec
         self._check_inputs()
         self.report.model = {
-            "source": recipe.model, "revision": recipe.revision, "sha256": manifest["checkpoint_sha256"],
-            "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": manifest["warnings"],
+            "source": recipe.model, "revision": recipe.revision, "sha256": manifest.checkpoint_sha256,
+            "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": [*manifest.warnings],
         }  # fmt: skip
-        build = StageBuild.of(manifest, self._relative(path), reused)
+        build = StageBuild.of(manifest, self._relative(path), stage.reused)
         machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}
         plan = MeasurementPlan.of(self.spec, recipe.inputs.shapes, self.texts, self.budget)
         self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.progress)
@@ -149,10 +148,8 @@ class Job:
         assert start.path is not None
         self.progress(f"{step.name}: building")
         with self.workers.start() as worker:
-            path, manifest, reused = self.store.build(
-                worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts
-            )
-        return StageBuild.of(manifest, self._relative(path), reused), path
+            stage = self.store.build(worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts)
+        return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 
     def _judge(self, step: Step, start: _Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         stated = (step.limits, self.recipe.limits.get(build.precision, Limits()))

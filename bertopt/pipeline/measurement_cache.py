@@ -1,17 +1,38 @@
-"""Keep measurements on disk under a hash of everything they depend on."""
+"""Keep measurements on disk under a hash of everything they depend on, and trust none that is not as it was written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertopt.checks.measurements import StageMeasurements
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-#: Raised whenever a check measures otherwise or a field is added: what an earlier version recorded is then measured anew.
-VERSION = 6
+from bertopt.checks.measurements import StageMeasurements
+from bertopt.stages import source_hash
+
+#: Whoever changes how something is measured, runs it otherwise: what was recorded before is then measured anew.
+MEASURING = (
+    "checks", "runtime", "sessions", "workers", "pipeline/examiner.py", "pipeline/race.py", "stages/effects.py",
+    "stages/fingerprint.py", "system/cpu_contention.py",
+)  # fmt: skip
+#: Limits on threads that runtimes take from the environment: figures of one thread are none of two.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TBB_NUM_THREADS",
+    "OV_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
+)  # fmt: skip
+
+
+class _Record(BaseModel):
+    """What a file holds: measurements as JSON text, and the hash of that text and of the record's key."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha256: str
+    measurements: str
 
 
 class Records:
@@ -19,19 +40,39 @@ class Records:
 
     def __init__(self, directory: Path, inputs: Sequence[Any]) -> None:
         self.directory = directory
-        self._inputs = [VERSION, *inputs]
+        threads = [os.environ.get(name) for name in THREAD_VARIABLES]
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._inputs = [source_hash.of_package(*MEASURING), threads, processors, *inputs]
 
     def read(self, names: Sequence[str | None]) -> StageMeasurements | None:
-        """Return what was measured of the stages of these names: the one measured and its parent; None: not recorded."""
+        """Return what was measured of the stages of these names: the one measured and its parent.
+
+        None where nothing was recorded, or what was recorded cannot be read or is not as it was written.
+        """
         path = self._path(names)
-        return StageMeasurements.model_validate_json(path.read_text("utf-8")) if path.is_file() else None
+        try:
+            record = _Record.model_validate_json(path.read_bytes())
+            if record.sha256 != _hash(path.stem, record.measurements):
+                return None
+            return StageMeasurements.model_validate_json(record.measurements)
+        except (OSError, ValidationError, ValueError, RecursionError):
+            return None
 
     def write(self, names: Sequence[str | None], measurements: StageMeasurements) -> None:
         self.directory.mkdir(exist_ok=True)
-        part = self._path(names).with_suffix(".part")
-        part.write_text(measurements.model_dump_json(), "utf-8")
-        part.replace(self._path(names))
+        path, text = self._path(names), measurements.model_dump_json()
+        record = _Record(sha256=_hash(path.stem, text), measurements=text)
+        part = path.with_suffix(".part")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(record.model_dump_json())
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
 
     def _path(self, names: Sequence[str | None]) -> Path:
         key = hashlib.sha256(json.dumps([list(names), self._inputs]).encode()).hexdigest()
         return self.directory / f"{key}.json"
+
+
+def _hash(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()

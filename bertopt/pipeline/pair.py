@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
 from bertopt.pipeline.race import Budget
@@ -27,19 +25,19 @@ def measure(
     Raises UsageError where they are no models of one kind, Unsupported where this machine cannot open one.
     """
     ours, theirs = stages.read_manifest(first), stages.read_manifest(second)
-    spec, other = Spec.model_validate(ours["spec"]), Spec.model_validate(theirs["spec"])
+    spec, other = ours.spec, theirs.spec
     if (spec.task, spec.inputs, spec.outputs, spec.hidden) != (other.task, other.inputs, other.outputs, other.hidden):
         raise UsageError(
             f"'{first}' is another kind of model ({spec.family}, {spec.task}, {', '.join(spec.inputs)}) than "
             f"'{second}' ({other.family}, {other.task}, {', '.join(other.inputs)}); compare models of one checkpoint"
         )
-    if ours["device"] != theirs["device"]:
+    if ours.device != theirs.device:
         raise UsageError(
-            f"one is for {ours['device']}, the other for {theirs['device']}; compare models for one device"
+            f"one is for {ours.device}, the other for {theirs.device}; compare models for one device"
         )
     texts.check_labels(spec)
     plan = MeasurementPlan.of(spec, shapes, texts, Budget())
-    examiner = Examiner(workers, first.resolve(), theirs["device"], plan, records, {}, lambda _: None)
+    examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, lambda _: None)
     try:
         baseline = examiner.measure(name(ours), first.resolve(), None, None)
         return baseline, examiner.measure(name(theirs), second.resolve(), first.resolve(), None), examiner
@@ -47,12 +45,12 @@ def measure(
         examiner.close()
 
 
-def name(manifest: Mapping[str, Any]) -> str:
+def name(manifest: stages.Manifest) -> str:
     """The name of the stage that an artefact was made of, or of a stage itself."""
-    return str(manifest.get("stage") or manifest["name"])
+    return str(manifest.stage or manifest.name)
 
 
-def shapes(manifest: Mapping[str, Any]) -> list[tuple[int, int]]:
+def shapes(manifest: stages.Manifest) -> list[tuple[int, int]]:
     """The [B, S] grid that an artefact was checked on."""
-    recipe = manifest.get("recipe") or {}
+    recipe = manifest.recipe or {}
     return [(batch, sequence) for batch, sequence in recipe.get("inputs", {}).get("shapes", SHAPES)]

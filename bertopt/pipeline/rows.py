@@ -27,10 +27,10 @@ class StageBuild:
     reused: bool = False
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], path: str | None = None, reused: bool = False) -> StageBuild:
+    def of(cls, manifest: stages.Manifest, path: str | None = None, reused: bool = False) -> StageBuild:
         return cls(
-            manifest["form"], manifest["precision"], manifest["changes"], manifest["build_s"],
-            stages.size_bytes(dict(manifest)), path, reused,
+            manifest.form, manifest.precision, manifest.changes, manifest.build_s,
+            manifest.size_bytes, path, reused,
         )  # fmt: skip
 
 

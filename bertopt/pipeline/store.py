@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +19,15 @@ from bertopt.modeling.source import examine, read_json, resolve, sha256
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
-from bertopt.stages import artifact
+from bertopt.stages import CommittedStage, artifact
 from bertopt.workers.client import Worker
+
+#: Names that bertopt gives: stages with the key they were built under, unfinished ones, measurement records.
+_STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}-([0-9a-f]{12})")
+_PART = re.compile(r"\.part-[A-Za-z][A-Za-z0-9_-]{0,63}-\d+")
+_RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)")
+#: How long a checkpoint may take to load.
+LOADING_S = 1800.0
 
 
 class Store:
@@ -40,22 +48,39 @@ class Store:
         except Timeout:
             self.tell(f"waiting for another run in {self.out}")
             self._lock.acquire()
-        artifact.recover(self.out)
-        if self.fresh:
-            shutil.rmtree(self.stages, ignore_errors=True)
-            shutil.rmtree(self.checks, ignore_errors=True)
-        self.stages.mkdir(exist_ok=True)
-        for left in self.stages.glob(".part-*"):
-            shutil.rmtree(left)
+        try:
+            self._take_over()
+        except BaseException:
+            self._lock.release()
+            raise
         return self
+
+    def _take_over(self) -> None:
+        """Clear up after interrupted runs, and refuse a directory that holds somebody else's files under our names."""
+        for folder, ours in ((self.stages, _is_stage), (self.checks, _is_record)):
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(f"'{folder}' must be a directory of bertopt's; it is a file: choose another --out")
+            foreign = [path for path in folder.iterdir() if not ours(path)] if folder.is_dir() else []
+            if foreign and not any(ours(path) for path in folder.iterdir()):
+                raise UsageError(
+                    f"'{folder}' holds '{foreign[0].name}', which is not bertopt's; choose another directory with --out"
+                )
+        artifact.recover(self.out)
+        self.stages.mkdir(exist_ok=True)
+        for path in self.stages.iterdir():
+            if _PART.fullmatch(path.name) or (self.fresh and _is_stage(path)):
+                shutil.rmtree(path)
+        for path in self.checks.iterdir() if self.fresh and self.checks.is_dir() else ():
+            if _is_record(path):
+                path.unlink()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     def reference(
         self, worker: Worker, source: str, task: str, revision: str | None, device: Device
-    ) -> tuple[Path, dict[str, Any], bool]:
-        """Stage 00 of the checkpoint: (directory, manifest, whether it was there already)."""
+    ) -> CommittedStage:
+        """Return stage 00 of the checkpoint, made now or before."""
         directory = resolve(source, revision)
         examine(directory)
         content = _content(directory)
@@ -63,7 +88,7 @@ class Store:
 
         def make(part: Path, fields: dict[str, Any]) -> None:
             worker.call(
-                "load_checkpoint", source=str(directory), task=task, revision=None, part=str(part),
+                "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, revision=None, part=str(part),
                 fields={**fields, "checkpoint_sha256": content},
             )  # fmt: skip
 
@@ -77,13 +102,13 @@ class Store:
         device: Device,
         shapes: Sequence[Any],
         texts: Texts,
-    ) -> tuple[Path, dict[str, Any], bool]:
-        """The stage of one step after the stage at `parent`: (directory, manifest, whether it was there already).
+    ) -> CommittedStage:
+        """Return the stage of one step after the stage at `parent`, made now or before.
 
         Raises IntegrityError where the pass changed its parent's files.
         """
         record = step.pass_.record()
-        key = stages.key(stages.read_manifest(parent)["key"], record, device, shapes, texts.digest)
+        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest)
         context = {"device": device, "shapes": list(shapes), "texts": list(texts.texts), "seed": 0}
 
         def make(part: Path, fields: dict[str, Any]) -> None:
@@ -101,12 +126,12 @@ class Store:
 
     def _stage(
         self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None]
-    ) -> tuple[Path, dict[str, Any], bool]:
+    ) -> CommittedStage:
         path = self.stages / f"{name}-{key[:12]}"
         self._used.add(path)
         if path.is_dir():
             try:
-                return path, stages.verify(path), True
+                return CommittedStage(path, stages.verify(path), reused=True)
             except BertoptError:
                 # Damaged since: build it again.
                 shutil.rmtree(path)
@@ -117,7 +142,7 @@ class Store:
             stages.commit(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        return path, stages.read_manifest(path), False
+        return CommittedStage(path, stages.read_manifest(path))
 
     def write_report(self, report: Report) -> None:
         part = self.out / ".report.part"
@@ -125,10 +150,25 @@ class Store:
         part.replace(self.out / "report.json")
 
     def prune(self) -> None:
-        """Remove stages that the recipe no longer has."""
+        """Remove stages that the recipe no longer has. What is no stage of ours stays."""
         for path in self.stages.iterdir():
-            if path not in self._used:
+            if path not in self._used and _is_stage(path):
                 shutil.rmtree(path)
+
+
+def _is_stage(path: Path) -> bool:
+    """Whether a stage of ours lies there, whole or not: by its name, and by a manifest that names the same key."""
+    named = _STAGE.fullmatch(path.name)
+    if not named or not path.is_dir() or path.is_symlink():
+        return bool(_PART.fullmatch(path.name)) and path.is_dir()
+    try:
+        return f'"key": "{named[1]}'.encode() in (path / stages.MANIFEST).read_bytes()
+    except OSError:
+        return False
+
+
+def _is_record(path: Path) -> bool:
+    return bool(_RECORD.fullmatch(path.name)) and path.is_file()
 
 
 def _content(directory: Path) -> str:

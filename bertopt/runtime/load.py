@@ -33,8 +33,8 @@ def load(
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
     manifest = stages.verify(path)
-    device = device or manifest["device"]
-    environment.check_isa(manifest, device)
+    device = device or manifest.device
+    environment.check_isa(manifest.precision, manifest.environment["isa"], device)
     with reading(f"'{path}'", "export it again"):
         model = stages.open_stage(path, manifest)
         session = open_session(model, device, threads, streams)

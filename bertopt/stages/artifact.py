@@ -41,9 +41,6 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
         shutil.copyfile(path, target)
     # The copies must be what was examined: a pass or a person may have written to the stage since.
     manifest = stages.verify(part)
-    fields = {
-        k: v for k, v in manifest.items() if k not in ("schema_version", "bertopt_version", "environment", "files")
-    }
     gates = {
         "status": row.status,
         "parity": row.parity.model_dump(mode="json", exclude={"cases"}) if row.parity else None,
@@ -54,18 +51,14 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
     told = {**recipe, "model": _portable(recipe["model"])}
     told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    stages.write_manifest(part, {**fields, "stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates})
+    fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
+    told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}
+    stages.write_manifest(part, {**fields, **told_of})
 
 
 def _portable(path: str | None) -> str | None:
     """A path of this machine by its last part; hub ids, package and relative paths as they are."""
     return Path(path).name if path is not None and Path(path).is_absolute() else path
-
-
-def content_hash(directory: Path) -> str:
-    """One hash over every file's path and hash: equal for equal artefacts, whenever they were written."""
-    files = stages.read_manifest(directory)["files"]
-    return hashlib.sha256(json.dumps({name: files[name]["sha256"] for name in sorted(files)}).encode()).hexdigest()
 
 
 def recover(out: Path) -> None:

@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,16 @@ def describe() -> dict[str, Any]:
     }
 
 
-def check_isa(manifest: Mapping[str, Any], device: str) -> None:
+def check_isa(precision: str, measured_with: Sequence[str], device: str) -> None:
     """Raise Unsupported if an artefact was measured with CPU instructions for its precision that this CPU lacks.
 
     One that was exported without them was measured without them, so it may run anywhere.
     """
-    native = NATIVE.get(manifest["precision"], set())
-    then, now = set(manifest["environment"]["isa"]) & native, set(isa()) & native
+    native = NATIVE.get(precision, set())
+    then, now = set(measured_with) & native, set(isa()) & native
     if device == "cpu" and then and not now:
         raise Unsupported(
-            f"the artefact is {manifest['precision']} and was measured with {', '.join(sorted(then))}; this CPU has none of "
+            f"the artefact is {precision} and was measured with {', '.join(sorted(then))}; this CPU has none of "
             f"{', '.join(sorted(native))} and would run it slowly or less exactly; export again on a machine like this one, "
             "or deliver a float32 stage"
         )

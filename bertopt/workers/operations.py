@@ -76,7 +76,8 @@ class Ops:
         entry = stages.describe(model, out)
         notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
         built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
-        return stages.write_manifest(out, {**fields, **entry, **built, "passes": []}), {}
+        stages.write_manifest(out, {**fields, **entry, **built})
+        return None, {}
 
     def op_build(
         self, arrays: Any, parent: str, record: dict[str, Any], part: str,
@@ -110,9 +111,10 @@ class Ops:
         built = {
             "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
             "build_s": time.monotonic() - start,
-            "passes": [*manifest["passes"], rewrite.model_dump()],
+            "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
         }
-        return stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built}), {}
+        stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
+        return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
         """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
@@ -120,10 +122,10 @@ class Ops:
 
         path = Path(directory)
         manifest = stages.verify(path)
-        environment.check_isa(manifest, device)
+        environment.check_isa(manifest.precision, manifest.environment["isa"], device)
         model = stages.open_stage(path, manifest)
         self.session, self.model = open_session(model, device), model
-        self.passes = [Rewrite.model_validate(record) for record in manifest["passes"]]
+        self.passes = list(manifest.passes)
         self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
         return {"max_shape": model.max_shape, "layout": model.spec.layout}, {}
 

@@ -21,7 +21,6 @@ from bertopt.commands.verify import verify
 from bertopt.errors import ResourceError, Unsupported, UsageError
 from bertopt.recipe.parser import load
 from bertopt.results import Report
-from bertopt.stages import artifact
 from bertopt.system.process_tree import runs as _runs
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
@@ -191,11 +190,11 @@ def test_the_artefact_answers_like_transformers(
 
 def test_a_second_run_reuses_everything(run: Run, happy: tuple[Path, Report]) -> None:
     out, first = happy
-    before = artifact.content_hash(out / "artifact")
+    before = stages.read_manifest(out / "artifact").content_sha256
     report = run(out, LADDER)
     assert reused(report) == [row.name for row in first.stages] and not reused(first)
     assert report.stages[3].latency == first.stages[3].latency
-    assert artifact.content_hash(out / "artifact") == before
+    assert stages.read_manifest(out / "artifact").content_sha256 == before
 
 
 # Reuse, on a chain of cheap passes.

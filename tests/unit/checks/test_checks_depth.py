@@ -408,5 +408,5 @@ def test_records_of_other_inputs_or_versions_are_not_read(tmp_path: Path, monkey
     assert Records(tmp_path, ["reference", 1]).read(["a", "b"]) is not None
     assert Records(tmp_path, ["reference", 2]).read(["a", "b"]) is None
     assert Records(tmp_path, ["reference", 1]).read(["a", None]) is None
-    monkeypatch.setattr("bertopt.pipeline.measurement_cache.VERSION", 0)
+    monkeypatch.setattr("bertopt.pipeline.measurement_cache.MEASURING", ("checks",))
     assert Records(tmp_path, ["reference", 1]).read(["a", "b"]) is None

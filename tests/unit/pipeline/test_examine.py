@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 import bertopt
+from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Report
 from tests.support import example_passes
+from tests.support.measured import measured
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import LETTERS, WORDS, Tiny
 
@@ -115,16 +118,45 @@ def test_left_padding_is_part_of_invariance_where_it_must_not_matter(tiny: Tiny,
     assert found is not None and found.max_abs < 1e-4
 
 
-def test_records_of_an_earlier_version_are_measured_anew(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr("bertopt.pipeline.measurement_cache.VERSION", 1)
-        assert run(out, tiny("bert"), [{"pass": "touch"}]).exit_code == 0
-    old = {path.name for path in (out / "checks").iterdir()}
-    for path in (out / "checks").iterdir():
-        path.write_text('{"cases": []}')
-    report = run(out, tiny("bert"), [{"pass": "touch"}])
-    assert report.exit_code == 0 and report.stage("touch").parity is not None
-    assert len({path.name for path in (out / "checks").iterdir()} - old) == 2
+def test_records_are_trusted_only_as_they_were_written(tiny: Tiny, tmp_path: Path) -> None:
+    """Figures that somebody edits do not turn a failure into a delivery, and a damaged record ends no run."""
+    out, limits = tmp_path / "out", {"float32": {"max_abs": 1e-12}}
+    steps = [{"pass": "use_sdpa"}]
+    assert run(out, tiny("bert"), steps, **limits).exit_code == 3
+    records = sorted((out / "checks").iterdir())
+    assert len(records) == 2
+    for path in records:
+        text = path.read_text()
+        edited = re.sub(r'(max_abs\\":)[0-9.e-]+', r"\g<1>0.0", text)
+        path.write_text(edited)
+    assert run(out, tiny("bert"), steps, **limits).exit_code == 3
+    for damage in (b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"cases": []}', b'{"sha256": "x", "measurements": "{}"}', b"[" * 100_000):
+        for path in records:
+            path.write_bytes(damage)
+        assert run(out, tiny("bert"), steps, **limits).exit_code == 3
+    assert sorted((out / "checks").iterdir()) == records
+
+
+def test_a_record_with_any_bit_flipped_is_none(tmp_path: Path) -> None:
+    records = Records(tmp_path / "checks", ["x"])
+    records.write(["a", None], measured(changed=None))
+    (path,) = (tmp_path / "checks").iterdir()
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place % 8)
+        path.write_bytes(flipped)
+        assert records.read(["a", None]) is None, place
+    path.write_bytes(whole)
+    assert records.read(["a", None]) is not None
+
+
+def test_threads_and_the_sources_that_measure_are_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Records(tmp_path / "checks", ["x"]).write(["a", None], measured(changed=None))
+    assert Records(tmp_path / "checks", ["x"]).read(["a", None]) is not None
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert Records(tmp_path / "checks", ["x"]).read(["a", None]) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("bertopt.stages.source_hash.of_package", lambda *_: "edited")
+    assert Records(tmp_path / "checks", ["x"]).read(["a", None]) is None

@@ -1,10 +1,14 @@
-"""Two runs on one output directory wait for each other."""
+"""The output directory: runs wait for each other, and nothing that is not bertopt's is ever removed."""
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
+import pytest
+
+from bertopt.errors import UsageError
 from bertopt.pipeline.store import Store
 
 
@@ -27,3 +31,55 @@ def test_the_second_run_says_that_it_waits_and_then_goes_on(tmp_path: Path) -> N
     assert entered.wait(30)
     thread.join(30)
     assert said == [f"waiting for another run in {tmp_path}"]
+
+
+KEY = "0123456789abcdef" * 4
+
+
+def stage(out: Path, name: str = "touch") -> Path:
+    """A directory as a committed stage leaves it."""
+    path = out / "stages" / f"{name}-{KEY[:12]}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "key": KEY}, indent=2))
+    return path
+
+
+def open_and_prune(out: Path, fresh: bool = False) -> None:
+    with Store(out, fresh, lambda _: None) as store:
+        store.prune()
+
+
+@pytest.mark.parametrize("folder", ["stages", "checks"])
+def test_somebody_elses_folder_of_our_name_is_refused(tmp_path: Path, folder: str) -> None:
+    thesis = tmp_path / folder / "precious" / "thesis.txt"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("x")
+    for fresh in (False, True):
+        with pytest.raises(UsageError, match=f"{folder}' holds 'precious', which is not bertopt's; choose another"):
+            open_and_prune(tmp_path, fresh)
+    assert thesis.read_text() == "x"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_only_stages_and_records_of_ours_are_removed(tmp_path: Path, fresh: bool) -> None:
+    ours, unfinished = stage(tmp_path), tmp_path / "stages" / ".part-touch-12"
+    unfinished.mkdir()
+    kept = [tmp_path / "stages" / name for name in ("notes.txt", "precious/thesis.txt", f"mine-{KEY[:12]}/x", ".part-x/y")]
+    kept.append(tmp_path / "checks" / "readme.md")
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    record = tmp_path / "checks" / f"{KEY}.json"
+    record.write_text("{}")
+    open_and_prune(tmp_path, fresh)
+    assert not ours.exists() and not unfinished.exists() and record.exists() != fresh
+    assert all(path.read_text() == "x" for path in kept)
+
+
+@pytest.mark.parametrize("folder", ["stages", "checks"])
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).write_text("x")
+    with pytest.raises(UsageError, match=f"{folder}' must be a directory of bertopt's; it is a file"):
+        open_and_prune(tmp_path)
+    with pytest.raises(UsageError):  # and the lock is free again
+        open_and_prune(tmp_path)

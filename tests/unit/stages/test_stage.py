@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+import bertopt
 from bertopt import stages
 from bertopt.core import Compiled, Context, Eager, Engine, Onnx, OpenVino, Profile, Spec
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import checkpoint
+from bertopt.modeling.source import sha256
 from bertopt.passes import CastHalf, UseSdpa
 from bertopt.recipe import texts
 from bertopt.recipe.texts import Texts
+from bertopt.stages import source_hash
 from bertopt.system import environment
 from tests.support.tiny_models import Tiny
 
@@ -39,18 +48,23 @@ def committed(tmp_path: Path) -> Path:
     return tmp_path / "final"
 
 
-def edit_manifest(directory: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+def edit_manifest(directory: Path, edit: Callable[[dict[str, Any]], object], sealed: bool = True) -> None:
+    """Change the manifest; `sealed`, as somebody would who hashes it again."""
     path = directory / stages.MANIFEST
-    manifest = json.loads(path.read_text())
-    edit(manifest)
-    path.write_text(json.dumps(manifest))
+    fields = json.loads(path.read_text())
+    edit(fields)
+    text = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    if sealed:
+        with contextlib.suppress(ValidationError):
+            text = stages.Manifest.model_validate(fields).sealed().text()
+    path.write_text(text)
 
 
 def test_commit_is_one_rename(committed: Path) -> None:
     assert [path.name for path in committed.parent.iterdir()] == ["final"]
     manifest = stages.verify(committed)
-    assert sorted(manifest["files"]) == ["config.json", "onnx/model.onnx"]
-    assert stages.size_bytes(manifest) == 502
+    assert sorted(manifest.files) == ["config.json", "onnx/model.onnx"]
+    assert manifest.size_bytes == 502
     assert stages.open_stage(committed) == Onnx(SPEC, "float32", committed / "onnx" / "model.onnx")
 
 
@@ -117,7 +131,7 @@ def test_symlinked_directories_are_refused(committed: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["../secret", "onnx/../../secret", "/etc/hostname"])
 def test_manifest_cannot_name_files_outside(committed: Path, name: str) -> None:
     (committed.parent / "secret").write_text("s")
-    entry = {"sha256": stages.sha256(committed.parent / "secret"), "size": 1}
+    entry = {"sha256": sha256(committed.parent / "secret"), "size": 1}
     edit_manifest(committed, lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(IntegrityError, match="lies outside the directory"):
         stages.verify(committed)
@@ -142,14 +156,12 @@ def test_truncated_manifest(committed: Path, keep: int) -> None:
     "edit",
     [
         lambda m: m.pop("spec"),
-        lambda m: m.pop("schema_version"),
-        lambda m: m.pop("files"),
         lambda m: m.update(files=[]),
         lambda m: m["files"].update({"config.json": None}),
         lambda m: m["files"]["config.json"].pop("sha256"),
         lambda m: m["spec"].update(surprise=1),
     ],
-    ids=["spec", "schema_version", "files", "files_list", "entry", "sha256", "unknown_field"],
+    ids=["spec", "files_list", "entry", "sha256", "unknown_field"],
 )
 def test_damaged_manifest(committed: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     edit_manifest(committed, edit)
@@ -164,10 +176,49 @@ def test_manifest_that_is_no_object(committed: Path, text: str) -> None:
         stages.verify(committed)
 
 
-def test_manifest_of_a_newer_bertopt(committed: Path) -> None:
-    edit_manifest(committed, lambda manifest: manifest.update(schema_version=2))
-    with pytest.raises(IntegrityError, match="schema_version must be 1; got 2; use a newer bertopt"):
+@pytest.mark.parametrize(
+    ("version", "words"), [(3, "use a newer bertopt"), (1, "written by an older bertopt: export again"), (None, "got 'None'")]
+)
+def test_manifest_of_another_bertopt(committed: Path, version: int | None, words: str) -> None:
+    edit_manifest(committed, lambda manifest: manifest.update(schema_version=version))
+    with pytest.raises(IntegrityError, match=f"schema_version must be 2; .*{words}"):
         stages.verify(committed)
+
+
+def test_every_flipped_bit_of_a_manifest_is_refused(committed: Path) -> None:
+    path = committed / stages.MANIFEST
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place * 5 % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(IntegrityError):
+            stages.read_manifest(committed)
+    path.write_bytes(whole)
+    stages.verify(committed)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m["spec"].update(labels=["good", "bad"]),
+        lambda m: m["spec"].update(text_length=6),
+        lambda m: m["spec"].update(pad_id=1),
+        lambda m: m["spec"].update(multi_label=True),
+        lambda m: m.update(precision="int8"),
+        lambda m: m.update(gates={"status": "ok"}),
+        lambda m: m.pop("files"),
+        lambda m: m.update(changes={"more": 3}),
+    ],
+)
+def test_an_edited_manifest_is_refused_although_it_is_valid(committed: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    edit_manifest(committed, edit, sealed=False)
+    with pytest.raises(IntegrityError, match="is not as it was written"):
+        stages.read_manifest(committed)
+    path = committed / stages.MANIFEST
+    path.write_text(path.read_text().replace("  ", " "))
+    with pytest.raises(IntegrityError):
+        stages.read_manifest(committed)
 
 
 def test_no_manifest(tmp_path: Path) -> None:
@@ -183,8 +234,9 @@ def test_unknown_form(committed: Path) -> None:
 
 def test_manifest_is_not_a_file_of_its_own_listing(committed: Path) -> None:
     (committed / "onnx" / stages.MANIFEST).write_text("{}")
-    manifest = stages.write_manifest(committed, {"key": "k"})
-    assert sorted(manifest["files"]) == ["config.json", "onnx/manifest.json", "onnx/model.onnx"]
+    fields = stages.read_manifest(committed).model_dump(exclude={"files", "manifest_sha256"})
+    manifest = stages.write_manifest(committed, fields)
+    assert sorted(manifest.files) == ["config.json", "onnx/manifest.json", "onnx/model.onnx"]
 
 
 # Forms
@@ -194,12 +246,12 @@ def test_files_of_other_forms_come_and_go(committed: Path, tmp_path: Path) -> No
     made, out = tmp_path / "made", tmp_path / "out"
     (made / "engines" / "tensorrt-10_sm86").mkdir(parents=True)
     (made / "openvino").mkdir()
-    for name in ("engines/tensorrt-10_sm86/model.plan", "openvino/model.xml", "openvino/model.bin"):
+    for name in ("engines/tensorrt-10_sm86/model.plan", "openvino/openvino_model.xml", "openvino/openvino_model.bin"):
         (made / name).write_text(name)
     profiles = (Profile(opt=(4, 32), max=(8, 64)), Profile(min=(8, 1), opt=(16, 64), max=(32, 64)))
     plan = made / "engines" / "tensorrt-10_sm86" / "model.plan"
     engine = Engine(SPEC, "float16", plan, "tensorrt", "10.8", ("sm86",), profiles)
-    for model in (engine, OpenVino(SPEC, "int8", made / "openvino" / "model.xml")):
+    for model in (engine, OpenVino(SPEC, "int8", made / "openvino" / "openvino_model.xml")):
         directory = out / model.form
         directory.mkdir(parents=True)
         stages.inherit(committed, directory)
@@ -211,7 +263,7 @@ def test_files_of_other_forms_come_and_go(committed: Path, tmp_path: Path) -> No
         assert opened.path.read_text() == str(opened.path.relative_to(directory))
         assert opened.path.parent != model.path.parent
         assert opened.max_shape == ((32, 64) if isinstance(model, Engine) else None)
-    assert (out / "openvino" / "openvino" / "model.bin").read_text() == "openvino/model.bin"
+    assert (out / "openvino" / "openvino" / "openvino_model.bin").read_text() == "openvino/openvino_model.bin"
 
 
 def test_replayed_rewrites_answer_alike(tiny: Tiny, tmp_path: Path) -> None:
@@ -234,6 +286,54 @@ def test_replayed_rewrites_answer_alike(tiny: Tiny, tmp_path: Path) -> None:
     assert torch.allclose(given, expected, atol=1e-3)
     assert (given - plain).abs().max() > 2 * (given - expected).abs().max()
     assert not list(out.rglob("*.bin"))
+
+
+@pytest.mark.parametrize("how", ["links", "copies"])
+def test_a_sharded_checkpoint_goes_through_eager_passes(tiny: Tiny, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    if how == "copies":  # where directories lie on different file systems
+        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links")))
+    source, parent, out = (tmp_path / name for name in ("source", "parent", "out"))
+    shutil.copytree(tiny("bert"), source)
+    AutoModelForSequenceClassification.from_pretrained(source).save_pretrained(source, max_shard_size="30KB")
+    (source / "model.safetensors").unlink()
+    shards = {path.name for path in source.glob("model-*.safetensors")}
+    assert len(shards) > 2
+    parent.mkdir()
+    out.mkdir()
+    checkpoint.write_snapshot(checkpoint.load(source), parent)
+    model = UseSdpa()(checkpoint.open_directory(parent), Context(out)).model
+    stages.inherit(parent, out)
+    stages.write_form(model, out)
+    stages.write_manifest(out, stages.describe(model, out))
+    opened = stages.open_stage(out, stages.verify(out))
+    assert isinstance(opened, Eager) and {path.name for path in out.glob("model-*.safetensors")} == shards
+    example = opened.network.example(2, 7)
+    with torch.inference_mode():
+        assert torch.equal(opened.network(*example)[0], model.network(*example)[0])
+
+
+def test_a_pass_may_write_the_weights_itself(tiny: Tiny, tmp_path: Path) -> None:
+    """`model.safetensors` in the working directory, which is the stage's, returned as its checkpoint."""
+    from safetensors.torch import save_file
+
+    reference = checkpoint.load(tiny("bert"))
+    parent, out = tmp_path / "parent", tmp_path / "out"
+    parent.mkdir()
+    out.mkdir()
+    checkpoint.write_snapshot(reference, parent)
+    weights = {name: tensor.clone() for name, tensor in reference.network.encoder.state_dict().items()}
+    weights["classifier.bias"] += 1
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    model = replace(reference, checkpoint=out)
+    stages.inherit(parent, out)
+    stages.write_form(model, out)
+    stages.write_manifest(out, stages.describe(model, out))
+    opened = stages.open_stage(out, stages.verify(out))
+    assert isinstance(opened, Eager)
+    difference = opened.network.encoder.classifier.bias - reference.network.encoder.classifier.bias
+    assert torch.allclose(difference, torch.ones(()))
 
 
 def test_compiled_form_is_kept(tiny: Tiny, tmp_path: Path) -> None:
@@ -266,6 +366,46 @@ def test_key_is_that_of_everything_that_matters(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stages, "_source_hash", lambda _: "edited")
     keys.append(stages.key("p", CastHalf().record(), "cpu", shapes, "t"))
     assert len(set(keys)) == len(keys)
+
+
+def test_an_edit_of_anything_that_a_pass_imports_is_another_source(tmp_path: Path) -> None:
+    """Of bertopt's modules and of the user's, also where they are imported inside a function; not of what is installed."""
+    own = tmp_path / "own_pass.py"
+    own.write_text("import os, torch\nfrom own_helper import scale\ndef late():\n    from own_pack import inner\n")
+    (tmp_path / "own_helper.py").write_text("scale = 1\n")
+    (tmp_path / "own_pack").mkdir()
+    (tmp_path / "own_pack" / "__init__.py").write_text("")
+    (tmp_path / "own_pack" / "inner.py").write_text("from . import deeper\n")
+    (tmp_path / "own_pack" / "deeper.py").write_text("depth = 1\n")
+    (tmp_path / "unrelated.py").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        seen = [source_hash.of_files([own])]
+        for file, text in (("own_helper.py", "scale = 2\n"), ("own_pack/deeper.py", "depth = 2\n"), ("own_pass.py", "import os\n")):
+            (tmp_path / file).write_text(text)
+            os.utime(tmp_path / file, ns=(len(seen), len(seen)))
+            seen.append(source_hash.of_files([own]))
+        (tmp_path / "unrelated.py").write_text("more = 1\n")
+        assert source_hash.of_files([own]) == seen[-1]
+    assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("of", "helper"),
+    [
+        ("passes/quantize_int8.py", "quantization/qdq.py"), ("passes/convert_openvino.py", "quantization/openvino_ptq.py"),
+        ("passes/quantize_int8.py", "quantization/calibration_inputs.py"), ("passes/keep_cls_only.py", "modeling/encoder_layers.py"),
+        ("modeling/checkpoint.py", "modeling/network.py"),
+    ],
+)  # fmt: skip
+def test_bertopts_own_helpers_are_part_of_a_key(of: str, helper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(bertopt.__file__).parent
+    shutil.copytree(package, tmp_path / "bertopt", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(source_hash, "_PACKAGE", tmp_path / "bertopt")
+    before = source_hash.of_package(of)
+    with (tmp_path / "bertopt" / helper).open("a") as file:
+        file.write("\n# edited\n")
+    assert source_hash.of_package(of) != before
 
 
 # Texts

@@ -1,0 +1,165 @@
+"""`manifest.json`: what a stage or artefact is, the hash of every file, and a hash of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bertopt._version import __version__
+from bertopt.core import Precision, Profile, Rewrite, Spec
+from bertopt.errors import IntegrityError, UsageError
+from bertopt.modeling.source import sha256
+from bertopt.system import environment
+
+MANIFEST = "manifest.json"
+#: 2: the manifest holds a hash of itself, and OpenVINO files are named as sentence-transformers looks for them.
+SCHEMA_VERSION = 2
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class FileEntry(_Frozen):
+    sha256: str
+    size: int
+
+
+class EngineEntry(_Frozen):
+    """What a TensorRT plan was built with and for."""
+
+    library: str
+    version: str
+    targets: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+
+
+class Manifest(_Frozen):
+    """What `manifest.json` says. `stage`, `recipe` and `gates` are an artefact's; `checkpoint_sha256` is the reference's."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION  # type: ignore[assignment]
+    bertopt_version: str = __version__
+    key: str = ""
+    name: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+    form: str
+    precision: Precision
+    spec: Spec
+    path: str | None = None
+    """The model's file in this directory; None where the form is eager."""
+    engine: EngineEntry | None = None
+    changes: dict[str, int] = {}
+    build_s: float = 0.0
+    passes: tuple[Rewrite, ...] = ()
+    warnings: tuple[str, ...] = ()
+    checkpoint_sha256: str | None = None
+    stage: str | None = None
+    recipe: dict[str, Any] | None = None
+    recipe_sha256: str | None = None
+    gates: dict[str, Any] | None = None
+    environment: dict[str, Any] = Field(default_factory=environment.describe)
+    files: dict[str, FileEntry] = {}
+    manifest_sha256: str = ""
+    """Hash over the canonical JSON of all other fields: against accidents, not against people who can hash too."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size for entry in self.files.values())
+
+    @property
+    def content_sha256(self) -> str:
+        """One hash over every file's path and hash: equal for equal artefacts, whenever they were written."""
+        hashes = {name: self.files[name].sha256 for name in sorted(self.files)}
+        return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+    def sealed(self) -> Manifest:
+        """Return this manifest with its own hash in it."""
+        return self.model_copy(update={"manifest_sha256": _own_hash(self.model_dump(mode="json"))})
+
+    def text(self) -> str:
+        return _text(self.model_dump(mode="json", exclude_none=True))
+
+
+def write(directory: Path, fields: Mapping[str, Any]) -> Manifest:
+    """Hash every file of `directory`, write its manifest last, and return it."""
+    files = {
+        str(path.relative_to(directory)): FileEntry(sha256=sha256(path), size=path.stat().st_size)
+        for path in files_of(directory)
+        if path != directory / MANIFEST
+    }
+    manifest = Manifest.model_validate({**fields, "files": files}).sealed()
+    (directory / MANIFEST).write_text(manifest.text(), "utf-8")
+    return manifest
+
+
+def read(directory: Path) -> Manifest:
+    """Return the manifest. Raises UsageError where there is none, IntegrityError where it is not as it was written."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UsageError(f"'{directory}' is no bertopt stage or artefact: it has no {MANIFEST}")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        fields = json.loads(text)
+        if isinstance(fields, dict) and fields.get("schema_version") != SCHEMA_VERSION:
+            got = fields.get("schema_version")
+            older = isinstance(got, int) and got < SCHEMA_VERSION
+            raise IntegrityError(
+                f"{MANIFEST}: schema_version must be {SCHEMA_VERSION}; got {str(got)[:20]!r}; "
+                + ("it was written by an older bertopt: export again" if older else "use a newer bertopt")
+            )
+        manifest = Manifest.model_validate_json(text)
+        whole = manifest.text() == text and manifest.sealed().manifest_sha256 == manifest.manifest_sha256
+    except (ValueError, RecursionError, ValidationError) as error:
+        raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
+    if not whole:
+        raise IntegrityError(f"'{path}' is not as it was written (its own hash differs); export again")
+    return manifest
+
+
+def verify(directory: Path) -> Manifest:
+    """Return the manifest, after every file's size and hash was checked, before anything of it reaches a loader.
+
+    Raises IntegrityError naming the first file that is missing, changed, or not listed.
+    """
+    manifest = read(directory)
+    links = [path for path in sorted(directory.rglob("*")) if path.is_symlink()]
+    if links:
+        raise IntegrityError(
+            f"'{links[0].relative_to(directory)}' in '{directory}' is a link; copy the files themselves"
+        )
+    for name, entry in manifest.files.items():
+        path = directory / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise IntegrityError(f"{MANIFEST} names '{name}', which lies outside the directory")
+        if not path.is_file():
+            raise IntegrityError(f"'{name}' is missing from '{directory}'; copy the whole directory, or export again")
+        if path.stat().st_size != entry.size or sha256(path) != entry.sha256:
+            raise IntegrityError(
+                f"'{name}' in '{directory}' is not the file that was exported (size or sha256 differs); export again"
+            )
+    extra = [
+        str(path.relative_to(directory))
+        for path in files_of(directory)
+        if str(path.relative_to(directory)) not in manifest.files and path != directory / MANIFEST
+    ]
+    if extra:
+        raise IntegrityError(f"'{extra[0]}' in '{directory}' is not listed in {MANIFEST}; remove it, or export again")
+    return manifest
+
+
+def files_of(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _own_hash(fields: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in fields.items() if key != "manifest_sha256" and value is not None}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"

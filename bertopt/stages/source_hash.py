@@ -1,0 +1,90 @@
+"""Hash the source that something depends on: its own file, and every module that it imports, of bertopt or the user's."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import site
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = tuple(
+    Path(path).resolve()
+    for path in {*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages(), site.getusersitepackages()}
+)
+
+
+def of_files(files: Iterable[Path]) -> str:
+    """Return one hash over the source of `files` and of all that they import, directly or not.
+
+    Imports are read from the source, those inside functions included; nothing is imported. What the interpreter and
+    installed packages bring is not followed: their versions are part of a stage's key.
+    """
+    sha, seen, waiting = hashlib.sha256(), set[Path](), [file.resolve() for file in files]
+    while waiting:
+        file = waiting.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        waiting += _imports(file, file.stat().st_mtime_ns)
+    for file in sorted(seen):
+        sha.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return sha.hexdigest()
+
+
+def of_package(*parts: str) -> str:
+    """Return the hash of `of_files` for modules and folders of bertopt, such as 'checks' or 'pipeline/race.py'."""
+    places = [_PACKAGE / part for part in parts]
+    return of_files(file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place]))
+
+
+@functools.cache
+def _imports(file: Path, modified_ns: int) -> list[Path]:
+    """The files that `file` imports, as far as they are bertopt's or lie outside of what is installed."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [place for alias in node.names for place in _located(alias.name)]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                folder = file.parents[node.level - 1]
+                parts = (node.module or "").split(".") if node.module else []
+                found += [*_inside(folder, parts), *(p for a in node.names for p in _inside(folder, [*parts, a.name]))]
+            elif node.module:
+                found += [*_located(node.module), *(p for a in node.names for p in _located(f"{node.module}.{a.name}"))]
+    return found
+
+
+def _located(name: str) -> Iterator[Path]:
+    """The file of a module, found without importing its package."""
+    top, *rest = name.split(".")
+    if top == "bertopt":
+        # A package's face only hands on names: what is used of it is imported by its own name or hashed with it.
+        yield from _inside(_PACKAGE, rest) if rest else ()
+        return
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return
+    if spec is None or spec.origin in (None, "built-in", "frozen"):
+        return
+    origin = Path(str(spec.origin)).resolve()
+    if any(origin.is_relative_to(place) for place in _INSTALLED):
+        return
+    yield from _inside(origin.parent, rest) if spec.submodule_search_locations and rest else [origin]
+
+
+def _inside(folder: Path, parts: list[str]) -> Iterator[Path]:
+    place = folder.joinpath(*parts)
+    if place.with_suffix(".py").is_file():
+        yield place.with_suffix(".py").resolve()
+    elif (place / "__init__.py").is_file():
+        yield (place / "__init__.py").resolve()
