@@ -108,7 +108,7 @@ class _Model:
         start.mkdir()
         fields = {"name": "reference", "device": "cpu"}
         manifest, _ = Ops().op_load_checkpoint({}, str(checkpoint), "auto", None, str(start), fields)
-        self.spec = Spec.model_validate(manifest["spec"])
+        self.spec = manifest.spec
         self.stages: dict[tuple[str, ...], Path | Unsupported] = {(): start}
         self.manifests: dict[Path, Any] = {start: manifest}
         self.probes = _probes(self.spec, start)
@@ -151,11 +151,11 @@ class _Model:
         if isinstance(built, Unsupported):
             return f"unsupported: {built}", None
         manifest = self.manifests[built]
-        if not any(manifest["changes"].values()):
+        if not any(manifest.changes.values()):
             return f"FAILED: the pass changed nothing ({manifest['changes']})", None
-        if manifest["form"] == "engine":
+        if manifest.form == "engine":
             return BUILT, None
-        packed = manifest["spec"]["layout"] == "packed"
+        packed = manifest.spec.layout == "packed"
         asked = [probe for probe in self.probes if not packed or probes.packable(self.spec, probe)]
         answers, missed = _answers(built, self.spec, asked)
         if missed:
@@ -163,7 +163,7 @@ class _Model:
         cases = [
             parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name]) for probe in asked
         ]
-        limits = LIMITS[manifest["precision"]]
+        limits = LIMITS[manifest.precision]
         found = parity.judge(cases, limits, None)
         figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
                    **Comparison.over(cases).model_dump()}  # fmt: skip
@@ -210,10 +210,10 @@ def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict
     model = stages.open_stage(directory, manifest)
     session = open_session(model, threads=1)
     answers = {probe.name: parity.answer(session, probe, spec) for probe in wanted}
-    if not manifest["passes"]:
+    if not manifest.passes:
         return answers, ""
-    facts = session.facts().model_copy(update={"passes": tuple(record["name"] for record in manifest["passes"])})
-    shown = _pass(manifest["passes"][-1]["name"]).effects(model, facts)
+    facts = session.facts().model_copy(update={"passes": tuple(record.name for record in manifest.passes)})
+    shown = _pass(manifest.passes[-1].name).effects(model, facts)
     missed = [f"{expected} {what}, found {found}" for what, (expected, found) in shown.items() if expected != found]
     return answers, "; ".join(missed)
 

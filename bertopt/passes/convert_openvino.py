@@ -105,7 +105,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
             graph, kept = openvino_ptq.quantize(graph, model.spec, samples, options)
             graph.set_rt_info(" ".join(kept), _KEPT)
             changes = {"int8_products": openvino_ptq.int8_products(graph), **{f"{name} kept in float32": 1 for name in kept}}
-        path = ctx.workdir / "openvino" / "model.xml"
+        path = ctx.workdir / "openvino" / "openvino_model.xml"
         path.parent.mkdir()
         ov.save_model(graph, path, compress_to_fp16=False)
         shape = {"operators": len(graph.get_ops()), "products": len(openvino_ptq.products(graph)), "NaN_guards_dropped": guards}

@@ -351,7 +351,7 @@ def test_inspect(exported: tuple[Path, Result]) -> None:
     found = call("inspect", str(directory))
     assert found.exit_code == 0
     assert all(words in found.stdout for words in ("form: eager, float32", "bert, text-classification", "passes: use_sdpa", "model.safetensors", "parity: "))  # fmt: skip
-    assert json.loads(call("inspect", str(directory), "--json").stdout) == stages.read_manifest(directory)
+    assert stages.Manifest.model_validate_json(call("inspect", str(directory), "--json").stdout) == stages.read_manifest(directory)
     found = call("inspect", str(directory.parent))
     assert found.exit_code == 2 and "no manifest.json" in last_line(found)
 

@@ -149,15 +149,15 @@ def test_the_artefact(happy: tuple[Path, Report], tiny: Tiny) -> None:
     manifest = stages.verify(directory)
     files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     assert files == {"manifest.json", "config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"}
-    assert set(manifest["files"]) == files - {"manifest.json"}
+    assert set(manifest.files) == files - {"manifest.json"}
     newest = max(directory.rglob("*"), key=lambda path: path.stat().st_mtime_ns * path.is_file())
     assert newest.name == "manifest.json"
     for path in directory.rglob("*"):
         assert not path.is_symlink()
         assert path.is_dir() or path.stat().st_nlink == 1
-    assert [entry["name"] for entry in manifest["passes"]] == [step["pass"] for step in LADDER]
-    assert manifest["gates"]["parity"]["worst"]["metric"] == report.stages[-1].parity.worst.metric
-    assert len(manifest["recipe_sha256"]) == 64 and manifest["recipe"]["steps"] == report.recipe["steps"]
+    assert [entry.name for entry in manifest.passes] == [step["pass"] for step in LADDER]
+    assert manifest.gates["parity"]["worst"]["metric"] == report.stages[-1].parity.worst.metric
+    assert len(manifest.recipe_sha256) == 64 and manifest.recipe["steps"] == report.recipe["steps"]
 
 
 def test_the_artefact_names_no_place_on_this_machine(happy: tuple[Path, Report], tiny: Tiny) -> None:
@@ -239,7 +239,7 @@ def test_a_damaged_stage_is_built_again(run: Run, chain: tuple[Path, list[dict[s
         (second / "extra.bin").write_text("what is this?")
     report = run(out, steps)
     assert report.exit_code == 0 and reused(report) == ["reference", "first", "third"]
-    assert stages.verify(second)["name"] == "second"
+    assert stages.verify(second).name == "second"
 
 
 def test_fresh_forgets(run: Run, chain: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -280,7 +280,7 @@ def test_revert_goes_on_from_the_parent(run: Run, begun: Path) -> None:
     report = run(begun, ["touch", bad, "use_sdpa"])
     assert statuses(report) == {"touch": "ok", "swap_labels": "reverted", "use_sdpa": "ok"}
     assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "use_sdpa"
-    assert [entry["name"] for entry in stages.verify(begun / "artifact")["passes"]] == ["touch", "use_sdpa"]
+    assert [entry.name for entry in stages.verify(begun / "artifact").passes] == ["touch", "use_sdpa"]
     report = run(begun, ["touch", bad])
     assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage == "touch"
 
@@ -352,7 +352,7 @@ def test_waivers(run: Run, begun: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPa
         "the waiver of spearman_min for 'swap_labels' is not needed: the stage keeps the limit; remove the waiver"
     ]
     # The artefact carries them, and is good until they expire.
-    gates = stages.verify(begun / "artifact")["gates"]
+    gates = stages.verify(begun / "artifact").gates
     assert gates["parity"]["passed"] is False and [f["metric"] for f in gates["waived"]] == missed
     assert verify(begun / "artifact", str(tiny())).exit_code == 0
     assert verify(begun / "artifact").exit_code == 0
@@ -546,7 +546,7 @@ def test_an_interrupted_delivery_is_cleared_up(run: Run, begun: Path) -> None:
     (begun / ".artifact.part").mkdir()
     (begun / "stages" / ".part-touch-1").mkdir()
     assert run(begun, ["return_input"]).exit_code == 3
-    assert stages.verify(begun / "artifact")["stage"] == "touch"
+    assert stages.verify(begun / "artifact").stage == "touch"
     assert not list(begun.glob(".artifact.*")) and not list((begun / "stages").glob(".part-*"))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bertopt import stages
-from bertopt.core import Context, Spec
+from bertopt.core import Context
 from bertopt.errors import (
     BertoptError,
     IntegrityError,
@@ -151,7 +151,7 @@ def test_what_is_kept_of_timed_runs(worker: Worker, reference: Path) -> None:
 def test_what_is_answered_under_the_clock_is_checked(
     workers: Workers, reference: Path, tmp_path: Path, step: example_passes.Touch
 ) -> None:
-    spec = Spec.model_validate(stages.read_manifest(reference)["spec"])
+    spec = stages.read_manifest(reference).spec
     with workers.start() as timed, workers.start() as against:
         build(timed, reference, tmp_path / "stage", step)
         for worker, directory in ((timed, tmp_path / "stage"), (against, reference)):

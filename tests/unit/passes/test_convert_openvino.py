@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 import warnings
@@ -267,8 +266,8 @@ def test_an_artefact_for_other_instructions_is_refused(
     manifest = stages.write_manifest(tmp_path, {"device": "cpu", "passes": [], **described})
 
     def claim(precision: str, isa: list[str]) -> None:
-        manifest.update(precision=precision, environment={**manifest["environment"], "isa": isa})
-        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        fields = {"precision": precision, "environment": {**manifest.environment, "isa": isa}}
+        (tmp_path / "manifest.json").write_text(manifest.model_copy(update=fields).sealed().text())
 
     monkeypatch.setattr(environment, "isa", lambda cpuinfo=None: ["avx2", "avx512f"])
     claim("int8", ["avx2", "avx512f", "avx512_vnni"])

@@ -377,5 +377,5 @@ def test_a_run_calibrates_on_its_texts(tiny: Tiny, tmp_path: Path) -> None:
     assert row.changes == {"products": 14}
     assert row.effects["products in integer kernels"] == (14, 14)
     manifest = stages.read_manifest(tmp_path / "out" / "artifact")
-    assert manifest["precision"] == "int8" and "isa" in manifest["environment"]
-    assert passes.need("quantize_int8").model_validate(manifest["passes"][-1]["options"]) == STATIC
+    assert manifest.precision == "int8" and "isa" in manifest.environment
+    assert passes.need("quantize_int8").model_validate(manifest.passes[-1].options) == STATIC

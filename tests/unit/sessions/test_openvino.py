@@ -51,7 +51,7 @@ def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> Non
     _, model = models
     stages.write_form(model, tmp_path)
     manifest = stages.write_manifest(tmp_path, {"device": "cpu", **stages.describe(model, tmp_path)})
-    assert set(manifest["files"]) == {"openvino/model.xml", "openvino/model.bin"}
+    assert set(manifest.files) == {"openvino/openvino_model.xml", "openvino/openvino_model.bin"}
     assert str(open_session(stages.open_stage(tmp_path)).facts().runtime).startswith("openvino")
 
 
