@@ -89,7 +89,12 @@ void Model::check_header() {
     within("number of positions", h.positions, 1, MOST);
     within("first position", h.position_offset, 0, h.positions - 1);
     within("position rule", h.position_rule, 0, 1);
+    // A padding id's position is its own number, which must lie in the table.
+    if (h.position_rule && h.position_offset != uint64_t{h.pad_id} + 1)
+        bad("the file's first position must be " + number(uint64_t{h.pad_id} + 1) + ", behind the padding id; got " + number(h.position_offset));
     within("relative bias", h.relative_bias, 0, 1);
+    for (const char c : h.family)
+        if (c && (c < 32 || c > 126)) bad("the file's family must be a word of ASCII letters");
     if (!(h.epsilon > 0 && h.epsilon < 1)) bad("the file's layer normalisation epsilon must be between 0 and 1");
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 import bertopt_native
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch spins while it waits: two test runs on one machine starve each other
 ISAS = bertopt_native.supported()
 
 

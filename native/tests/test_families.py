@@ -36,14 +36,13 @@ def compare(model: Any, path: Path, precision: Any, isa: str, mean: float, least
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16(kind: str, isa: str, tmp_path: Path) -> None:
-    compare(network(kind), tmp_path / "m", "bf16", isa, 0.9999, 0.9995)
+    compare(network(kind), tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8(kind: str, isa: str, tmp_path: Path) -> None:
-    # Random weights have no outliers to lose, but few channels to average over: 64 instead of 384.
-    compare(network(kind), tmp_path / "m", "int8", isa, 0.997, 0.98)
+    compare(network(kind), tmp_path / "m", "int8", isa, 0.9997, 0.998)
 
 
 @pytest.mark.parametrize("options", [
@@ -63,8 +62,8 @@ def test_int8(kind: str, isa: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_shapes(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
     model = network("bert", **options)
-    compare(model, tmp_path / "m", "bf16", isa, 0.9999, 0.9995)
-    compare(model, tmp_path / "m", "int8", isa, 0.996, 0.97)
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
 
 
 def test_keep_bf16_is_between(tmp_path: Path) -> None:

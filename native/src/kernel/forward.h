@@ -203,7 +203,7 @@ struct Pass {
         const size_t width = net.hidden, bytes = width * sizeof(float);
         share(team, 1, [&](size_t) {
             if (batch.output == Output::tokens) {
-                __builtin_memcpy(batch.out + base * width, work.hidden, tokens * bytes);
+                if (tokens) __builtin_memcpy(batch.out + base * width, work.hidden, tokens * bytes);
                 return;
             }
             size_t row = 0;
