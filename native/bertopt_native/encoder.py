@@ -22,16 +22,19 @@ class Encoder:
     process may run on. `isa` picks an instruction set of `supported()`; by default the best, or what the environment
     variable `BERTOPT_NATIVE_ISA` says.
 
+    `huge_pages` copies the products' weights into huge pages: some per cent faster, more for single texts. Without, the
+    file's pages are used as they are, and processes share them.
+
     Raises `BadFile` for a file that is cut short, damaged or of another layout version, `Unsupported` where this CPU
     has none of the instruction sets.
     """
 
-    def __init__(self, path: str | os.PathLike[str], threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], threads: int | None = None, isa: str | None = None, huge_pages: bool = True) -> None:
         if threads is None:
             threads = len(os.sched_getaffinity(0))
         if not 1 <= threads <= 1024:
             raise ValueError(f"threads must be from 1 to 1024; got {threads}")
-        self._core = _core.Encoder(os.fspath(path), threads, isa or "")
+        self._core = _core.Encoder(os.fspath(path), threads, isa or "", huge_pages)
         self.info: dict[str, Any] = self._core.info()
         """Sizes, `isa` used, `products` with weights and how many of them are INT8 (`int8_products`)."""
 

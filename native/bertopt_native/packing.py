@@ -84,6 +84,11 @@ def _linear(tensor: Tensor, layer: int, weight: Floats, bias: Floats, int8: bool
     return stored + [Stored(tensor + part, layer, Type.F32, 1, n, v.astype(np.float32)) for part, v in vectors.items()]
 
 
+def _table(tensor: Tensor, values: Floats) -> Stored:
+    rows, cols = values.shape
+    return Stored(tensor, 0, Type.F32, rows, cols, values)
+
+
 def pack(
     path: str | os.PathLike[str],
     config: Mapping[str, Any],
@@ -114,19 +119,18 @@ def pack(
     stride, inner = _up(head), _up(len(t["layers.0.ffn_in.bias"]))
     kept = _bf16_products(keep_bf16, network)
 
-    stored = [Stored(Tensor.WORD, 0, Type.F32, *t["embeddings.word"].shape, t["embeddings.word"])]
-    stored += [Stored(Tensor.POSITION, 0, Type.F32, *t["embeddings.position"].shape, t["embeddings.position"])]
+    stored = [_table(Tensor.WORD, t["embeddings.word"]), _table(Tensor.POSITION, t["embeddings.position"])]
     types = t.get("embeddings.token_type")
     if types is not None:
-        stored.append(Stored(Tensor.TOKEN_TYPE, 0, Type.F32, *types.shape, types))
-    vectors = {Tensor.EMBEDDING_GAIN: ("embeddings.norm.weight", 0), Tensor.EMBEDDING_SHIFT: ("embeddings.norm.bias", 0)}
-    stored += [Stored(number, 0, Type.F32, 1, width, t[name]) for number, (name, _) in vectors.items()]
+        stored.append(_table(Tensor.TOKEN_TYPE, types))
+    stored.append(Stored(Tensor.EMBEDDING_GAIN, 0, Type.F32, 1, width, t["embeddings.norm.weight"]))
+    stored.append(Stored(Tensor.EMBEDDING_SHIFT, 0, Type.F32, 1, width, t["embeddings.norm.bias"]))
     stored.append(Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32)))
     if network.relative_bias is not None:
         distances = network.relative_bias.shape[1]
         columns = (distances + 1 + 31) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
         bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - distances)))
-        stored.append(Stored(Tensor.RELATIVE_BIAS, 0, Type.F32, *bias.shape, bias))
+        stored.append(_table(Tensor.RELATIVE_BIAS, bias))
     if "embeddings.projection.weight" in t:
         stored += _linear(Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"], False)
     for i in sorted(set(network.layer_map)):

@@ -119,7 +119,7 @@ void batches(const RandomModel& model, const std::string& path, Random& random, 
     std::vector<std::unique_ptr<Encoder>> encoders;
     const auto kernels = supported_kernels();
     const Kernel* kernel = kernels[draw(random, 0, kernels.size() - 1)];
-    for (const size_t threads : {1, 2, 5}) encoders.push_back(std::make_unique<Encoder>(path, threads, kernel->name));
+    for (const size_t threads : {1, 2, 5}) encoders.push_back(std::make_unique<Encoder>(path, threads, kernel->name, true));
     const Network& net = encoders[0]->model().network();
     const size_t width = model.header.hidden;
     for (uint64_t n = 0; n < count; n++) {
@@ -150,7 +150,7 @@ void damaged_files(const RandomModel& model, const std::string& path, Random& ra
         write_file(path, damage(model, random));
         total.damaged++;
         try {
-            Encoder encoder(path, 2, "");
+            Encoder encoder(path, 2, "", true);
             const Network& net = encoder.model().network();
             if (net.longest > 5000) continue;
             total.opened++;

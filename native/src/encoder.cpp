@@ -98,8 +98,8 @@ private:
     std::atomic<bool> started_{false};
 };
 
-Encoder::Encoder(const std::string& path, size_t threads, const std::string& isa)
-    : model_(path), kernel_(choose_kernel(isa)), threads_(std::max<size_t>(1, threads)) {}
+Encoder::Encoder(const std::string& path, size_t threads, const std::string& isa, bool huge_pages)
+    : model_(path, huge_pages), kernel_(choose_kernel(isa)), threads_(std::max<size_t>(1, threads)) {}
 
 Encoder::~Encoder() = default;
 
@@ -119,7 +119,7 @@ std::unique_ptr<Workspace> Encoder::borrow(size_t tokens, size_t longest) {
     longest = std::min(model_.network().longest, (longest + 127) / 128 * 128);
 #endif
     w.reset();
-    return std::make_unique<Workspace>(model_.network(), kernel_, tokens, longest, chunk_rows(model_.network()));
+    return std::make_unique<Workspace>(model_.network(), kernel_, tokens, longest, CHUNK_ROWS);
 }
 
 void Encoder::give_back(std::unique_ptr<Workspace> workspace) {

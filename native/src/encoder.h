@@ -23,7 +23,7 @@ struct Request {
 
 class Encoder {
 public:
-    Encoder(const std::string& path, size_t threads, const std::string& isa);
+    Encoder(const std::string& path, size_t threads, const std::string& isa, bool huge_pages);
     ~Encoder();
 
     // Throws BadInput, and Interrupted when `interrupted` (may be null; called now and then on this thread) says so.

@@ -33,19 +33,16 @@ void multiple_of_32(const char* name, uint64_t value) {
 
 }  // namespace
 
-Model::Model(const std::string& path) {
-    try {
-        read(path);
-        check_header();
-        read_table();
-        connect();
-    } catch (...) {
-        if (data_) munmap(const_cast<uint8_t*>(data_), size_);
-        throw;
-    }
+Model::Mapping::~Mapping() {
+    if (bytes) munmap(bytes, size);
 }
 
-Model::~Model() { munmap(const_cast<uint8_t*>(data_), size_); }
+Model::Model(const std::string& path, bool huge_pages) {
+    read(path);
+    check_header();
+    read_table();
+    connect(huge_pages);
+}
 
 void Model::read(const std::string& path) {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -59,6 +56,8 @@ void Model::read(const std::string& path) {
     if (!known) throw BadFile("expected a regular file: " + path);
     if (size_ < sizeof(Header)) bad("expected at least " + number(sizeof(Header)) + " bytes; " + path + " has " + number(size_));
     if (mapped == MAP_FAILED) throw BadFile("cannot map " + path + ": " + std::strerror(errno));
+    file_.bytes = mapped;
+    file_.size = size_;
     data_ = static_cast<const uint8_t*>(mapped);
     std::memcpy(&header_, data_, sizeof header_);
 }
@@ -155,7 +154,7 @@ Linear Model::linear(Tensor tensor, uint32_t layer, uint64_t n, uint64_t k) cons
     return l;
 }
 
-void Model::connect() {
+void Model::connect(bool huge_pages) {
     const Header& h = header_;
     Network& n = network_;
     n.hidden = h.hidden;
@@ -204,6 +203,7 @@ void Model::connect() {
         y.ffn_shift = floats(Tensor::ffn_shift, i, 1, h.hidden);
         stored.push_back(y);
     }
+    if (huge_pages) copy_weights(stored);
     const auto* map = reinterpret_cast<const uint32_t*>(bytes(find(Tensor::layer_map, 0, 0), Type::u32, 1, h.layers));
     for (uint32_t i = 0; i < h.layers; i++) {
         if (map[i] >= h.stored_layers) bad("layer " + number(i) + " refers to stored layer " + number(map[i]) + " of " + number(h.stored_layers));
@@ -213,6 +213,33 @@ void Model::connect() {
     }
     n.layer = layers_.data();
     products_ = 4 * layers_.size() + has_projection;
+}
+
+void Model::copy_weights(std::vector<Layer>& layers) {
+#ifdef BN_EXACT
+    (void)layers;
+#else
+    constexpr size_t HUGE_PAGE = size_t{2} << 20;
+    std::vector<Linear*> products;
+    if (network_.projection) products.push_back(&projection_);
+    for (Layer& y : layers) products.insert(products.end(), {&y.qkv, &y.attention_out, &y.ffn_in, &y.ffn_out});
+    auto bytes_of = [](const Linear& l) { return l.n * l.k * (l.int8 ? 1 : 2); };
+    size_t total = HUGE_PAGE;
+    for (const Linear* l : products) total += bytes_of(*l);
+    if (total < 2 * HUGE_PAGE) return;
+    void* p = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return;  // the file's pages do as well, slower
+    weights_.bytes = p;
+    weights_.size = total;
+    madvise(p, total, MADV_HUGEPAGE);
+    auto* to = reinterpret_cast<uint8_t*>((reinterpret_cast<size_t>(p) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    for (Linear* l : products) {
+        const size_t n = bytes_of(*l);  // a multiple of 64: n and k are of 32
+        std::memcpy(to, l->weight, n);
+        l->weight = to;
+        to += n;
+    }
+#endif
 }
 
 }  // namespace bertopt_native

@@ -118,7 +118,7 @@ NB_MODULE(_core, m) {
     nb::exception<BadFile>(m, "BadFile", PyExc_ValueError);
     nb::exception<Unsupported>(m, "Unsupported", PyExc_RuntimeError);
     nb::class_<Encoder>(m, "Encoder")
-        .def(nb::init<const std::string&, size_t, const std::string&>(), "path"_a, "threads"_a, "isa"_a)
+        .def(nb::init<const std::string&, size_t, const std::string&, bool>(), "path"_a, "threads"_a, "isa"_a, "huge_pages"_a)
         .def("run", &run, "ids"_a, "starts"_a, "token_types"_a.none(), "positions"_a.none(), "output"_a, "normalize"_a)
         .def("info", &info);
     m.def("isa", [](const std::string& name) { return std::string(choose_kernel(name).name); }, "name"_a = "");

@@ -5,7 +5,9 @@
 namespace bertopt_native {
 namespace {
 
-constexpr size_t GROUP_TOKENS = 128;
+// Wide layers do not fit the second-level cache: more tokens a group read their weights less often.
+size_t group_tokens(const Network& network) { return network.hidden < 768 ? 128 : 256; }
+
 constexpr size_t SHARED_MOST = 1024;  // tokens that threads do together; beyond, a whole text a thread is never far from even
 
 // Consecutive texts to about `groups` groups of equal numbers of tokens.
@@ -30,12 +32,12 @@ void divide(const int64_t* starts, size_t texts, size_t groups, Plan& plan) {
 }  // namespace
 
 Plan make_plan(const Network& network, const int64_t* starts, size_t texts, size_t threads) {
-    (void)network;
+    const size_t most = group_tokens(network);
     Plan plan;
     const auto tokens = static_cast<size_t>(starts[texts]);
     for (size_t i = 0; i < texts; i++) plan.longest = std::max(plan.longest, static_cast<size_t>(starts[i + 1] - starts[i]));
     plan.longest = std::max<size_t>(plan.longest, 1);
-    size_t groups = std::max<size_t>(1, (tokens + GROUP_TOKENS - 1) / GROUP_TOKENS);
+    size_t groups = std::max<size_t>(1, (tokens + most - 1) / most);
     // Few groups: as many for each thread.
     if (groups < 8 * threads) groups = (groups + threads - 1) / threads * threads;
     divide(starts, texts, groups, plan);
@@ -49,12 +51,6 @@ Plan make_plan(const Network& network, const int64_t* starts, size_t texts, size
     }
     plan.most_tokens = std::max<size_t>(plan.most_tokens, 1);
     return plan;
-}
-
-size_t chunk_rows(const Network& network) {
-    constexpr size_t INNER_BYTES = 288 << 10;
-    const size_t rows = INNER_BYTES / (network.intermediate * sizeof(float)) / 12 * 12;
-    return std::clamp<size_t>(rows, 24, 96);
 }
 
 }  // namespace bertopt_native

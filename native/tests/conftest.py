@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def reference(model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: 
 
     rows = []
     with torch.inference_mode():
-        for a, b in zip(starts[:-1], starts[1:], strict=True):
+        for a, b in pairwise(starts):
             if a == b:
                 continue
             given = {} if token_types is None else {"token_type_ids": torch.tensor(token_types[None, a:b], dtype=torch.long)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def compare(model: Any, path: Path, precision: Any, isa: str, mean: float, least
     assert c.mean() >= mean and c.min() >= least, (c.mean(), c.min())
     firsts = encoder.run(ids, starts, types, output="first")
     assert (firsts == got[starts[:-1]]).all()
-    for i, (a, b) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(starts)):
         pooled = encoder.run(ids, starts, types, output="mean")[i]
         np.testing.assert_allclose(pooled, got[a:b].mean(0), rtol=1e-4, atol=1e-5)
         assert (encoder.run(ids, starts, types, output="max")[i] == got[a:b].max(0)).all()
