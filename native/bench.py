@@ -31,7 +31,11 @@ def random_tensors(shape: dict[str, int]) -> tuple[dict[str, Any], dict[str, Any
     """Return config and tensors of a BERT of this shape. Times do not depend on the numbers."""
     rng = np.random.default_rng(0)
     h, inner = shape["hidden_size"], shape["intermediate_size"]
-    names = {"embeddings.word_embeddings": (VOCABULARY, h), "embeddings.position_embeddings": (512, h), "embeddings.token_type_embeddings": (2, h)}
+    names = {
+        "embeddings.word_embeddings": (VOCABULARY, h),
+        "embeddings.position_embeddings": (512, h),
+        "embeddings.token_type_embeddings": (2, h),
+    }
     tensors: dict[str, Any] = {f"{n}.weight": rng.standard_normal(s, np.float32) * 0.05 for n, s in names.items()}
     products = {"attention.self.query": (h, h), "attention.self.key": (h, h), "attention.self.value": (h, h), "attention.output.dense": (h, h),
                 "intermediate.dense": (inner, h), "output.dense": (h, inner)}  # fmt: skip
@@ -50,7 +54,9 @@ def operations(shape: dict[str, int], lengths: Sequence[int]) -> float:
     """Return additions and multiplications of the products, attention's included."""
     h, inner = shape["hidden_size"], shape["intermediate_size"]
     tokens = sum(lengths)
-    return float(shape["num_hidden_layers"] * (2 * tokens * (4 * h * h + 2 * h * inner) + 4 * h * sum(n * n for n in lengths)))
+    return float(
+        shape["num_hidden_layers"] * (2 * tokens * (4 * h * h + 2 * h * inner) + 4 * h * sum(n * n for n in lengths))
+    )
 
 
 def native(path: str, isa: str, threads: int, lengths: Sequence[int]) -> Callable[[], object]:
@@ -77,7 +83,7 @@ def openvino(path: str, threads: int, lengths: Sequence[int]) -> Callable[[], ob
     for name, value in given.items():
         if name in wanted:
             request.set_tensor(name, ov.Tensor(value))
-    return lambda: request.infer()
+    return lambda: request.infer()  # noqa: PLW0108  (OpenVINO has no types)
 
 
 def serve(contender: dict[str, Any]) -> None:
@@ -98,10 +104,17 @@ def serve(contender: dict[str, Any]) -> None:
         print(json.dumps(times), flush=True)
 
 
-def measure(contenders: dict[str, dict[str, Any]], lengths: Sequence[int], rounds: int, runs: int, cpu: bool) -> dict[str, float]:
+def measure(
+    contenders: dict[str, dict[str, Any]], lengths: Sequence[int], rounds: int, runs: int, cpu: bool
+) -> dict[str, float]:
     """Return the least time of each contender in ms; they take turns."""
     servers = {
-        name: subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(c)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        name: subprocess.Popen(
+            [sys.executable, __file__, "--serve", json.dumps(c)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for name, c in contenders.items()
     }
     least = dict.fromkeys(contenders, float("inf"))
@@ -150,7 +163,12 @@ def main() -> None:
             for precision in options.precision:
                 for isa in options.isa:
                     path = str(Path(folder) / precision)
-                    contenders[f"{precision} {isa} {threads}"] = {"kind": "native", "path": path, "isa": isa, "threads": threads}
+                    contenders[f"{precision} {isa} {threads}"] = {
+                        "kind": "native",
+                        "path": path,
+                        "isa": isa,
+                        "threads": threads,
+                    }
         for batch in options.batches:
             texts, tokens = map(int, batch.split("x"))
             lengths = [tokens] * texts
@@ -159,7 +177,9 @@ def main() -> None:
             print(f"{options.shape} {batch}")
             for name, ms in least.items():
                 rate = operations(shape, lengths) / ms / 1e9
-                print(f"  {name:28} {ms:9.2f} ms  {sum(lengths) / ms:8.1f} k tokens/s  {rate:6.3f} TOP/s  {first / ms:5.2f} x the first")
+                print(
+                    f"  {name:28} {ms:9.2f} ms  {sum(lengths) / ms:8.1f} k tokens/s  {rate:6.3f} TOP/s  {first / ms:5.2f} x the first"
+                )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,9 @@ class Encoder:
     has none of the instruction sets.
     """
 
-    def __init__(self, path: str | os.PathLike[str], threads: int | None = None, isa: str | None = None, huge_pages: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], threads: int | None = None, isa: str | None = None, huge_pages: bool = True
+    ) -> None:
         if threads is None:
             threads = len(os.sched_getaffinity(0))
         if not 1 <= threads <= 1024:

@@ -117,16 +117,27 @@ class _Reader:
     """Takes tensors out of a state dict, checked."""
 
     def __init__(self, tensors: Mapping[str, Any], prefix: str) -> None:
-        bare = {k.removeprefix(prefix): v for k, v in tensors.items()} if any(k.startswith(prefix) for k in tensors) else dict(tensors)
-        self.source = {k.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): v for k, v in bare.items()}
+        bare = (
+            {k.removeprefix(prefix): v for k, v in tensors.items()}
+            if any(k.startswith(prefix) for k in tensors)
+            else dict(tensors)
+        )
+        self.source = {
+            k.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): v
+            for k, v in bare.items()
+        }
         self.out: dict[str, Floats] = {}
 
     def take(self, name: str, *shape: int | None) -> Floats:
         if name not in self.source:
-            raise ValueError(f"expected a tensor {name!r} in the checkpoint; it has {len(self.source)} others: check model_type in its config")
+            raise ValueError(
+                f"expected a tensor {name!r} in the checkpoint; it has {len(self.source)} others: check model_type in its config"
+            )
         a = np.asarray(self.source[name]).astype(np.float32)
         if a.ndim != len(shape) or any(e is not None and e != g for e, g in zip(shape, a.shape, strict=True)):
-            raise ValueError(f"tensor {name!r} must have shape {list(shape)}; got {list(a.shape)}: config and weights differ")
+            raise ValueError(
+                f"tensor {name!r} must have shape {list(shape)}; got {list(a.shape)}: config and weights differ"
+            )
         if not np.isfinite(a).all():
             raise ValueError(f"tensor {name!r} has NaN or infinite values: the checkpoint is damaged, get it again")
         return a
@@ -179,7 +190,11 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     width = _number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
     reader = _Reader(tensors, family.prefix)
 
-    for to, name in (("word", "word_embeddings"), ("position", "position_embeddings"), ("token_type", "token_type_embeddings")):
+    for to, name in (
+        ("word", "word_embeddings"),
+        ("position", "position_embeddings"),
+        ("token_type", "token_type_embeddings"),
+    ):
         if to != "token_type" or family.token_types:
             reader.out[f"embeddings.{to}"] = reader.take(f"embeddings.{name}.weight", None, width)
     reader.norm("embeddings.norm", "embeddings.LayerNorm", width)
@@ -212,7 +227,9 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
 def _albert_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     groups, inner = int(config.get("num_hidden_groups") or 1), int(config.get("inner_group_num") or 1)
     if not 1 <= groups <= layers or inner < 1:
-        raise ValueError(f"num_hidden_groups must be from 1 to {layers} and inner_group_num above 0; got {groups} and {inner}")
+        raise ValueError(
+            f"num_hidden_groups must be from 1 to {layers} and inner_group_num above 0; got {groups} and {inner}"
+        )
     return tuple(int(i / (layers / groups)) * inner + j for i in range(layers) for j in range(inner))
 
 
@@ -224,6 +241,12 @@ def _mpnet_bias(table: Floats, longest: int) -> Floats:
     behind = -(np.arange(2 * longest - 1) - (longest - 1))
     half, distance = buckets // 2, np.abs(behind)
     exact = half // 2
-    far = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(most / exact)) * np.float32(half - exact)
-    bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(np.int64), half - 1)) + np.where(behind < 0, half, 0)
+    far = (
+        np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+        / np.float32(math.log(most / exact))
+        * np.float32(half - exact)
+    )
+    bucket = np.where(distance < exact, distance, np.minimum(exact + far.astype(np.int64), half - 1)) + np.where(
+        behind < 0, half, 0
+    )
     return np.ascontiguousarray(table[bucket].T)

@@ -39,7 +39,9 @@ def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[
         number, _, product = str(item).partition(".")
         known = number.isdecimal() and int(number) < layers and (not product or product in PRODUCTS)
         if not known or isinstance(item, bool):
-            raise ValueError(f"keep_bf16 must have layers from 0 to {layers - 1} or 'layer.product' with a product of {list(PRODUCTS)}; got {item!r}")
+            raise ValueError(
+                f"keep_bf16 must have layers from 0 to {layers - 1} or 'layer.product' with a product of {list(PRODUCTS)}; got {item!r}"
+            )
         out |= {(network.layer_map[int(number)], p) for p in ([product] if product else PRODUCTS)}
     return out
 
@@ -57,9 +59,14 @@ def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple
     return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1])
 
 
-def _products(network: families.Network, layer: int, head: int, stride: int, inner: int) -> dict[str, tuple[Floats, Floats]]:
+def _products(
+    network: families.Network, layer: int, head: int, stride: int, inner: int
+) -> dict[str, tuple[Floats, Floats]]:
     """Return weight [N, K] and bias [N] of a layer's four products, padded with zeros."""
-    t = {name: network.tensors[f"layers.{layer}.{name}"] for name in (f"{p}.{q}" for p in families.PRODUCTS[3:] for q in ("weight", "bias"))}
+    t = {
+        name: network.tensors[f"layers.{layer}.{name}"]
+        for name in (f"{p}.{q}" for p in families.PRODUCTS[3:] for q in ("weight", "bias"))
+    }
     out = t["attention_out.weight"]
     spread = np.pad(out.reshape(len(out), network.heads, head), ((0, 0), (0, 0), (0, stride - head)))
     more = inner - len(t["ffn_in.bias"])
@@ -125,14 +132,20 @@ def pack(
         stored.append(_table(Tensor.TOKEN_TYPE, types))
     stored.append(Stored(Tensor.EMBEDDING_GAIN, 0, Type.F32, 1, width, t["embeddings.norm.weight"]))
     stored.append(Stored(Tensor.EMBEDDING_SHIFT, 0, Type.F32, 1, width, t["embeddings.norm.bias"]))
-    stored.append(Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32)))
+    stored.append(
+        Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32))
+    )
     if network.relative_bias is not None:
         distances = network.relative_bias.shape[1]
-        columns = (distances + 1 + 31) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
+        columns = (
+            distances + 1 + 31
+        ) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
         bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - distances)))
         stored.append(_table(Tensor.RELATIVE_BIAS, bias))
     if "embeddings.projection.weight" in t:
-        stored += _linear(Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"], False)
+        stored += _linear(
+            Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"], False
+        )
     for i in sorted(set(network.layer_map)):
         for name, (weight, bias) in _products(network, i, head, stride, inner).items():
             stored += _linear(PRODUCTS[name], i, weight, bias, precision == "int8" and (i, name) not in kept)

@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import bertopt_native
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch spins while it waits: two test runs on one machine starve each other
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # torch spins while it waits: two test runs on one machine starve each other
 ISAS = bertopt_native.supported()
 
 
@@ -28,7 +29,14 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
         "max_position_embeddings": 80, "pad_token_id": 1 if kind in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0,
     }  # fmt: skip
     if kind == "distilbert":
-        sizes = {"dim": 64, "n_heads": 2, "n_layers": 3, "hidden_dim": 160, "vocab_size": 300, "max_position_embeddings": 80}
+        sizes = {
+            "dim": 64,
+            "n_heads": 2,
+            "n_layers": 3,
+            "hidden_dim": 160,
+            "vocab_size": 300,
+            "max_position_embeddings": 80,
+        }
     if kind in ("electra", "albert"):
         sizes["embedding_size"] = 32
     if kind == "albert":
@@ -69,7 +77,9 @@ def texts_of(lengths: list[int], vocabulary: int = 300, seed: int = 1) -> tuple[
     return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-def reference(model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: NDArray[Any] | None = None) -> NDArray[np.float32]:
+def reference(
+    model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: NDArray[Any] | None = None
+) -> NDArray[np.float32]:
     """Return transformers' last hidden states [T, H], text by text."""
     import torch
 
@@ -78,8 +88,16 @@ def reference(model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: 
         for a, b in pairwise(starts):
             if a == b:
                 continue
-            given = {} if token_types is None else {"token_type_ids": torch.tensor(token_types[None, a:b], dtype=torch.long)}
-            one = model(torch.tensor(ids[None, a:b], dtype=torch.long), attention_mask=torch.ones(1, int(b - a), dtype=torch.long), **given)
+            given = (
+                {}
+                if token_types is None
+                else {"token_type_ids": torch.tensor(token_types[None, a:b], dtype=torch.long)}
+            )
+            one = model(
+                torch.tensor(ids[None, a:b], dtype=torch.long),
+                attention_mask=torch.ones(1, int(b - a), dtype=torch.long),
+                **given,
+            )
             rows.append(one.last_hidden_state[0].numpy())
     return np.concatenate(rows)
 

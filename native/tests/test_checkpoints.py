@@ -9,12 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
 from conftest import ISAS, cosines, reference
 from numpy.typing import NDArray
-
-import bertopt_native
 
 FOLDER = os.environ.get("BERTOPT_CHECKPOINTS")
 TEXTS = [
@@ -56,13 +55,17 @@ def tokenise(folder: Path) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     tokenizer.no_padding()
     tokenizer.enable_truncation(256)
     ids = [e.ids for e in tokenizer.encode_batch(texts())]
-    return np.concatenate(ids).astype(np.int32), np.concatenate([[0], np.cumsum([len(i) for i in ids])]).astype(np.int64)
+    return np.concatenate(ids).astype(np.int32), np.concatenate([[0], np.cumsum([len(i) for i in ids])]).astype(
+        np.int64
+    )
 
 
 def pack(folder: Path, to: Path, precision: Any) -> Path:
     from safetensors.numpy import load_file
 
-    bertopt_native.pack(to, json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), precision)
+    bertopt_native.pack(
+        to, json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"), precision
+    )
     return to
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
-from conftest import network, state
-
-import bertopt_native
 from bertopt_native import BadFile, Encoder, Unsupported, layout
+from conftest import network, state
 
 Packed = Callable[..., Path]
 
@@ -145,7 +144,11 @@ def test_pack_refuses_networks(change: dict[str, Any], error: type[Exception], m
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_pack_refuses_weights_that_are_not_finite(value: float, tmp_path: Path) -> None:
     model = network("bert")
-    for name in ("embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight", "encoder.layer.2.output.LayerNorm.bias"):
+    for name in (
+        "embeddings.word_embeddings.weight",
+        "encoder.layer.1.output.dense.weight",
+        "encoder.layer.2.output.LayerNorm.bias",
+    ):
         tensors = {k: v.copy() for k, v in state(model).items()}
         tensors[name].flat[-1] = value
         with pytest.raises(ValueError, match=f"{name}' has NaN or infinite values"):

@@ -6,11 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
 from conftest import ISAS, cosines, network, reference, state, texts_of
-
-import bertopt_native
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet"]
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
@@ -21,7 +20,9 @@ def compare(model: Any, path: Path, precision: Any, isa: str, mean: float, least
     encoder = bertopt_native.Encoder(path, threads=2, isa=isa)
     longest = encoder.info["longest_text"]
     ids, starts = texts_of([min(n, longest) for n in LENGTHS])
-    types = np.random.default_rng(2).integers(0, 2, len(ids)).astype(np.int32) if encoder.info["token_types"] > 1 else None
+    types = (
+        np.random.default_rng(2).integers(0, 2, len(ids)).astype(np.int32) if encoder.info["token_types"] > 1 else None
+    )
     got, want = encoder.run(ids, starts, types), reference(model, ids, starts, types)
     assert got.shape == want.shape
     c = cosines(got, want)
@@ -89,7 +90,11 @@ def test_padding_id_within_a_text_keeps_transformers_positions(kind: str, tmp_pa
     ids = np.array([5, 6, 1, 7, 8, 1, 9], np.int32)
     got = bertopt_native.Encoder(tmp_path / "m").run(ids, [0, len(ids)])
     with torch.inference_mode():
-        want = model(torch.tensor(ids[None], dtype=torch.long), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).last_hidden_state[0].numpy()
+        want = (
+            model(torch.tensor(ids[None], dtype=torch.long), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
+            .last_hidden_state[0]
+            .numpy()
+        )
     assert cosines(got, want).min() > 0.9995
 
 
@@ -101,14 +106,19 @@ def test_positions_given(tmp_path: Path) -> None:
     ids, positions = np.arange(10, 16, dtype=np.int32), np.array([3, 4, 9, 10, 70, 79], np.int32)
     got = bertopt_native.Encoder(tmp_path / "m").run(ids, [0, 6], positions=positions)
     with torch.inference_mode():
-        want = model(torch.tensor(ids[None].astype(np.int64)), position_ids=torch.tensor(positions[None].astype(np.int64)))
+        want = model(
+            torch.tensor(ids[None].astype(np.int64)), position_ids=torch.tensor(positions[None].astype(np.int64))
+        )
     assert cosines(got, want.last_hidden_state[0].numpy()).min() > 0.9995
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
 def test_prefix_and_old_names(prefix: str, tmp_path: Path) -> None:
     model = network("bert")
-    tensors = {prefix + k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v for k, v in state(model).items()}
+    tensors = {
+        prefix + k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        for k, v in state(model).items()
+    }
     bertopt_native.pack(tmp_path / "a", model.config.to_dict(), state(model))
     bertopt_native.pack(tmp_path / "b", model.config.to_dict(), tensors)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

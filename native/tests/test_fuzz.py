@@ -18,7 +18,17 @@ def test_fuzzer_under_sanitisers(tmp_path: Path) -> None:
     if not shutil.which("cmake") or not shutil.which("ninja"):
         pytest.skip("needs cmake and ninja")
     folder = Path(os.environ.get("BERTOPT_NATIVE_FUZZ") or tmp_path)
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(folder), "-G", "Ninja", "-DBERTOPT_NATIVE_FUZZ=ON", "-DBERTOPT_NATIVE_SANITIZE=ON"]
+    configure = [
+        "cmake",
+        "-S",
+        str(SOURCE),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        "-DBERTOPT_NATIVE_FUZZ=ON",
+        "-DBERTOPT_NATIVE_SANITIZE=ON",
+    ]
     subprocess.run(configure, check=True, capture_output=True)
     subprocess.run(["cmake", "--build", str(folder)], check=True, capture_output=True)
     seconds = os.environ.get("BERTOPT_NATIVE_FUZZ_SECONDS", "20")

@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
 from conftest import ISAS
 from numpy.typing import NDArray
-
-import bertopt_native
 
 Packed = Callable[..., Path]
 
@@ -50,9 +49,8 @@ def test_company_order_and_threads(precision: str, isa: str, output: Any, packed
 
 def test_broken_numbers_stay_in_their_text(tmp_path: Path) -> None:
     """An infinite embedding spoils the text that has it, and no other."""
-    from conftest import network, state
-
     from bertopt_native import layout
+    from conftest import network, state
 
     model = network("bert")
     for precision in ("int8", "bf16"):

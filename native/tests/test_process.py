@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bertopt_native
 import numpy as np
 import pytest
 from conftest import ISAS
-
-import bertopt_native
 
 Packed = Callable[..., Path]
 
@@ -109,13 +108,23 @@ def test_isa_by_environment(packed: Packed) -> None:
     )
     for isa in ISAS:
         environment = {**os.environ, "BERTOPT_NATIVE_ISA": isa}
-        out = subprocess.run([sys.executable, "-c", code, packed()], env=environment, capture_output=True, text=True, check=True)
+        out = subprocess.run(
+            [sys.executable, "-c", code, packed()], env=environment, capture_output=True, text=True, check=True
+        )
         assert out.stdout.split() == [isa, isa, ISAS[0]]
-    out = subprocess.run([sys.executable, "-c", code, packed()], env={**os.environ, "BERTOPT_NATIVE_ISA": "none"}, capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [sys.executable, "-c", code, packed()],
+        env={**os.environ, "BERTOPT_NATIVE_ISA": "none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert out.returncode and "Unsupported: instruction set must be one of: " in out.stderr
 
 
 def test_runtime_imports_neither_torch_nor_transformers() -> None:
-    code = "import bertopt_native, sys; print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
+    code = (
+        "import bertopt_native, sys; print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import bertopt_native
 import numpy as np
 import pytest
+from bertopt_native import _core, families, layout, packing, quantize
 from conftest import ISAS, network, state, texts_of
 from numpy.typing import NDArray
-
-import bertopt_native
-from bertopt_native import _core, families, layout, packing, quantize
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -52,7 +51,9 @@ def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
 
     def norm(x: NDArray[Any], name: str) -> NDArray[Any]:
         x = x - x.mean(1, keepdims=True)
-        return np.asarray(x / np.sqrt((x**2).mean(1, keepdims=True) + net.epsilon) * t[f"{name}.weight"] + t[f"{name}.bias"])
+        return np.asarray(
+            x / np.sqrt((x**2).mean(1, keepdims=True) + net.epsilon) * t[f"{name}.weight"] + t[f"{name}.bias"]
+        )
 
     def linear(x: NDArray[Any], wb: tuple[Any, Any], low: float | None = None) -> NDArray[np.float64]:
         q, scale = quantize.to_int8(wb[0])

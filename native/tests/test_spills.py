@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from bertopt_native import _core
 
 LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
@@ -17,7 +16,9 @@ VECTOR_TO_STACK = re.compile(r"[xyz]mm\d+.*\(%r[sb]p|\(%r[sb]p.*[xyz]mm\d+")
 
 def inner_loops() -> list[list[tuple[str, str]]]:
     """Return the instructions of every loop without a loop inside."""
-    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", _core.__file__], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", _core.__file__], capture_output=True, text=True, check=True
+    ).stdout
     code = [(int(m[1], 16), m[2], m[3]) for m in map(LINE.match, text.splitlines()) if m]
     index = {address: i for i, (address, _, _) in enumerate(code)}
     loops = []
@@ -53,5 +54,7 @@ def test_other_code_runs_on_any_cpu() -> None:
     if not objects:
         pytest.skip("needs the build folder")
     for path in objects:
-        text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            ["objdump", "-d", "--no-show-raw-insn", str(path)], capture_output=True, text=True, check=True
+        ).stdout
         assert not re.search(r"[yz]mm\d", text), path.name

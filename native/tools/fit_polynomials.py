@@ -67,7 +67,9 @@ def fit_exp2(degree: int) -> Floats:
 def main() -> None:
     """Print the header."""
     write = sys.stdout.write
-    write("// Written by tools/fit_polynomials.py.\n\n// Q's coefficients, lowest first, then the limit; erf, then tanh.\n")
+    write(
+        "// Written by tools/fit_polynomials.py.\n\n// Q's coefficients, lowest first, then the limit; erf, then tanh.\n"
+    )
     for degree, limit in ((5, 3.3), (7, 3.9)):
         write(f"alignas(64) constexpr float GELU_{degree}[2][{degree + 2}] = {{\n")
         for kind, function in enumerate((erf_half, tanh_half)):
