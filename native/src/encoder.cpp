@@ -24,8 +24,8 @@ public:
     Groups(Encoder& encoder, const Batch& batch, const Plan& plan, bool (*interrupted)())
         : encoder_(encoder), batch_(batch), plan_(plan), interrupted_(interrupted), own_(encoder.borrow(plan.most_tokens, plan.longest)) {}
 
-    void work() noexcept override {
-        if (const bool caller = !started_.exchange(true); caller) {
+    void work(bool caller) noexcept override {
+        if (caller) {
             take(*own_, interrupted_);
             encoder_.give_back(std::move(own_));
             return;
@@ -60,7 +60,7 @@ private:
     const Plan& plan_;
     bool (*interrupted_)();
     std::unique_ptr<Workspace> own_;
-    std::atomic<bool> started_{false}, stop_{false};
+    std::atomic<bool> stop_{false};
     std::atomic<size_t> next_{0};
 };
 
@@ -71,8 +71,8 @@ public:
         : encoder_(encoder), batch_(batch), plan_(plan), threads_(threads), shared_(encoder.borrow(plan.most_tokens, plan.longest)),
           steps_(16 + encoder.model_.network().layers * (16 + 4 * (plan.most_tokens / shared_->work.inner.rows + 1))) {}
 
-    void work() noexcept override {
-        if (const bool caller = !started_.exchange(true); caller) return take(shared_->scratch);
+    void work(bool caller) noexcept override {
+        if (caller) return take(shared_->scratch);
         try {
             auto own = encoder_.borrow(plan_.most_tokens, plan_.longest);
             take(own->scratch);
@@ -95,7 +95,6 @@ private:
     size_t threads_;
     std::unique_ptr<Workspace> shared_;
     std::vector<Step> steps_;
-    std::atomic<bool> started_{false};
 };
 
 Encoder::Encoder(const std::string& path, size_t threads, const std::string& isa, bool huge_pages)

@@ -51,7 +51,7 @@ void loop() {
         job->wanted--;
         job->active++;
         lock.unlock();
-        job->work();
+        job->work(false);
         lock.lock();
         if (--job->active == 0) p.done.notify_all();
     }
@@ -78,7 +78,7 @@ void run_job(Job& job, size_t helpers) {
         }
         for (size_t i = 0; i < helpers; i++) p.work.notify_one();
     }
-    job.work();
+    job.work(true);
     if (!helpers) return;
     std::unique_lock lock(p.lock);
     for (Job** j = &p.jobs; *j; j = &(*j)->next)

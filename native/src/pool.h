@@ -9,8 +9,8 @@ namespace bertopt_native {
 class Job {
 public:
     virtual ~Job() = default;
-    // Runs on every thread that takes part. Must not throw.
-    virtual void work() noexcept = 0;
+    // Runs on every thread that takes part; `caller` on the one that called run_job.
+    virtual void work(bool caller) noexcept = 0;
 
     size_t wanted = 0;  // threads that may still join; guarded by the pool's lock, as is `active`
     size_t active = 0;
