@@ -51,16 +51,16 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
 
     with torch.no_grad():
         for name, p in model.named_parameters():
+            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin"))
             if "norm" in name.lower():
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:
-                p.copy_(0.1 * draw(p.shape))
+                p.copy_((0.5 if near else 0.1) * draw(p.shape))
             elif "embeddings" in name and "project" not in name:
                 p.copy_(0.5 * draw(p.shape))
             elif "relative_attention_bias" in name:
                 p.copy_(draw(p.shape))
             else:
-                near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin"))
                 p.copy_((1.5 if near else 0.8) * draw(p.shape) / p.shape[1] ** 0.5)
     return model
 
