@@ -118,8 +118,12 @@ struct Pass {
     void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
         for (size_t r = r0; r < r1; r++) {
             float* row = work.hidden + r * net.hidden;
-            normalise_row(row, net.hidden, gain, shift, net.epsilon);
-            if (emit) emit_row(row, net.hidden, int8, work, r);
+            if (net.hidden == 384) {
+                normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
+            } else {
+                normalise_row(row, net.hidden, gain, shift, net.epsilon);
+                if (emit) emit_row(row, net.hidden, int8, work, r);
+            }
         }
     }
 
@@ -151,17 +155,19 @@ struct Pass {
                                work.row_scale + c0 + r, work.row_zero + c0 + r);
     }
 
-    // One chunk of rows on this thread, start to end.
-    void rest_of_chunk(const Rest& rest, size_t c0, size_t c1) const {
+    void output_product(const Rest& rest, size_t r0, size_t r1) const {
         const Layer& y = rest.layer;
-        const size_t narrow = net.hidden / PANEL, wide = net.intermediate / PANEL;
+        const Byte* a = context_input(y.attention_out, r0, r1);
+        linear<AddTo>(y.attention_out, a, y.attention_out.int8 ? work.input_stride : work.context_stride, r0, r1, 0, net.hidden / PANEL, work.hidden, net.hidden);
+        normalise(r0, r1, y.attention_gain, y.attention_shift, y.ffn_in.int8, true);
+    }
+
+    void feed_forward(const Rest& rest, size_t c0, size_t c1) const {
+        const Layer& y = rest.layer;
         const Inner& inner = scratch.inner;
-        const Byte* a = context_input(y.attention_out, c0, c1);
-        linear<AddTo>(y.attention_out, a, y.attention_out.int8 ? work.input_stride : work.context_stride, c0, c1, 0, narrow, work.hidden, net.hidden);
-        normalise(c0, c1, y.attention_gain, y.attention_shift, y.ffn_in.int8, true);
-        ffn_in(y, inner, c0, c1, 0, wide);
+        ffn_in(y, inner, c0, c1, 0, net.intermediate / PANEL);
         if (y.ffn_out.int8) quantise_inner(inner, c0, 0, c1 - c0);
-        linear<AddTo>(y.ffn_out, inner.input, inner.stride, c0, c1, 0, narrow, work.hidden, net.hidden);
+        linear<AddTo>(y.ffn_out, inner.input, inner.stride, c0, c1, 0, net.hidden / PANEL, work.hidden, net.hidden);
         normalise(c0, c1, y.ffn_gain, y.ffn_shift, rest.next_int8, !rest.last);
     }
 
@@ -194,9 +200,13 @@ struct Pass {
 
     void rest_of_layer(const Rest& rest, size_t count) {
         if (team && count < ROWS_A_THREAD * team->threads) return rest_by_columns(rest, count);
-        size_t chunks = (count + scratch.inner.rows - 1) / scratch.inner.rows;
-        if (team) chunks = (chunks + team->threads - 1) / team->threads * team->threads;
-        share(team, chunks, [&](size_t i) { rest_of_chunk(rest, count * i / chunks, count * (i + 1) / chunks); });
+        // Rows in parts, one a thread; the feed-forward of a part in chunks.
+        const size_t n = team ? team->threads : 1;
+        share(team, n, [&](size_t i) {
+            const size_t r0 = count * i / n, r1 = count * (i + 1) / n;
+            output_product(rest, r0, r1);
+            for (size_t c = r0; c < r1; c += scratch.inner.rows) feed_forward(rest, c, smaller(r1, c + scratch.inner.rows));
+        });
     }
 
     void write(bool firsts) {
