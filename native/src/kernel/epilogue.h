@@ -1,22 +1,40 @@
 // What follows a product while its results are in registers.
 
+// What a panel's columns have in common, loaded once a tile: epilogues store floats, so that the compiler would load it a row.
+struct NoColumns {};
+struct Columns {
+    Vec bias0, bias1, scale0, scale1, sum0, sum1;
+};
+
 template <bool Int8>
 struct Dequantise {
     const Linear& linear;
     const float *row_scale, *row_zero;
 
-    BN_INLINE_MEMBER void apply(size_t m, size_t p, Vec& x, Vec& y) const {
+    BN_INLINE_MEMBER Columns columns(size_t p) const {
         const size_t n = PANEL * p;
-        const Vec bias0 = load(linear.bias + n), bias1 = load(linear.bias + n + 16);
+        Columns c;
+        c.bias0 = load(linear.bias + n);
+        c.bias1 = load(linear.bias + n + 16);
+        if constexpr (Int8) {
+            c.scale0 = load(linear.scale + n);
+            c.scale1 = load(linear.scale + n + 16);
+            c.sum0 = load(linear.sum + n);
+            c.sum1 = load(linear.sum + n + 16);
+        }
+        return c;
+    }
+
+    BN_INLINE_MEMBER void apply(const Columns& c, size_t m, Vec& x, Vec& y) const {
         if constexpr (Int8) {
             const Vec scale = all(row_scale[m]), zero = all(row_zero[m]);
-            x = _mm512_fnmadd_ps(zero, load(linear.sum + n), _mm512_cvtepi32_ps((__m512i)x));
-            y = _mm512_fnmadd_ps(zero, load(linear.sum + n + 16), _mm512_cvtepi32_ps((__m512i)y));
-            x = _mm512_fmadd_ps(_mm512_mul_ps(x, scale), load(linear.scale + n), bias0);
-            y = _mm512_fmadd_ps(_mm512_mul_ps(y, scale), load(linear.scale + n + 16), bias1);
+            x = _mm512_fnmadd_ps(zero, c.sum0, _mm512_cvtepi32_ps((__m512i)x));
+            y = _mm512_fnmadd_ps(zero, c.sum1, _mm512_cvtepi32_ps((__m512i)y));
+            x = _mm512_fmadd_ps(_mm512_mul_ps(x, scale), c.scale0, c.bias0);
+            y = _mm512_fmadd_ps(_mm512_mul_ps(y, scale), c.scale1, c.bias1);
         } else {
-            x = _mm512_add_ps(x, bias0);
-            y = _mm512_add_ps(y, bias1);
+            x = _mm512_add_ps(x, c.bias0);
+            y = _mm512_add_ps(y, c.bias1);
         }
     }
 };
@@ -28,8 +46,10 @@ struct ToHead {
     Byte* out;
     size_t matrix_bytes, row_bytes, panels, first;  // panels of one of the three
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
-        dequantise.apply(m, p, x, y);
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
         const size_t which = (p - first) / panels, part = (p - first) % panels;
         store_elements(out + which * matrix_bytes + m * row_bytes, PANEL * part, x, y);
     }
@@ -42,8 +62,10 @@ struct AddTo {
     float* out;
     size_t stride;
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
-        dequantise.apply(m, p, x, y);
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
         float* o = out + m * stride + PANEL * p;
         store(o, _mm512_add_ps(x, load(o)));
         store(o + 16, _mm512_add_ps(y, load(o + 16)));
@@ -59,8 +81,10 @@ struct Activate {
     Byte* out;
     size_t row_bytes, m0;
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
-        dequantise.apply(m, p, x, y);
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
         if (activation == Activation::relu) {
             x = _mm512_max_ps(x, _mm512_setzero_ps());
             y = _mm512_max_ps(y, _mm512_setzero_ps());
@@ -85,7 +109,9 @@ struct Write {
     float* out;
     size_t stride;
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
+    BN_INLINE_MEMBER NoColumns columns(size_t) const { return {}; }
+
+    BN_INLINE_MEMBER void operator()(NoColumns, size_t m, size_t p, Vec x, Vec y) const {
         store(out + m * stride + PANEL * p, x);
         store(out + m * stride + PANEL * p + 16, y);
     }
@@ -97,9 +123,11 @@ struct WriteBiased {
     float* out;
     size_t stride;
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
-        dequantise.apply(m, p, x, y);
-        Write{out, stride}(m, p, x, y);
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        Write{out, stride}({}, m, p, x, y);
     }
 };
 
@@ -110,7 +138,9 @@ struct ToContext {
     const float* inverse;
     bool floats;
 
-    BN_INLINE_MEMBER void operator()(size_t m, size_t p, Vec x, Vec y) const {
+    BN_INLINE_MEMBER NoColumns columns(size_t) const { return {}; }
+
+    BN_INLINE_MEMBER void operator()(NoColumns, size_t m, size_t p, Vec x, Vec y) const {
         const Vec factor = all(inverse[m]);
         x = _mm512_mul_ps(x, factor);
         y = _mm512_mul_ps(y, factor);

@@ -90,8 +90,18 @@ static __attribute__((noinline)) void rows(const Byte* a, size_t stride, const B
                                            const Epilogue& epilogue, const Byte* ahead) {
     Vec sum[M][2];
     multiply<K, M>(a, stride, panel, steps, ahead, sum);
+    // Through memory and row by row: unrolled, the epilogues are so long that they displace each other from the cache of
+    // instructions.
+    Vec result[M][2];
 #pragma GCC unroll 12
-    for (int r = 0; r < M; r++) epilogue(m + static_cast<size_t>(r), p, sum[r][0], sum[r][1]);
+    for (int r = 0; r < M; r++) {
+        result[r][0] = sum[r][0];
+        result[r][1] = sum[r][1];
+    }
+    asm("" : "+m"(result));
+    const auto columns = epilogue.columns(p);
+#pragma GCC unroll 1
+    for (size_t r = 0; r < M; r++) epilogue(columns, m + r, p, result[r][0], result[r][1]);
 }
 
 template <Kind K, class Epilogue>
