@@ -1,0 +1,142 @@
+"""The packed file as bytes: the counterpart of src/format.h.
+
+A header of 256 bytes, a table with one entry a tensor, the tensors. Every tensor begins at a multiple of 64 bytes.
+Weights lie in panels of 32 channels: [N/32][K/step][2][16][step] with a step of 4 int8 or 2 bf16, which serves every
+instruction set with 16 lanes of 32 bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"BERTNAT\n"
+LAYOUT_VERSION = 1
+ALIGNMENT = 64
+PANEL = 32
+HEADER = struct.Struct("<8sIIQQ17If16s136s")
+ENTRY = struct.Struct("<6IQQ")
+assert (HEADER.size, ENTRY.size) == (256, 40)
+
+
+class Type(IntEnum):
+    """Types of tensors, as in src/format.h."""
+
+    F32 = 0
+    U32 = 1
+    INT8 = 2
+    BF16 = 3
+
+
+class Tensor(IntEnum):
+    """Numbers of tensors, as in src/format.h. Those of a linear product are its number + `Part`."""
+
+    WORD = 0
+    POSITION = 1
+    TOKEN_TYPE = 2
+    EMBEDDING_GAIN = 3
+    EMBEDDING_SHIFT = 4
+    LAYER_MAP = 5
+    RELATIVE_BIAS = 6
+    ATTENTION_GAIN = 8
+    ATTENTION_SHIFT = 9
+    FFN_GAIN = 10
+    FFN_SHIFT = 11
+    PROJECTION = 16
+    QKV = 20
+    ATTENTION_OUT = 24
+    FFN_IN = 28
+    FFN_OUT = 32
+
+
+class Part(IntEnum):
+    """The tensors of a linear product."""
+
+    WEIGHT = 0
+    SCALE = 1
+    SUM = 2
+    BIAS = 3
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of the file: its number, the stored layer, its logical shape and its bytes."""
+
+    tensor: int
+    layer: int
+    type: Type
+    rows: int
+    cols: int
+    data: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers of the header, in its order."""
+
+    activation: int
+    hidden: int
+    embedding: int
+    heads: int
+    head_size: int
+    head_stride: int
+    intermediate: int
+    layers: int
+    stored_layers: int
+    vocabulary: int
+    token_types: int
+    positions: int
+    position_offset: int
+    position_rule: int
+    pad_id: int
+    relative_bias: int
+    epsilon: float
+    family: str
+
+
+def panels(weight: NDArray[Any], step: int) -> NDArray[Any]:
+    """Return `weight` [N, K] in the order of the file, flat."""
+    n, k = weight.shape
+    return np.ascontiguousarray(weight.reshape(n // PANEL, 2, 16, k // step, step).transpose(0, 3, 1, 2, 4)).reshape(-1)
+
+
+def padded(offset: int) -> int:
+    """Return the next multiple of the alignment."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
+    """Write the file, under another name until it is whole."""
+    offsets, at = [], padded(HEADER.size + ENTRY.size * len(tensors))
+    for t in tensors:
+        offsets.append(at)
+        at = padded(at + t.data.nbytes)
+    table = b"".join(
+        ENTRY.pack(t.tensor, t.layer, t.type, t.rows, t.cols, 0, offset, t.data.nbytes)
+        for t, offset in zip(tensors, offsets, strict=True)
+    )
+    s = sizes
+    numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
+    more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
+    head = HEADER.pack(
+        MAGIC, LAYOUT_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
+        s.epsilon, s.family.encode()[:16], bytes(136),
+    )  # fmt: skip
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(head + table)
+            for t, offset in zip(tensors, offsets, strict=True):
+                file.write(bytes(offset - file.tell()))
+                file.write(np.ascontiguousarray(t.data).data)
+            file.write(bytes(at - file.tell()))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

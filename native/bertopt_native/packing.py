@@ -1,0 +1,178 @@
+"""Pack a checkpoint into the file that `Encoder` opens."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertopt_native import families, layout, quantize
+from bertopt_native.errors import Unsupported
+from bertopt_native.layout import Part, Sizes, Stored, Tensor, Type
+
+Precision = Literal["int8", "bf16"]
+Floats = NDArray[np.float32]
+
+PRODUCTS: Mapping[str, Tensor] = {
+    "qkv": Tensor.QKV,
+    "attention_out": Tensor.ATTENTION_OUT,
+    "ffn_in": Tensor.FFN_IN,
+    "ffn_out": Tensor.FFN_OUT,
+}
+_ACTIVATIONS = ("gelu_erf", "gelu_tanh", "relu")
+
+
+def _up(n: int) -> int:
+    return -(-n // layout.PANEL) * layout.PANEL
+
+
+def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[tuple[int, str]]:
+    """Return (stored layer, product) of what stays bf16: `keep` has layers, or 'layer.product'."""
+    out: set[tuple[int, str]] = set()
+    layers = len(network.layer_map)
+    for item in keep:
+        number, _, product = str(item).partition(".")
+        known = number.isdecimal() and int(number) < layers and (not product or product in PRODUCTS)
+        if not known or isinstance(item, bool):
+            raise ValueError(
+                f"keep_bf16 must have layers from 0 to {layers - 1} or 'layer.product' with a product of {list(PRODUCTS)}; got {item!r}"
+            )
+        out |= {(network.layer_map[int(number)], p) for p in ([product] if product else PRODUCTS)}
+    return out
+
+
+def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple[Floats, Floats]:
+    """Return weight and bias of query, key and value, head by head, heads padded with zeros to `stride`."""
+    factor = np.float32(math.log2(math.e) / math.sqrt(head))  # softmax works in base 2
+    parts = []
+    for name in ("query", "key", "value"):
+        w, b = (network.tensors[f"layers.{layer}.{name}.{part}"] for part in ("weight", "bias"))
+        both = np.concatenate([w, b[:, None]], 1).reshape(network.heads, head, -1)
+        both = both * factor if name == "query" else both
+        parts.append(np.pad(both, ((0, 0), (0, stride - head), (0, 0))))
+    rows = np.stack(parts, 1).reshape(3 * network.heads * stride, -1)
+    return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1])
+
+
+def _products(
+    network: families.Network, layer: int, head: int, stride: int, inner: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """Return weight [N, K] and bias [N] of a layer's four products, padded with zeros."""
+    t = {
+        name: network.tensors[f"layers.{layer}.{name}"]
+        for name in (f"{p}.{q}" for p in families.PRODUCTS[3:] for q in ("weight", "bias"))
+    }
+    out = t["attention_out.weight"]
+    spread = np.pad(out.reshape(len(out), network.heads, head), ((0, 0), (0, 0), (0, stride - head)))
+    more = inner - len(t["ffn_in.bias"])
+    return {
+        "qkv": _qkv(network, layer, head, stride),
+        "attention_out": (spread.reshape(len(out), -1), t["attention_out.bias"]),
+        "ffn_in": (np.pad(t["ffn_in.weight"], ((0, more), (0, 0))), np.pad(t["ffn_in.bias"], (0, more))),
+        "ffn_out": (np.pad(t["ffn_out.weight"], ((0, 0), (0, more))), t["ffn_out.bias"]),
+    }
+
+
+def _linear(tensor: Tensor, layer: int, weight: Floats, bias: Floats, int8: bool) -> list[Stored]:
+    """Return the tensors of one product."""
+    n, k = weight.shape
+    vectors = {Part.BIAS: bias}
+    if int8:
+        q, vectors[Part.SCALE] = quantize.to_int8(weight)
+        vectors[Part.SUM] = q.sum(1, dtype=np.int64).astype(np.float32)
+        stored = [Stored(tensor, layer, Type.INT8, n, k, layout.panels(q, 4))]
+    else:
+        stored = [Stored(tensor, layer, Type.BF16, n, k, layout.panels(quantize.to_bf16(weight), 2))]
+    return stored + [Stored(tensor + part, layer, Type.F32, 1, n, v.astype(np.float32)) for part, v in vectors.items()]
+
+
+def _table(tensor: Tensor, values: Floats) -> Stored:
+    rows, cols = values.shape
+    return Stored(tensor, 0, Type.F32, rows, cols, values)
+
+
+def pack(
+    path: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    precision: Precision = "int8",
+    keep_bf16: Iterable[int | str] = (),
+) -> None:
+    """Write the packed file of a checkpoint.
+
+    `config` is transformers' config.json, `tensors` its state dict as numpy arrays (a prefix such as `bert.` may be
+    there; heads are ignored). With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
+    products are qkv, attention_out, ffn_in, ffn_out). Shared layers share it.
+
+    Raises `Unsupported` for networks that the library does not run, `ValueError` for weights that are missing, of
+    another shape, or not finite.
+    """
+    if precision not in ("int8", "bf16"):
+        raise ValueError(f"precision must be one of 'int8', 'bf16'; got {precision!r}")
+    network = families.read(config, tensors)
+    t = network.tensors
+    hidden, width = len(t["layers.0.attention_norm.bias"]), len(t["embeddings.norm.bias"])
+    for name, size in (("hidden size", hidden), ("embedding size", width)):
+        if size % layout.PANEL:
+            raise Unsupported(f"{name} must be a multiple of {layout.PANEL}; got {size}: use another runtime")
+    head = hidden // network.heads
+    if head > 1024:
+        raise Unsupported(f"head size must be at most 1024; got {head}: use another runtime")
+    stride, inner = _up(head), _up(len(t["layers.0.ffn_in.bias"]))
+    kept = _bf16_products(keep_bf16, network)
+
+    stored = [_table(Tensor.WORD, t["embeddings.word"]), _table(Tensor.POSITION, t["embeddings.position"])]
+    types = t.get("embeddings.token_type")
+    if types is not None:
+        stored.append(_table(Tensor.TOKEN_TYPE, types))
+    stored.append(Stored(Tensor.EMBEDDING_GAIN, 0, Type.F32, 1, width, t["embeddings.norm.weight"]))
+    stored.append(Stored(Tensor.EMBEDDING_SHIFT, 0, Type.F32, 1, width, t["embeddings.norm.bias"]))
+    stored.append(
+        Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32))
+    )
+    if network.relative_bias is not None:
+        distances = network.relative_bias.shape[1]
+        columns = (
+            distances + 1 + 31
+        ) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
+        bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - distances)))
+        stored.append(_table(Tensor.RELATIVE_BIAS, bias))
+    if "embeddings.projection.weight" in t:
+        stored += _linear(
+            Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"], False
+        )
+    for i in sorted(set(network.layer_map)):
+        for name, (weight, bias) in _products(network, i, head, stride, inner).items():
+            stored += _linear(PRODUCTS[name], i, weight, bias, precision == "int8" and (i, name) not in kept)
+        for gain, shift, name in (
+            (Tensor.ATTENTION_GAIN, Tensor.ATTENTION_SHIFT, "attention_norm"),
+            (Tensor.FFN_GAIN, Tensor.FFN_SHIFT, "ffn_norm"),
+        ):
+            stored.append(Stored(gain, i, Type.F32, 1, hidden, t[f"layers.{i}.{name}.weight"]))
+            stored.append(Stored(shift, i, Type.F32, 1, hidden, t[f"layers.{i}.{name}.bias"]))
+    sizes = Sizes(
+        activation=_ACTIVATIONS.index(network.activation),
+        hidden=hidden,
+        embedding=width,
+        heads=network.heads,
+        head_size=head,
+        head_stride=stride,
+        intermediate=inner,
+        layers=len(network.layer_map),
+        stored_layers=len(set(network.layer_map)),
+        vocabulary=len(t["embeddings.word"]),
+        token_types=0 if types is None else len(types),
+        positions=len(t["embeddings.position"]),
+        position_offset=network.position_offset,
+        position_rule=int(network.pad_rule),
+        pad_id=network.pad_id,
+        relative_bias=int(network.relative_bias is not None),
+        epsilon=network.epsilon,
+        family=network.family,
+    )
+    layout.write(Path(path), sizes, stored)

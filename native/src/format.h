@@ -1,0 +1,80 @@
+// The packed file: a header, a table of tensors, and the tensors, each aligned to 64 bytes. Little-endian throughout.
+// bertopt_native/layout.py writes it; model.cpp reads it and believes nothing.
+#pragma once
+#include <cstdint>
+
+namespace bertopt_native {
+
+inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
+inline constexpr uint32_t LAYOUT_VERSION = 1;
+inline constexpr uint64_t ALIGNMENT = 64;
+inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
+
+enum class Activation : uint32_t { gelu_erf, gelu_tanh, relu };
+enum class PositionRule : uint32_t { index, non_pad };  // non_pad: RoBERTa's, padding ids do not advance the position
+enum class Type : uint32_t { f32, u32, int8, bf16 };
+
+struct Header {
+    char magic[8];
+    uint32_t layout_version;
+    uint32_t header_bytes;
+    uint64_t file_bytes;
+    uint64_t table_offset;
+    uint32_t table_entries;
+    uint32_t activation;
+    uint32_t hidden;        // H, a multiple of 32
+    uint32_t embedding;     // width of the embedding tables; another than H needs a projection
+    uint32_t heads;
+    uint32_t head_size;     // the network's
+    uint32_t head_stride;   // head_size rounded up to a multiple of 32; the rest is zeros
+    uint32_t intermediate;  // rounded up to a multiple of 32; the rest is zeros
+    uint32_t layers;
+    uint32_t stored_layers;  // fewer than `layers` where layers share weights
+    uint32_t vocabulary;
+    uint32_t token_types;  // 0: the network has none
+    uint32_t positions;    // rows of the position table
+    uint32_t position_offset;
+    uint32_t position_rule;
+    uint32_t pad_id;
+    uint32_t relative_bias;  // 1: attention scores get a bias by distance
+    float epsilon;
+    char family[16];
+    uint8_t reserved[136];
+};
+static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
+
+// A linear product has four tensors: weight, scale, sum, bias. `scale` and `sum` exist for int8 only.
+enum class Part : uint32_t { weight, scale, sum, bias };
+
+enum class Tensor : uint32_t {
+    word = 0,
+    position = 1,
+    token_type = 2,
+    embedding_gain = 3,
+    embedding_shift = 4,
+    layer_map = 5,
+    relative_bias = 6,
+    attention_gain = 8,
+    attention_shift = 9,
+    ffn_gain = 10,
+    ffn_shift = 11,
+    projection = 16,  // a linear product: + Part
+    qkv = 20,
+    attention_out = 24,
+    ffn_in = 28,
+    ffn_out = 32,
+};
+
+struct Entry {
+    uint32_t tensor;
+    uint32_t layer;
+    uint32_t type;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t reserved;
+    uint64_t offset;
+    uint64_t bytes;
+};
+static_assert(sizeof(Entry) == 40, "layout.py writes 40 bytes");
+
+}  // namespace bertopt_native

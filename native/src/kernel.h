@@ -1,0 +1,66 @@
+// What an instruction set's translation unit offers, and what it works in.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "network.h"
+#include "team.h"
+
+namespace bertopt_native {
+
+enum class Output : uint32_t { tokens, first, mean, max };
+
+// One call: K texts of T tokens, checked. Text i has tokens starts[i] to starts[i + 1].
+struct Batch {
+    const int32_t* ids;
+    const int32_t* token_types;  // null: all 0
+    const int32_t* positions;    // null: position_offset + index in the text
+    const int64_t* starts;
+    float* out;  // [T, H] for tokens, else [K, H]; rows of empty texts are 0
+    Output output;
+    bool normalize;
+};
+
+// What lies between the two products of the feed-forward, for a chunk of rows.
+struct Inner {
+    float* floats;   // [rows][intermediate] before quantisation
+    uint8_t* input;  // [rows][stride]
+    size_t rows, stride;
+};
+
+// Buffers of one group of texts. Strides of byte buffers are in bytes.
+struct Work {
+    float* hidden;         // [tokens][H], the residual stream
+    uint8_t* input;        // [tokens][input_stride], what the next product reads
+    uint8_t* context;      // [tokens][context_stride], attention's output
+    float* row_scale;      // [tokens] scale and zero point of a quantised row
+    float* row_zero;
+    Inner inner;
+    size_t input_stride, context_stride;
+};
+
+// Buffers of one thread.
+struct Scratch {
+    uint8_t* heads;    // query, key and value of one head: [3][head_rows][head_stride]
+    uint8_t* keys;     // packed as weights are
+    uint8_t* values;
+    uint8_t* weights;  // [12][weight_stride] softmax
+    float* scores;     // [12][score_stride]
+    Inner inner;
+    size_t head_rows, weight_stride, score_stride;
+};
+
+inline constexpr size_t TILE_ROWS = 12;
+
+struct Kernel {
+    const char* name;
+    size_t dense_bytes;      // an element of a not quantised product's input
+    size_t attention_bytes;  // an element of attention's operands
+    void (*group)(const Network&, const Batch&, size_t first_text, size_t last_text, const Work&, const Scratch&, Team*);
+    void (*int8_product)(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out);
+};
+
+extern const Kernel AVX512_BF16;
+extern const Kernel AVX512_VNNI;
+
+}  // namespace bertopt_native

@@ -1,0 +1,100 @@
+// Attention of one head over one text. Operands are bf16, or float32 where the CPU has no bf16 product; softmax is float32.
+// Scores come in base 2: log2(e) is in the queries' weights.
+
+struct Head {
+    const Byte *query, *key, *value;  // rows of `row_bytes`
+    size_t row_bytes;
+    size_t panels;  // of 32 channels
+};
+
+// Keys [length][head] to panels of 32 keys. Rows behind the last are read (the buffer has them), and masked later.
+BN_INLINE void pack_keys(const Head& head, size_t padded, Byte* out) {
+    const size_t lines = head.row_bytes / 64;  // of 64 bytes: 16 steps
+    for (size_t key = 0; key < padded; key += 16)
+        for (size_t line = 0; line < lines; line++)
+            transpose16(head.key + key * head.row_bytes + line * 64, head.row_bytes,
+                        out + (key / 32) * (lines * 16 * 128) + line * (16 * 128) + (key / 16 % 2) * 64);
+}
+
+// Values [length][head] to panels of 32 channels; rows from `length` to `padded` are zeros, whoever lies behind.
+BN_INLINE void pack_values(const Head& head, size_t length, size_t padded, Byte* out) {
+    for (size_t panel = 0; panel < head.panels; panel++) {
+#if BN_BF16
+        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+        for (size_t key = 0; key < padded; key += 2) {
+            const Byte* in = head.value + key * head.row_bytes + panel * 64;
+            const __m512i a = key < length ? _mm512_loadu_si512(in) : _mm512_setzero_si512();
+            const __m512i b = key + 1 < length ? _mm512_loadu_si512(in + head.row_bytes) : _mm512_setzero_si512();
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_storeu_si512(out + 64, _mm512_permutex2var_epi16(a, high, b));
+            out += 128;
+        }
+#else
+        for (size_t key = 0; key < padded; key++) {
+            const Byte* in = head.value + key * head.row_bytes + panel * 128;
+            _mm512_storeu_si512(out, key < length ? _mm512_loadu_si512(in) : _mm512_setzero_si512());
+            _mm512_storeu_si512(out + 64, key < length ? _mm512_loadu_si512(in + 64) : _mm512_setzero_si512());
+            out += 128;
+        }
+#endif
+    }
+}
+
+// Softmax's numerators of one row to elements; returns 1 / their sum. `padded` is a multiple of 32.
+BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const float* bias, Byte* out) {
+    if (bias)
+        for (size_t j = 0; j < padded; j += 16) store(score + j, _mm512_add_ps(load(score + j), load(bias + j)));
+    if (padded > length) {
+        const Vec never = all(-1e30f);
+        for (size_t j = padded - 32; j < padded; j += 16) {
+            const size_t valid = j < length ? smaller(length - j, 16) : 0;
+            const __mmask16 mask = static_cast<__mmask16>((1u << valid) - 1);
+            store(score + j, _mm512_mask_loadu_ps(never, mask, score + j));
+        }
+    }
+    Vec m0 = load(score), m1 = load(score + 16);
+    for (size_t j = 32; j < padded; j += 32) {
+        m0 = _mm512_max_ps(m0, load(score + j));
+        m1 = _mm512_max_ps(m1, load(score + j + 16));
+    }
+    const Vec top = all(_mm512_reduce_max_ps(_mm512_max_ps(m0, m1)));
+    Vec s0 = _mm512_setzero_ps(), s1 = s0;
+    for (size_t j = 0; j < padded; j += 32) {
+        const Vec x = exp2_negative(_mm512_sub_ps(load(score + j), top));
+        const Vec y = exp2_negative(_mm512_sub_ps(load(score + j + 16), top));
+        s0 = _mm512_add_ps(s0, x);
+        s1 = _mm512_add_ps(s1, y);
+        store_elements(out, j, x, y);
+    }
+    return 1.0f / _mm512_reduce_add_ps(_mm512_add_ps(s0, s1));
+}
+
+// The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
+static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+                   size_t context_stride, bool context_floats) {
+    const size_t padded = round_up(length, 32), depth = head.panels * PANEL;
+    const size_t value_rows = round_up(length, 4);  // two steps of two keys; float32 steps divide it too
+    pack_keys(head, padded, scratch.keys);
+    pack_values(head, length, value_rows, scratch.values);
+    const size_t blocks = (queries + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t score_steps = depth / step_elements(ATTENTION), value_steps = value_rows / step_elements(ATTENTION);
+    float inverse[TILE_ROWS];
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t s = queries * b / blocks, e = queries * (b + 1) / blocks;
+        const Write to_scores{scratch.scores, scratch.score_stride};
+        for (size_t p = 0; p < padded / 32; p++) {
+            const Byte* panel = scratch.keys + p * score_steps * 128;
+            pick_rows<ATTENTION>(e - s, head.query + s * head.row_bytes, head.row_bytes, panel, score_steps, 0, p, to_scores, panel);
+        }
+        for (size_t r = 0; r < e - s; r++)
+            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
+                                     scratch.weights + r * scratch.weight_stride);
+        const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
+        for (size_t p = 0; p < head.panels; p++) {
+            const Byte* panel = scratch.values + p * value_steps * 128;
+            pick_rows<ATTENTION>(e - s, scratch.weights, scratch.weight_stride, panel, value_steps, 0, p, to_context, panel);
+        }
+    }
+}

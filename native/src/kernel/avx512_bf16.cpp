@@ -1,0 +1,6 @@
+#define BN_BF16 1
+#include "isa.inc"
+
+namespace bertopt_native {
+const Kernel AVX512_BF16{"avx512_bf16", ELEMENT, ELEMENT, run_group, int8_product};
+}

@@ -1,0 +1,6 @@
+#define BN_BF16 0
+#include "isa.inc"
+
+namespace bertopt_native {
+const Kernel AVX512_VNNI{"avx512_vnni", ELEMENT, ELEMENT, run_group, int8_product};
+}

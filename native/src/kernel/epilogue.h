@@ -1,0 +1,155 @@
+// What follows a product while its results are in registers.
+
+// What a panel's columns have in common, loaded once a tile: epilogues store floats, so that the compiler would load it a row.
+struct NoColumns {};
+struct Columns {
+    Vec bias0, bias1, scale0, scale1, sum0, sum1;
+};
+
+template <bool Int8>
+struct Dequantise {
+    const Linear& linear;
+    const float *row_scale, *row_zero;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const {
+        const size_t n = PANEL * p;
+        Columns c;
+        c.bias0 = load(linear.bias + n);
+        c.bias1 = load(linear.bias + n + 16);
+        if constexpr (Int8) {
+            c.scale0 = load(linear.scale + n);
+            c.scale1 = load(linear.scale + n + 16);
+            c.sum0 = load(linear.sum + n);
+            c.sum1 = load(linear.sum + n + 16);
+        }
+        return c;
+    }
+
+    BN_INLINE_MEMBER void apply(const Columns& c, size_t m, Vec& x, Vec& y) const {
+        if constexpr (Int8) {
+            const Vec scale = all(row_scale[m]), zero = all(row_zero[m]);
+            x = _mm512_fnmadd_ps(zero, c.sum0, _mm512_cvtepi32_ps((__m512i)x));
+            y = _mm512_fnmadd_ps(zero, c.sum1, _mm512_cvtepi32_ps((__m512i)y));
+            x = _mm512_fmadd_ps(_mm512_mul_ps(x, scale), c.scale0, c.bias0);
+            y = _mm512_fmadd_ps(_mm512_mul_ps(y, scale), c.scale1, c.bias1);
+        } else {
+            x = _mm512_add_ps(x, c.bias0);
+            y = _mm512_add_ps(y, c.bias1);
+        }
+    }
+};
+
+// One head's query, key and value: panels `first` onwards.
+template <bool Int8>
+struct ToHead {
+    Dequantise<Int8> dequantise;
+    Byte* out;
+    size_t matrix_bytes, row_bytes, panels, first;  // panels of one of the three
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        const size_t which = (p - first) / panels, part = (p - first) % panels;
+        store_elements(out + which * matrix_bytes + m * row_bytes, PANEL * part, x, y);
+    }
+};
+
+// Adds to the residual stream.
+template <bool Int8>
+struct AddTo {
+    Dequantise<Int8> dequantise;
+    float* out;
+    size_t stride;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        float* o = out + m * stride + PANEL * p;
+        store(o, _mm512_add_ps(x, load(o)));
+        store(o + 16, _mm512_add_ps(y, load(o + 16)));
+    }
+};
+
+// The activation function. To floats where int8 follows (they are quantised when the row's range is known, and a shorter
+// polynomial is well within its step), to elements otherwise. Row m0 is the first of `out`.
+template <bool Int8, bool ToFloats>
+struct Activate {
+    Dequantise<Int8> dequantise;
+    Activation activation;
+    Byte* out;
+    size_t row_bytes, m0;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        if (activation == Activation::relu) {
+            x = _mm512_max_ps(x, _mm512_setzero_ps());
+            y = _mm512_max_ps(y, _mm512_setzero_ps());
+        } else {
+            const size_t kind = activation == Activation::gelu_erf ? 0 : 1;
+            constexpr int degree = ToFloats ? 5 : 7;
+            const float* table = ToFloats ? GELU_5[kind] : GELU_7[kind];
+            x = gelu<degree>(x, table);
+            y = gelu<degree>(y, table);
+        }
+        Byte* row = out + (m - m0) * row_bytes;
+        if constexpr (ToFloats) {
+            store(reinterpret_cast<float*>(row) + PANEL * p, x);
+            store(reinterpret_cast<float*>(row) + PANEL * p + 16, y);
+        } else {
+            store_elements(row, PANEL * p, x, y);
+        }
+    }
+};
+
+struct Write {
+    float* out;
+    size_t stride;
+
+    BN_INLINE_MEMBER NoColumns columns(size_t) const { return {}; }
+
+    BN_INLINE_MEMBER void operator()(NoColumns, size_t m, size_t p, Vec x, Vec y) const {
+        store(out + m * stride + PANEL * p, x);
+        store(out + m * stride + PANEL * p + 16, y);
+    }
+};
+
+// The projection of narrow embeddings: bias, no residual.
+struct WriteBiased {
+    Dequantise<false> dequantise;
+    float* out;
+    size_t stride;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        Write{out, stride}({}, m, p, x, y);
+    }
+};
+
+// Attention's output: divided by the sum of the softmax's numerators. Floats where int8 follows.
+struct ToContext {
+    Byte* out;
+    size_t row_bytes;
+    const float* inverse;
+    bool floats;
+
+    BN_INLINE_MEMBER NoColumns columns(size_t) const { return {}; }
+
+    BN_INLINE_MEMBER void operator()(NoColumns, size_t m, size_t p, Vec x, Vec y) const {
+        const Vec factor = all(inverse[m]);
+        x = _mm512_mul_ps(x, factor);
+        y = _mm512_mul_ps(y, factor);
+        Byte* row = out + m * row_bytes;
+        if (floats) {
+            store(reinterpret_cast<float*>(row) + PANEL * p, x);
+            store(reinterpret_cast<float*>(row) + PANEL * p + 16, y);
+        } else {
+            store_elements(row, PANEL * p, x, y);
+        }
+    }
+};

@@ -1,0 +1,255 @@
+// One group of texts through all layers. Alone (team null) on one thread, or shared by a team in steps of tasks.
+
+constexpr size_t ROWS_A_THREAD = 32;  // from so many rows a thread, threads share rows, not columns
+
+struct Pass {
+    const Network& net;
+    const Batch& batch;
+    const Work& work;
+    const Scratch& scratch;
+    Team* team;
+    size_t text0, text1;  // the group's texts
+    size_t base, tokens;  // its first token and their number
+
+    size_t start(size_t text) const { return static_cast<size_t>(batch.starts[text]) - base; }
+    size_t length(size_t text) const { return static_cast<size_t>(batch.starts[text + 1] - batch.starts[text]); }
+    size_t parts(size_t most) const { return team ? smaller(most, 4 * team->threads) : 1; }
+
+    template <class Body>
+    void by_rows(size_t count, const Body& body) {
+        const size_t n = larger(1, parts(count / 8));
+        share(team, n, [&](size_t i) { body(count * i / n, count * (i + 1) / n); });
+    }
+
+    template <template <bool> class Epilogue, class... More>
+    void linear(const Linear& l, const Byte* a, size_t stride, size_t m0, size_t m1, size_t p0, size_t p1,
+                More... more) const {
+        if (l.int8) {
+            product<Kind::int8>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<true>{{l, work.row_scale, work.row_zero}, more...});
+        } else {
+            product<DENSE>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<false>{{l, nullptr, nullptr}, more...});
+        }
+    }
+
+    void embed() {
+        const size_t width = net.embedding;
+        const bool int8 = !net.projection && net.layer[0].qkv.int8;
+        by_rows(tokens, [&](size_t r0, size_t r1) {
+            size_t text = text0;
+            for (size_t r = r0; r < r1; r++) {
+                while (r >= start(text + 1)) text++;
+                const size_t token = base + r, place = net.position_offset + r - start(text);
+                const float* word = net.word + static_cast<size_t>(batch.ids[token]) * width;
+                const float* position = net.position + (batch.positions ? static_cast<size_t>(batch.positions[token]) : place) * width;
+                float* out = work.hidden + r * width;
+                if (net.token_type) {
+                    const float* type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
+                    for (size_t i = 0; i < width; i += 16)
+                        store(out + i, _mm512_add_ps(_mm512_add_ps(load(word + i), load(type + i)), load(position + i)));
+                } else {
+                    for (size_t i = 0; i < width; i += 16) store(out + i, _mm512_add_ps(load(word + i), load(position + i)));
+                }
+                normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon);
+                emit_row(out, width, int8, work, r);
+            }
+        });
+        if (!net.projection) return;
+        const Linear& l = *net.projection;
+        const size_t panels = net.hidden / PANEL, n = parts(panels);
+        share(team, n, [&](size_t i) {
+            product<DENSE>(work.input, work.input_stride, 0, tokens, l.weight, l.k, panels * i / n, panels * (i + 1) / n,
+                           WriteBiased{{l, nullptr, nullptr}, work.hidden, net.hidden});
+        });
+        by_rows(tokens, [&](size_t r0, size_t r1) {
+            for (size_t r = r0; r < r1; r++) emit_row(work.hidden + r * net.hidden, net.hidden, net.layer[0].qkv.int8, work, r);
+        });
+    }
+
+    // Fills `context`. With `firsts` only the first token of every text has a query; its rows are packed together.
+    void attention(const Layer& layer, bool firsts) {
+        const size_t panels = net.head_stride / PANEL, row_bytes = net.head_stride * ELEMENT;
+        const size_t matrix_bytes = scratch.head_rows * row_bytes;
+        const bool floats = layer.attention_out.int8;
+        share(team, net.heads, [&](size_t h) {
+            linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), scratch.heads,
+                           matrix_bytes, row_bytes, panels, 3 * panels * h);
+            const float* bias = net.relative_bias ? net.relative_bias + h * net.bias_stride + (net.longest - 1) : nullptr;
+            Byte* column = work.context + h * net.head_stride * (floats ? 4 : ELEMENT);
+            size_t row = 0;
+            for (size_t text = text0; text < text1; text++) {
+                if (!length(text)) continue;
+                const Byte* q = scratch.heads + start(text) * row_bytes;
+                const Head head{q, q + matrix_bytes, q + 2 * matrix_bytes, row_bytes, panels};
+                const size_t queries = firsts ? 1 : length(text);
+                attend(head, length(text), queries, bias, scratch, column + row * work.context_stride, work.context_stride, floats);
+                row += queries;
+            }
+        });
+    }
+
+    // Moves the first token of every text to the front of the residual stream; returns how many there are.
+    size_t gather_firsts() {
+        size_t count = 0;
+        for (size_t text = text0; text < text1; text++) count += length(text) > 0;
+        share(team, 1, [&](size_t) {
+            size_t row = 0;
+            for (size_t text = text0; text < text1; text++) {
+                if (!length(text)) continue;
+                if (row != start(text))
+                    __builtin_memcpy(work.hidden + row * net.hidden, work.hidden + start(text) * net.hidden, net.hidden * sizeof(float));
+                row++;
+            }
+        });
+        return count;
+    }
+
+    // Everything of a layer that is row by row: attention's output product, the feed-forward, both normalisations.
+    struct Rest {
+        const Layer& layer;
+        bool last, next_int8;
+    };
+
+    const Byte* context_input(const Linear& l, size_t r0, size_t r1) const {
+        if (!l.int8) return work.context + r0 * work.context_stride;
+        for (size_t r = r0; r < r1; r++) emit_row(reinterpret_cast<const float*>(work.context + r * work.context_stride), l.k, true, work, r);
+        return work.input + r0 * work.input_stride;
+    }
+
+    void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
+        for (size_t r = r0; r < r1; r++) {
+            float* row = work.hidden + r * net.hidden;
+            if (net.hidden == 384) {
+                normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
+            } else {
+                normalise_row(row, net.hidden, gain, shift, net.epsilon);
+                if (emit) emit_row(row, net.hidden, int8, work, r);
+            }
+        }
+    }
+
+    template <bool Int8>
+    void activate(const Layer& layer, const Inner& inner, size_t c0, size_t c1, size_t p0, size_t p1) const {
+        const Linear& l = layer.ffn_in;
+        constexpr Kind K = Int8 ? Kind::int8 : DENSE;
+        const Dequantise<Int8> dequantise{l, work.row_scale, work.row_zero};
+        const Byte* a = work.input + c0 * work.input_stride;
+        if (layer.ffn_out.int8) {
+            product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
+                       Activate<Int8, true>{dequantise, net.activation, reinterpret_cast<Byte*>(inner.floats), net.intermediate * 4, c0});
+        } else {
+            product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
+                       Activate<Int8, false>{dequantise, net.activation, inner.input, inner.stride, c0});
+        }
+    }
+
+    void ffn_in(const Layer& layer, const Inner& inner, size_t c0, size_t c1, size_t p0, size_t p1) const {
+        if (layer.ffn_in.int8) activate<true>(layer, inner, c0, c1, p0, p1);
+        else activate<false>(layer, inner, c0, c1, p0, p1);
+    }
+
+    // Rows r0 to r1 of a chunk that begins at row c0.
+    void quantise_inner(const Inner& inner, size_t c0, size_t r0, size_t r1) const {
+        const float low = net.activation == Activation::relu ? 0.0f : -0.17005f;
+        for (size_t r = r0; r < r1; r++)
+            quantise_activated(inner.floats + r * net.intermediate, net.intermediate, low, inner.input + r * inner.stride,
+                               work.row_scale + c0 + r, work.row_zero + c0 + r);
+    }
+
+    void output_product(const Rest& rest, size_t r0, size_t r1) const {
+        const Layer& y = rest.layer;
+        const Byte* a = context_input(y.attention_out, r0, r1);
+        linear<AddTo>(y.attention_out, a, y.attention_out.int8 ? work.input_stride : work.context_stride, r0, r1, 0, net.hidden / PANEL, work.hidden, net.hidden);
+        normalise(r0, r1, y.attention_gain, y.attention_shift, y.ffn_in.int8, true);
+    }
+
+    void feed_forward(const Rest& rest, size_t c0, size_t c1) const {
+        const Layer& y = rest.layer;
+        const Inner& inner = scratch.inner;
+        ffn_in(y, inner, c0, c1, 0, net.intermediate / PANEL);
+        if (y.ffn_out.int8) quantise_inner(inner, c0, 0, c1 - c0);
+        linear<AddTo>(y.ffn_out, inner.input, inner.stride, c0, c1, 0, net.hidden / PANEL, work.hidden, net.hidden);
+        normalise(c0, c1, y.ffn_gain, y.ffn_shift, rest.next_int8, !rest.last);
+    }
+
+    // Few rows and several threads: each product's columns are shared, so that every weight is read once.
+    void rest_by_columns(const Rest& rest, size_t count) {
+        const Layer& y = rest.layer;
+        const size_t narrow = net.hidden / PANEL, wide = net.intermediate / PANEL, nn = parts(narrow), nw = parts(wide);
+        const Byte* a = work.context;
+        size_t stride = work.context_stride;
+        if (y.attention_out.int8) {
+            by_rows(count, [&](size_t r0, size_t r1) { context_input(y.attention_out, r0, r1); });
+            a = work.input;
+            stride = work.input_stride;
+        }
+        share(team, nn, [&](size_t i) {
+            linear<AddTo>(y.attention_out, a, stride, 0, count, narrow * i / nn, narrow * (i + 1) / nn, work.hidden, net.hidden);
+        });
+        by_rows(count, [&](size_t r0, size_t r1) { normalise(r0, r1, y.attention_gain, y.attention_shift, y.ffn_in.int8, true); });
+        const size_t chunks = (count + work.inner.rows - 1) / work.inner.rows;
+        for (size_t c = 0; c < chunks; c++) {
+            const size_t c0 = count * c / chunks, c1 = count * (c + 1) / chunks;
+            share(team, nw, [&](size_t i) { ffn_in(y, work.inner, c0, c1, wide * i / nw, wide * (i + 1) / nw); });
+            if (y.ffn_out.int8) by_rows(c1 - c0, [&](size_t r0, size_t r1) { quantise_inner(work.inner, c0, r0, r1); });
+            share(team, nn, [&](size_t i) {
+                linear<AddTo>(y.ffn_out, work.inner.input, work.inner.stride, c0, c1, narrow * i / nn, narrow * (i + 1) / nn, work.hidden, net.hidden);
+            });
+        }
+        by_rows(count, [&](size_t r0, size_t r1) { normalise(r0, r1, y.ffn_gain, y.ffn_shift, rest.next_int8, !rest.last); });
+    }
+
+    void rest_of_layer(const Rest& rest, size_t count) {
+        if (team && count < ROWS_A_THREAD * team->threads) return rest_by_columns(rest, count);
+        // Rows in parts, one a thread; the feed-forward of a part in chunks.
+        const size_t n = team ? team->threads : 1;
+        share(team, n, [&](size_t i) {
+            const size_t r0 = count * i / n, r1 = count * (i + 1) / n;
+            output_product(rest, r0, r1);
+            for (size_t c = r0; c < r1; c += scratch.inner.rows) feed_forward(rest, c, smaller(r1, c + scratch.inner.rows));
+        });
+    }
+
+    void write(bool firsts) {
+        const size_t width = net.hidden, bytes = width * sizeof(float);
+        share(team, 1, [&](size_t) {
+            if (batch.output == Output::tokens) {
+                if (tokens) __builtin_memcpy(batch.out + base * width, work.hidden, tokens * bytes);
+                return;
+            }
+            size_t row = 0;
+            for (size_t text = text0; text < text1; text++) {
+                float* out = batch.out + text * width;
+                if (!length(text)) {
+                    __builtin_memset(out, 0, bytes);
+                    continue;
+                }
+                if (firsts) __builtin_memcpy(out, work.hidden + row++ * width, bytes);
+                else pool_rows(work.hidden + start(text) * width, length(text), width, batch.output == Output::mean, out);
+                if (batch.normalize) normalise_length(out, width);
+            }
+        });
+    }
+
+    void run() {
+        embed();
+        const bool want_firsts = batch.output == Output::first;
+        for (size_t l = 0; l < net.layers; l++) {
+            const Layer& layer = net.layer[l];
+            const bool last = l + 1 == net.layers, firsts = last && want_firsts;
+            attention(layer, firsts);
+            const size_t count = firsts ? gather_firsts() : tokens;
+            rest_of_layer({layer, last, !last && net.layer[l + 1].qkv.int8}, count);
+        }
+        write(want_firsts);
+    }
+};
+
+static void run_group(const Network& net, const Batch& batch, size_t text0, size_t text1, const Work& work, const Scratch& scratch,
+                      Team* team) {
+    const size_t base = static_cast<size_t>(batch.starts[text0]), end = static_cast<size_t>(batch.starts[text1]);
+    Pass{net, batch, work, scratch, team, text0, text1, base, end - base}.run();
+}
+
+static void int8_product(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out) {
+    product<Kind::int8>(a, k, 0, rows, weight, k, 0, n / PANEL, Write{reinterpret_cast<float*>(out), n});
+}

@@ -1,0 +1,128 @@
+// The Python module: arrays in, an array out, the interpreter's lock free in between.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "cpu.h"
+#include "encoder.h"
+#include "errors.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace bertopt_native {
+namespace {
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Result = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+bool python_interrupted() {
+    nb::gil_scoped_acquire lock;
+    return PyErr_CheckSignals() != 0;
+}
+
+Result run(Encoder& encoder, const Ids& ids, const Starts& starts, const std::optional<Ids>& token_types,
+           const std::optional<Ids>& positions, uint32_t output, bool normalize) {
+    if (starts.size() == 0) throw BadInput("starts must have one entry more than there are texts; got none");
+    if (output > static_cast<uint32_t>(Output::max)) throw BadInput("unknown output");
+    auto fits = [&](const char* name, const std::optional<Ids>& values) {
+        if (values && values->size() != ids.size())
+            throw BadInput(std::string(name) + " must be as many as ids, " + std::to_string(ids.size()) + "; got " + std::to_string(values->size()));
+    };
+    fits("token_types", token_types);
+    fits("positions", positions);
+    Request request;
+    request.ids = ids.data();
+    request.token_types = token_types ? token_types->data() : nullptr;
+    request.positions = positions ? positions->data() : nullptr;
+    request.starts = starts.data();
+    request.tokens = ids.size();
+    request.texts = starts.size() - 1;
+    request.output = static_cast<Output>(output);
+    request.normalize = normalize;
+    // Before memory of a size that the input determines is taken.
+    {
+        nb::gil_scoped_release free;
+        encoder.check(request);
+    }
+    const size_t hidden = encoder.model().network().hidden;
+    const size_t rows = request.output == Output::tokens ? request.tokens : request.texts;
+    if (rows > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / hidden) throw std::bad_alloc();
+    std::unique_ptr<float[]> data(new float[rows * hidden + 16]);
+    try {
+        nb::gil_scoped_release free;
+        encoder.run(request, data.get(), python_interrupted);
+    } catch (const Interrupted&) {
+        throw nb::python_error();
+    }
+    float* pointer = data.get();
+    nb::capsule owner(pointer, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    data.release();
+    return Result(pointer, {rows, hidden}, owner);
+}
+
+nb::dict info(const Encoder& e) {
+    const Header& h = e.model().header();
+    nb::dict d;
+    d["family"] = std::string(h.family, strnlen(h.family, sizeof h.family));
+    d["isa"] = e.kernel().name;
+    d["threads"] = e.threads();
+    d["products"] = e.model().products();
+    d["int8_products"] = e.model().int8_products();
+    d["layers"] = h.layers;
+    d["stored_layers"] = h.stored_layers;
+    d["hidden_size"] = h.hidden;
+    d["embedding_size"] = h.embedding;
+    d["heads"] = h.heads;
+    d["head_size"] = h.head_size;
+    d["intermediate_size"] = h.intermediate;
+    d["vocabulary_size"] = h.vocabulary;
+    d["token_types"] = h.token_types;
+    d["longest_text"] = e.model().network().longest;
+    d["layout_version"] = h.layout_version;
+    d["file_bytes"] = h.file_bytes;
+    return d;
+}
+
+// For the tests: the product that the encoder's int8 layers use, before scales.
+nb::ndarray<nb::numpy, int32_t, nb::ndim<2>> int8_product(
+    const nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& a,
+    const nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& packed, const std::string& isa) {
+    const size_t rows = a.shape(0), k = a.shape(1);
+    if (!k || k % 32 || packed.size() % (32 * k)) throw BadInput("expected [rows, k] and packed weights of [32 * panels, k] with k a multiple of 32");
+    const size_t n = packed.size() / k;
+    auto* out = new int32_t[rows * n + 16];
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+    choose_kernel(isa).int8_product(a.data(), rows, reinterpret_cast<const uint8_t*>(packed.data()), n, k, out);
+    return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(out, {rows, n}, owner);
+}
+
+std::vector<std::string> supported() {
+    std::vector<std::string> names;
+    for (const Kernel* k : supported_kernels()) names.emplace_back(k->name);
+    return names;
+}
+
+}  // namespace
+}  // namespace bertopt_native
+
+NB_MODULE(_core, m) {
+    using namespace bertopt_native;
+    nb::exception<BadFile>(m, "BadFile", PyExc_ValueError);
+    nb::exception<Unsupported>(m, "Unsupported", PyExc_RuntimeError);
+    nb::class_<Encoder>(m, "Encoder")
+        .def(nb::init<const std::string&, size_t, const std::string&, bool>(), "path"_a, "threads"_a, "isa"_a, "huge_pages"_a)
+        .def("run", &run, "ids"_a, "starts"_a, "token_types"_a.none(), "positions"_a.none(), "output"_a, "normalize"_a)
+        .def("info", &info);
+    m.def("isa", [](const std::string& name) { return std::string(choose_kernel(name).name); }, "name"_a = "");
+    m.def("supported", &supported);
+    m.def("int8_product", &int8_product, "a"_a, "packed"_a, "isa"_a = "");
+    m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
+}

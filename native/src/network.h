@@ -1,0 +1,39 @@
+// A network as the kernels see it: sizes and pointers into the packed file. Plain data, because the translation units of
+// the instruction sets must not instantiate anything that the linker could merge into code for every CPU.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "format.h"
+
+namespace bertopt_native {
+
+struct Linear {
+    const uint8_t* weight;  // [N/32][K/step][2][16][step] with 4 int8 or 2 bf16 a step
+    const float* scale;     // [N], int8 only
+    const float* sum;       // [N] sums of the int8 weights of a channel
+    const float* bias;      // [N]
+    size_t n, k;
+    bool int8;
+};
+
+struct Layer {
+    Linear qkv;  // head by head: query, key, value, each head_stride channels; queries carry log2(e) / sqrt(head_size)
+    Linear attention_out, ffn_in, ffn_out;
+    const float *attention_gain, *attention_shift, *ffn_gain, *ffn_shift;
+};
+
+struct Network {
+    size_t hidden, embedding, heads, head_stride, intermediate, layers;
+    size_t vocabulary, token_types, positions, position_offset;
+    size_t longest;      // tokens of the longest text: positions - position_offset
+    size_t bias_stride;  // floats of a head's row of the relative bias
+    Activation activation;
+    float epsilon;
+    const float *word, *position, *token_type, *embedding_gain, *embedding_shift;
+    const float* relative_bias;  // [heads][bias_stride], entry (key - query) + longest - 1, times log2(e); or null
+    const Linear* projection;    // null where embedding == hidden and the network has none
+    const Layer* layer;          // [layers], shared weights repeated as pointers
+};
+
+}  // namespace bertopt_native

@@ -1,0 +1,21 @@
+// How a batch is divided: into groups that each run on one thread, or shared by all threads.
+#pragma once
+#include <vector>
+
+#include "network.h"
+
+namespace bertopt_native {
+
+struct Plan {
+    std::vector<size_t> bounds;  // group g has texts bounds[g] to bounds[g + 1]
+    size_t most_tokens = 0;      // of a group
+    size_t longest = 0;          // tokens of a text
+    bool shared = false;
+};
+
+Plan make_plan(const Network& network, const int64_t* starts, size_t texts, size_t threads);
+
+// Rows that go through the feed-forward together: what lies between its two products should stay in the cache.
+inline constexpr size_t CHUNK_ROWS = 48;
+
+}  // namespace bertopt_native

@@ -1,0 +1,106 @@
+#include "workspace.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace bertopt_native {
+namespace {
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Rows whose distance is a multiple of 1 KiB share a few sets of the first-level cache; twelve of them are read together.
+size_t row_stride(size_t bytes) {
+    const size_t stride = round_up(bytes, 64);
+    return stride % 1024 ? stride : stride + 64;
+}
+
+}  // namespace
+
+void Workspace::Release::operator()(uint8_t* p) const {
+    if (mapped) munmap(p, mapped);
+    else std::free(p);
+}
+
+uint8_t* Workspace::allocate(size_t bytes) {
+#ifdef BN_EXACT  // each buffer exactly as long as it must be, so that a sanitiser sees a step beyond
+    auto* p = static_cast<uint8_t*>(std::aligned_alloc(64, round_up(bytes, 64)));
+    if (!p) throw std::bad_alloc();
+    blocks_.push_back({p, Release{0}});
+    return p;
+#else
+    constexpr size_t HUGE_PAGE = size_t{2} << 20;
+    const size_t size = round_up(bytes, bytes < HUGE_PAGE / 8 ? 4096 : HUGE_PAGE);
+    void* p = mmap(nullptr, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    auto* first = static_cast<uint8_t*>(p);
+    auto* aligned = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<size_t>(p), HUGE_PAGE));
+    if (aligned > first) munmap(first, static_cast<size_t>(aligned - first));
+    if (const size_t rest = static_cast<size_t>(first + HUGE_PAGE - aligned)) munmap(aligned + size, rest);
+    if (size >= HUGE_PAGE) madvise(aligned, size, MADV_HUGEPAGE);
+    blocks_.push_back({aligned, Release{size}});
+    return aligned;
+#endif
+}
+
+Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size_t longest, size_t chunk)
+    : tokens_(tokens), longest_(longest) {
+    const size_t context = n.heads * n.head_stride, padded = round_up(longest, 32);
+    work.inner.rows = std::min(chunk, tokens);
+    work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.dense_bytes);
+    work.context_stride = row_stride(context * 4);
+    work.inner.stride = row_stride(n.intermediate * kernel.dense_bytes);
+    bool int8 = false, dense = n.projection != nullptr;
+    for (size_t i = 0; i < n.layers; i++)
+        for (const Linear* l : {&n.layer[i].qkv, &n.layer[i].attention_out, &n.layer[i].ffn_in, &n.layer[i].ffn_out})
+            (l->int8 ? int8 : dense) = true;
+    if (!dense) {  // rows of bytes only
+        work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}));
+        work.inner.stride = row_stride(n.intermediate);
+    }
+    scratch.head_rows = tokens + 32;  // keys are read in blocks of 32
+    scratch.weight_stride = row_stride(padded * kernel.attention_bytes);
+    scratch.score_stride = padded + 16;
+
+    // One mapping, cut up. In exact mode every buffer is its own.
+    struct Buffer {
+        uint8_t** place;
+        size_t bytes;
+    };
+    uint8_t *hidden, *scale, *zero, *inner, *scores;
+    const Buffer buffers[] = {
+        {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
+        {&work.input, tokens * work.input_stride},
+        {&work.context, tokens * work.context_stride},
+        {&scale, tokens * 4},
+        {&zero, tokens * 4},
+        {&inner, int8 ? work.inner.rows * n.intermediate * 4 : 64},
+        {&work.inner.input, work.inner.rows * work.inner.stride},
+        {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.attention_bytes},
+        {&scratch.keys, padded * n.head_stride * kernel.attention_bytes},
+        {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
+        {&scratch.weights, TILE_ROWS * scratch.weight_stride},
+        {&scores, TILE_ROWS * scratch.score_stride * 4},
+    };
+#ifdef BN_EXACT
+    for (const Buffer& b : buffers) *b.place = allocate(b.bytes);
+#else
+    size_t total = 0;
+    for (const Buffer& b : buffers) total += round_up(b.bytes, 64) + 128;
+    uint8_t* p = allocate(total);
+    for (const Buffer& b : buffers) {
+        *b.place = p;
+        p += round_up(b.bytes, 64) + 128;
+    }
+#endif
+    work.hidden = reinterpret_cast<float*>(hidden);
+    work.row_scale = reinterpret_cast<float*>(scale);
+    work.row_zero = reinterpret_cast<float*>(zero);
+    work.inner.floats = reinterpret_cast<float*>(inner);
+    scratch.inner = work.inner;
+    scratch.scores = reinterpret_cast<float*>(scores);
+}
+
+}  // namespace bertopt_native

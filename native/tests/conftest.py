@@ -1,0 +1,124 @@
+"""Small networks of every family, with weights scaled so that attention, biases and norms matter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import bertopt_native
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # torch spins while it waits: two test runs on one machine starve each other
+ISAS = bertopt_native.supported()
+
+
+def network(kind: str, seed: int = 0, **options: Any) -> Any:
+    """Return a transformers network in float32, eval mode, with random weights of a size that makes attention uneven."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 160, "vocab_size": 300,
+        "max_position_embeddings": 80, "pad_token_id": 1 if kind in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0,
+    }  # fmt: skip
+    if kind == "distilbert":
+        sizes = {
+            "dim": 64,
+            "n_heads": 2,
+            "n_layers": 3,
+            "hidden_dim": 160,
+            "vocab_size": 300,
+            "max_position_embeddings": 80,
+        }
+    if kind in ("electra", "albert"):
+        sizes["embedding_size"] = 32
+    if kind == "albert":
+        sizes |= {"num_hidden_groups": 2, "num_hidden_layers": 4, "inner_group_num": 2, "hidden_act": "gelu_new"}
+    config = AutoConfig.for_model(kind, **(sizes | options))
+    torch.manual_seed(seed)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval().float()
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(shape: Any) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin"))
+            if "norm" in name.lower():
+                p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
+            elif name.endswith("bias") and p.ndim == 1:
+                p.copy_((0.5 if near else 0.1) * draw(p.shape))
+            elif "embeddings" in name and "project" not in name:
+                p.copy_(0.5 * draw(p.shape))
+            elif "relative_attention_bias" in name:
+                p.copy_(draw(p.shape))
+            else:
+                p.copy_((1.5 if near else 0.8) * draw(p.shape) / p.shape[1] ** 0.5)
+    return model
+
+
+def state(model: Any) -> dict[str, NDArray[Any]]:
+    """Return the network's tensors as numpy arrays."""
+    return {name: t.detach().numpy() for name, t in model.state_dict().items()}
+
+
+def texts_of(lengths: list[int], vocabulary: int = 300, seed: int = 1) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return ids and starts of random texts without special ids."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(3, vocabulary, sum(lengths)).astype(np.int32)
+    return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def reference(
+    model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: NDArray[Any] | None = None
+) -> NDArray[np.float32]:
+    """Return transformers' last hidden states [T, H], text by text."""
+    import torch
+
+    rows = []
+    with torch.inference_mode():
+        for a, b in pairwise(starts):
+            if a == b:
+                continue
+            given = (
+                {}
+                if token_types is None
+                else {"token_type_ids": torch.tensor(token_types[None, a:b], dtype=torch.long)}
+            )
+            one = model(
+                torch.tensor(ids[None, a:b], dtype=torch.long),
+                attention_mask=torch.ones(1, int(b - a), dtype=torch.long),
+                **given,
+            )
+            rows.append(one.last_hidden_state[0].numpy())
+    return np.concatenate(rows)
+
+
+def cosines(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the cosine of every row."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that packs a small network once and returns the file."""
+    folder, known = tmp_path_factory.mktemp("packed"), {}
+
+    def make(kind: str = "bert", precision: Any = "int8", keep: Any = (), **options: Any) -> Path:
+        key = repr((kind, precision, keep, options))
+        if key not in known:
+            model = network(kind, **options)
+            known[key] = folder / f"{len(known)}.bin"
+            bertopt_native.pack(known[key], model.config.to_dict(), state(model), precision, keep)
+        return known[key]
+
+    return make

@@ -1,0 +1,124 @@
+"""Every family against transformers' own network, float32, text by text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import bertopt_native
+import numpy as np
+import pytest
+from conftest import ISAS, cosines, network, reference, state, texts_of
+
+KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet"]
+LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
+
+
+def compare(model: Any, path: Path, precision: Any, isa: str, mean: float, least: float, keep: Any = ()) -> None:
+    bertopt_native.pack(path, model.config.to_dict(), state(model), precision, keep)
+    encoder = bertopt_native.Encoder(path, threads=2, isa=isa)
+    longest = encoder.info["longest_text"]
+    ids, starts = texts_of([min(n, longest) for n in LENGTHS])
+    types = (
+        np.random.default_rng(2).integers(0, 2, len(ids)).astype(np.int32) if encoder.info["token_types"] > 1 else None
+    )
+    got, want = encoder.run(ids, starts, types), reference(model, ids, starts, types)
+    assert got.shape == want.shape
+    c = cosines(got, want)
+    assert c.mean() >= mean and c.min() >= least, (c.mean(), c.min())
+    firsts = encoder.run(ids, starts, types, output="first")
+    assert (firsts == got[starts[:-1]]).all()
+    for i, (a, b) in enumerate(pairwise(starts)):
+        pooled = encoder.run(ids, starts, types, output="mean")[i]
+        np.testing.assert_allclose(pooled, got[a:b].mean(0), rtol=1e-4, atol=1e-5)
+        assert (encoder.run(ids, starts, types, output="max")[i] == got[a:b].max(0)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16(kind: str, isa: str, tmp_path: Path) -> None:
+    compare(network(kind), tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8(kind: str, isa: str, tmp_path: Path) -> None:
+    compare(network(kind), tmp_path / "m", "int8", isa, 0.9997, 0.998)
+
+
+@pytest.mark.parametrize("options", [
+    {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 40},  # heads of 16, padded
+    {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 100},  # heads of 24
+    {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},  # heads of 64
+    {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 1},
+    {"hidden_size": 256, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 1},  # heads of 128
+    {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048, "num_hidden_layers": 1},
+    {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1},
+    {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1},
+    {"hidden_act": "relu"},
+    {"hidden_act": "gelu_new"},
+    {"layer_norm_eps": 1e-3},
+    {"num_hidden_layers": 1},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_shapes(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network("bert", **options)
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
+
+
+def test_keep_bf16_is_between(tmp_path: Path) -> None:
+    model = network("bert")
+    ids, starts = texts_of(LENGTHS)
+    want, errors, counts = reference(model, ids, starts), [], []
+    for keep in ([], [0, "2.ffn_out"], [0, 1, 2]):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "int8", keep)
+        encoder = bertopt_native.Encoder(tmp_path / "m")
+        errors.append(1 - cosines(encoder.run(ids, starts), want).mean())
+        counts.append(encoder.info["int8_products"])
+    assert counts == [12, 7, 0]
+    assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("kind", ["roberta", "mpnet"])
+def test_padding_id_within_a_text_keeps_transformers_positions(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    model = network(kind)
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
+    ids = np.array([5, 6, 1, 7, 8, 1, 9], np.int32)
+    got = bertopt_native.Encoder(tmp_path / "m").run(ids, [0, len(ids)])
+    with torch.inference_mode():
+        want = (
+            model(torch.tensor(ids[None], dtype=torch.long), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
+            .last_hidden_state[0]
+            .numpy()
+        )
+    assert cosines(got, want).min() > 0.9995
+
+
+def test_positions_given(tmp_path: Path) -> None:
+    import torch
+
+    model = network("bert")
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
+    ids, positions = np.arange(10, 16, dtype=np.int32), np.array([3, 4, 9, 10, 70, 79], np.int32)
+    got = bertopt_native.Encoder(tmp_path / "m").run(ids, [0, 6], positions=positions)
+    with torch.inference_mode():
+        want = model(
+            torch.tensor(ids[None].astype(np.int64)), position_ids=torch.tensor(positions[None].astype(np.int64))
+        )
+    assert cosines(got, want.last_hidden_state[0].numpy()).min() > 0.9995
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_prefix_and_old_names(prefix: str, tmp_path: Path) -> None:
+    model = network("bert")
+    tensors = {
+        prefix + k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        for k, v in state(model).items()
+    }
+    bertopt_native.pack(tmp_path / "a", model.config.to_dict(), state(model))
+    bertopt_native.pack(tmp_path / "b", model.config.to_dict(), tensors)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

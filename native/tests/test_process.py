@@ -1,0 +1,130 @@
+"""Forks, interrupts, idle threads, masked instruction sets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import bertopt_native
+import numpy as np
+import pytest
+from conftest import ISAS
+
+Packed = Callable[..., Path]
+
+
+def wait_for(child: int, seconds: float) -> int:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child hangs")
+
+
+@pytest.mark.parametrize("tokens", [20, 2000])
+def test_fork(tokens: int, packed: Packed) -> None:
+    encoder = bertopt_native.Encoder(packed(), threads=3)
+    ids = (np.arange(tokens) % 290).astype(np.int32)
+    starts = np.append(np.arange(0, tokens, 20), tokens).astype(np.int64)
+    want = encoder.run(ids, starts, output="mean")
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            encoder.run(ids, starts, output="mean")
+
+    others = [threading.Thread(target=busy) for _ in range(2)]
+    for t in others:
+        t.start()
+    try:
+        for _ in range(30):
+            child = os.fork()
+            if not child:
+                ok = all((encoder.run(ids, starts, output="mean") == want).all() for _ in range(3))
+                os._exit(0 if ok else 1)
+            assert wait_for(child, 20) == 0
+    finally:
+        stop.set()
+        for t in others:
+            t.join()
+
+
+def test_interrupt_between_groups(packed: Packed) -> None:
+    encoder = bertopt_native.Encoder(packed(), threads=2)
+    ids = np.zeros(4_000_000, np.int32)
+    starts = np.arange(0, len(ids) + 1, 50, dtype=np.int64)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    begin = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        encoder.run(ids, starts, output="mean")
+        time.sleep(60)  # the run was quicker than the signal
+    assert time.monotonic() - begin < 10
+    assert encoder.run(ids[:10], [0, 10]).shape == (10, 64)
+
+
+def test_idle_threads_do_not_spin(packed: Packed) -> None:
+    encoder = bertopt_native.Encoder(packed(), threads=4)
+    encoder.run(np.zeros(2000, np.int32), np.arange(0, 2001, 50), output="mean")
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+def test_other_threads_run_meanwhile(packed: Packed) -> None:
+    encoder = bertopt_native.Encoder(packed(), threads=1)
+    ids = np.zeros(1_000_000, np.int32)
+    done = threading.Event()
+
+    def call() -> None:
+        encoder.run(ids, np.arange(0, len(ids) + 1, 50), output="mean")
+        done.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    steps = 0
+    while not done.is_set():
+        time.sleep(0.001)
+        steps += 1
+    thread.join()
+    assert steps > 20
+
+
+def test_isa_by_environment(packed: Packed) -> None:
+    code = (
+        "import bertopt_native as b, sys; e = b.Encoder(sys.argv[1]);"
+        "print(b.isa(), e.info['isa'], b.Encoder(sys.argv[1], isa=b.supported()[0]).info['isa'])"
+    )
+    for isa in ISAS:
+        environment = {**os.environ, "BERTOPT_NATIVE_ISA": isa}
+        out = subprocess.run(
+            [sys.executable, "-c", code, packed()], env=environment, capture_output=True, text=True, check=True
+        )
+        assert out.stdout.split() == [isa, isa, ISAS[0]]
+    out = subprocess.run(
+        [sys.executable, "-c", code, packed()],
+        env={**os.environ, "BERTOPT_NATIVE_ISA": "none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.returncode and "Unsupported: instruction set must be one of: " in out.stderr
+
+
+def test_runtime_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import bertopt_native, sys; print([m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,106 @@
+"""The INT8 products are exactly those of integers; the encoder's arithmetic follows a model in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import bertopt_native
+import numpy as np
+import pytest
+from bertopt_native import _core, families, layout, packing, quantize
+from conftest import ISAS, network, state, texts_of
+from numpy.typing import NDArray
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("k", [32, 64, 384, 1536, 4096])
+def test_products_equal_integers(k: int, isa: str) -> None:
+    rng = np.random.default_rng(k)
+    for rows in [*range(1, 26), 47, 128]:
+        a = rng.integers(0, 256, (rows, k), dtype=np.uint8)
+        w = rng.integers(-127, 128, (96, k), dtype=np.int8)
+        got = _core.int8_product(a, layout.panels(w, 4), isa)
+        assert (got == a.astype(np.int64) @ w.astype(np.int64).T).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_do_not_saturate(isa: str) -> None:
+    a = np.full((13, 65536), 255, np.uint8)
+    for value in (127, -127):
+        got = _core.int8_product(a, layout.panels(np.full((32, 65536), value, np.int8), 4), isa)
+        assert (got == 255 * 65536 * value).all()
+
+
+def quantised(x: NDArray[np.float32], low: float | None = None) -> NDArray[np.float64]:
+    """Return rows as the encoder's uint8 represents them."""
+    low_row = np.minimum(x.min(1), 0) if low is None else np.full(len(x), low, np.float32)
+    scale = (np.maximum(x.max(1), 0) - low_row) / np.float32(255)
+    zero = -low_row / scale
+    q = np.clip(np.rint(x / scale[:, None] + zero[:, None]), 0, 255)
+    return np.asarray(((q - zero[:, None]) * scale[:, None]), np.float64)
+
+
+def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the last hidden states of one text with the encoder's quantisation, the rest in float64."""
+    net = families.read(model.config.to_dict(), state(model))
+    t, heads = net.tensors, net.heads
+    hidden = len(t["embeddings.norm.bias"])
+    head = hidden // heads
+    stride, inner = packing._up(head), packing._up(len(t["layers.0.ffn_in.bias"]))
+
+    def norm(x: NDArray[Any], name: str) -> NDArray[Any]:
+        x = x - x.mean(1, keepdims=True)
+        return np.asarray(
+            x / np.sqrt((x**2).mean(1, keepdims=True) + net.epsilon) * t[f"{name}.weight"] + t[f"{name}.bias"]
+        )
+
+    def linear(x: NDArray[Any], wb: tuple[Any, Any], low: float | None = None) -> NDArray[np.float64]:
+        q, scale = quantize.to_int8(wb[0])
+        return quantised(x.astype(np.float32), low) @ (q.astype(np.float64) * scale[:, None]).T + wb[1]
+
+    import math
+
+    x = t["embeddings.word"][ids] + t["embeddings.position"][: len(ids)] + t["embeddings.token_type"][0]
+    x = norm(x.astype(np.float64), "embeddings.norm")
+    for i in range(len(net.layer_map)):
+        products = packing._products(net, i, head, stride, inner)
+        qkv = linear(x, products["qkv"]).reshape(len(ids), heads, 3, stride)
+        scores = np.einsum("qhd,khd->hqk", qkv[:, :, 0], qkv[:, :, 1])
+        p = np.exp2(scores - scores.max(2, keepdims=True))
+        context = np.einsum("hqk,khd->qhd", p / p.sum(2, keepdims=True), qkv[:, :, 2]).reshape(len(ids), -1)
+        x = norm(x + linear(context, products["attention_out"]), f"layers.{i}.attention_norm")
+        h = linear(x, products["ffn_in"])
+        h = h * 0.5 * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))
+        x = norm(x + linear(h, products["ffn_out"], -0.17005), f"layers.{i}.ffn_norm")
+    return x
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_encoder_follows_the_model_in_numpy(isa: str, tmp_path: Path) -> None:
+    """Quantisation itself costs far more than the two differ: it is the same quantisation."""
+    from conftest import cosines, reference
+
+    model = network("bert", num_hidden_layers=1)
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model))
+    ids, starts = texts_of([60])
+    got = bertopt_native.Encoder(tmp_path / "m", isa=isa).run(ids, starts)
+    lost = 1 - cosines(got, reference(model, ids, starts)).mean()
+    differs = 1 - cosines(got, numpy_encoder(model, ids)).mean()
+    assert differs < lost / 2, (differs, lost)  # what is left is bf16 in attention
+
+
+def test_bf16_rounds_to_nearest_even() -> None:
+    values = np.array([1.0, -1.0, 1.00390625, 1.01171875, 3.3895314e38, 1e-40, 0.0], np.float32)
+    back = (quantize.to_bf16(values).astype(np.uint32) << 16).view(np.float32)
+    assert back[2] == 1.0 and back[3] == np.float32(1.015625)
+    assert (np.abs(back - values) <= np.abs(values) * 2.0**-8 + 1e-41).all()
+
+
+def test_int8_weights() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((300, 64)).astype(np.float32)
+    w[7] = 0
+    q, scale = quantize.to_int8(w)
+    assert q.min() >= -127 and (q[7] == 0).all() and (scale > 0).all()
+    assert np.abs(q * scale[:, None] - w).max() < 0.35 * np.abs(w).max()
