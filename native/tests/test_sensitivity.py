@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bertopt_native
 import numpy as np
 import pytest
 from conftest import cosines, network, state, texts_of
 from test_families import KINDS, LENGTHS
-
-import bertopt_native
 
 
 @pytest.mark.parametrize("kind", KINDS)
