@@ -59,11 +59,6 @@ class Model:
         """The [B, S] that the form runs."""
         return ShapeLimits(longest=self.spec.max_length)
 
-    @property
-    def max_shape(self) -> tuple[int, int] | None:
-        """Largest [B, S] the form can run, or None where only `spec.max_length` bounds it."""
-        return None
-
 
 @dataclass(frozen=True)
 class Eager(Model):
@@ -128,11 +123,8 @@ class Engine(Model):
 
     @property
     def shapes(self) -> ShapeLimits:
-        return ShapeLimits(longest=self.spec.max_length, profiles=self.profiles)
-
-    @property
-    def max_shape(self) -> tuple[int, int] | None:
-        return max(profile.max[0] for profile in self.profiles), max(profile.max[1] for profile in self.profiles)
+        longest = max(profile.max[1] for profile in self.profiles)
+        return ShapeLimits(longest=min(self.spec.max_length, longest), profiles=self.profiles)
 
 
 In = TypeVar("In", bound=Model)

@@ -38,7 +38,7 @@ def load(
     with reading(f"'{path}'", "export it again"):
         model = stages.open_stage(path, manifest)
         session = open_session(model, device, threads, streams)
-        return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)
+        return Predictor(session, model.spec, path, model.shapes, max_batch_tokens)
 
 
 def _check_count(name: str, value: object) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Session, Spec
+from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
@@ -49,13 +49,13 @@ class Predictor:
     """
 
     def __init__(
-        self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None,
+        self, session: Session, spec: Spec, directory: Path, shapes: ShapeLimits | None = None,
         max_batch_tokens: int | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
         self.session, self.spec = session, spec
-        limits = BatchLimits.of(session, spec, max_shape, max_batch_tokens)
+        limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
