@@ -234,6 +234,9 @@ class Session(abc.ABC):
     concurrent: bool = False
     #: Whether the device works apart from the processor (a GPU): a small batch then takes as long as its launch.
     asynchronous: bool = False
+    #: Whether batches are planned by fixed costs, never by measured ones: where a text's outputs depend on its batch (one
+    #: activation scale for all its texts, sums in another order), every load then gives the same outputs.
+    fixed_costs: bool = False
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1
