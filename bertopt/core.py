@@ -59,11 +59,6 @@ class Model:
         """The [B, S] that the form runs."""
         return ShapeLimits(longest=self.spec.max_length)
 
-    @property
-    def max_shape(self) -> tuple[int, int] | None:
-        """Largest [B, S] the form can run, or None where only `spec.max_length` bounds it."""
-        return None
-
 
 @dataclass(frozen=True)
 class Eager(Model):
@@ -128,11 +123,8 @@ class Engine(Model):
 
     @property
     def shapes(self) -> ShapeLimits:
-        return ShapeLimits(longest=self.spec.max_length, profiles=self.profiles)
-
-    @property
-    def max_shape(self) -> tuple[int, int] | None:
-        return max(profile.max[0] for profile in self.profiles), max(profile.max[1] for profile in self.profiles)
+        longest = max(profile.max[1] for profile in self.profiles)
+        return ShapeLimits(longest=min(self.spec.max_length, longest), profiles=self.profiles)
 
 
 In = TypeVar("In", bound=Model)
@@ -242,6 +234,9 @@ class Session(abc.ABC):
     concurrent: bool = False
     #: Whether the device works apart from the processor (a GPU): a small batch then takes as long as its launch.
     asynchronous: bool = False
+    #: Whether batches are planned by fixed costs, never by measured ones: where a text's outputs depend on its batch (one
+    #: activation scale for all its texts, sums in another order), every load then gives the same outputs.
+    fixed_costs: bool = False
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1

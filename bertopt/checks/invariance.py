@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.core import Session, Spec
+from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.results import Invariance
 
 if TYPE_CHECKING:
@@ -33,22 +33,24 @@ class _Run:
 
 
 def measure(
-    session: Session, spec: Spec, texts: Sequence[dict[str, Array]], max_shape: tuple[int, int] | None, seed: int = 0
+    session: Session, spec: Spec, texts: Sequence[dict[str, Array]], limits: ShapeLimits, seed: int = 0
 ) -> Invariance | None:
     """Run each of `texts` (unpadded inputs [1, S]) alone, among random others in batches of several sizes, and padded
     on the right to several lengths; where `spec.shift_free`, padded on the left too. All through the same session.
 
     The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
     positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
-    that is not run. None where no text fits.
+    that is not run. Batches that `limits` do not admit are left out. None where no text fits.
     """
-    chosen = _choose(spec, texts, max_shape)
+    chosen = _choose(texts, limits)
     if not chosen:
         return None
     lengths = [text["input_ids"].shape[1] for text in chosen]
     alone = [_own(spec, session.run(text), 0, 0, length) for text, length in zip(chosen, lengths, strict=True)]
     found = Invariance(max_abs=0.0, cosine_min=1.0, texts=len(chosen), where="nowhere")
-    for run in _runs(spec, lengths, max_shape, seed):
+    for run in _runs(spec, lengths, limits, seed):
+        if limits.fit(len(run.rows), run.width) is None:
+            continue
         answers = session.run(_batch(spec, [chosen[i] for i in run.rows], run))
         for row, text in enumerate(run.rows):
             start = run.width - lengths[text] if run.left else 0
@@ -63,9 +65,9 @@ def measure(
     return found
 
 
-def _choose(spec: Spec, texts: Sequence[dict[str, Array]], max_shape: tuple[int, int] | None) -> list[dict[str, Array]]:
+def _choose(texts: Sequence[dict[str, Array]], limits: ShapeLimits) -> list[dict[str, Array]]:
     """Texts of all lengths that fit, evenly."""
-    longest = min(LONGEST, spec.max_length, max_shape[1] if max_shape else LONGEST)
+    longest = min(LONGEST, limits.longest)
     fitting = sorted(
         (text for text in texts if 0 < text["input_ids"].shape[1] <= longest), key=lambda text: text["input_ids"].shape[1]
     )  # fmt: skip
@@ -74,14 +76,13 @@ def _choose(spec: Spec, texts: Sequence[dict[str, Array]], max_shape: tuple[int,
     return [fitting[round(i)] for i in np.linspace(0, len(fitting) - 1, TEXTS)]
 
 
-def _runs(spec: Spec, lengths: Sequence[int], max_shape: tuple[int, int] | None, seed: int) -> Iterator[_Run]:
+def _runs(spec: Spec, lengths: Sequence[int], limits: ShapeLimits, seed: int) -> Iterator[_Run]:
     rng = np.random.default_rng(seed)
-    widest = min(spec.max_length, max_shape[1] if max_shape else spec.max_length)
     sides = (False, True) if spec.shift_free else (False,)
     for left in sides:
         side = "left" if left else "right"
         for size in BATCHES:
-            if size > len(lengths) or (max_shape and size > max_shape[0]):
+            if size > len(lengths):
                 continue
             order = rng.permutation(len(lengths)).tolist()
             for start in range(0, len(order), size):
@@ -89,7 +90,7 @@ def _runs(spec: Spec, lengths: Sequence[int], max_shape: tuple[int, int] | None,
                 width = max(lengths[i] for i in rows)
                 yield _Run(f"among {len(rows) - 1} others, padded on the {side}", rows, width, left)
         for i, length in enumerate(lengths):
-            for width in sorted({min(widest, length + 1), min(widest, 2 * length + 7)} - {length}):
+            for width in sorted({min(limits.longest, length + 1), min(limits.longest, 2 * length + 7)} - {length}):
                 yield _Run(f"alone, padded on the {side} to {width}", [i], width, left)
 
 

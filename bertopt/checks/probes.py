@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.core import Spec
+from bertopt.core import ShapeLimits, Spec
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -62,13 +62,16 @@ def built_in_texts() -> list[str]:
 
 
 def grid(
-    spec: Spec, shapes: Sequence[tuple[int, int]], max_shape: tuple[int, int] | None, seed: int = 0
+    spec: Spec, shapes: Sequence[tuple[int, int]], limits: ShapeLimits | None, seed: int = 0
 ) -> Iterator[Probe]:
-    """Every shape of the recipe, and shapes it was not traced with, in every padding pattern."""
+    """Yield every shape of the recipe, and shapes it was not traced with, in every padding pattern.
+
+    Shapes that `limits` do not admit, or that the model has no positions for, are left out.
+    """
     longest = min(spec.max_length, math.isqrt(SCORE_BYTES // (4 * spec.heads)))
     extra = [(1, 1), (1, longest)]
     for batch, sequence in dict.fromkeys([*shapes, *extra]):
-        if sequence > spec.max_length or (max_shape and (batch > max_shape[0] or sequence > max_shape[1])):
+        if sequence > spec.max_length or (limits is not None and limits.fit(batch, sequence) is None):
             continue
         for padding in PADDINGS:
             rng = np.random.default_rng([seed, batch, sequence, PADDINGS.index(padding)])

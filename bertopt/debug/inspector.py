@@ -65,8 +65,7 @@ class Bench:
         for seed in range(1, MORE):
             more = (probe for probe in probes.grid(self.spec, timed, None, seed) if probe.padding == "none")
             found += [replace(probe, name=f"{probe.name}, seed {seed}") for probe in more if probe.shape in timed]
-        limit = self.model.max_shape
-        return [p for p in found if limit is None or (p.shape[0] <= limit[0] and p.shape[1] <= limit[1])]
+        return [probe for probe in found if self.model.shapes.fit(*probe.shape) is not None]
 
     def _chosen(self, worst: str | None) -> list[Probe]:
         """The probe at which parity was worst, the smallest batch in every padding pattern, and one of texts."""

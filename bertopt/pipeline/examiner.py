@@ -142,7 +142,7 @@ class Examiner:
                 if probe.name in mine and probe.name in theirs:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
-                raise Unsupported(f"no probe fits the engine's largest shape {worker.max_shape}; widen its profiles")
+                raise Unsupported("no probe fits any of the engine's profiles; widen them")
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
@@ -200,7 +200,8 @@ class Examiner:
         return self._answers[directory]
 
     def _invariance(self, worker: Worker, timeout: float | None) -> Invariance | None:
-        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.max_shape)
+        assert worker.shapes is not None, "open comes first"
+        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes)
 
     def _ranking(self, directory: Path) -> Ranking | None:
         """From the answers to the texts, which were compared already; None where the model gives no embeddings."""

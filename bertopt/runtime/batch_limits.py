@@ -1,12 +1,12 @@
-"""What bounds a batch on a device."""
+"""What bounds a batch: the device's limits and the shapes that the form runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bertopt.core import Session, Spec
+from bertopt.core import Session, ShapeLimits, Spec
 
-#: Rows in one batch at most, and tokens, padding included, where the processor runs the model.
+#: Most rows of a batch, and most tokens, padding included, where the processor runs the model.
 MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: The same for a device that a call launches, a GPU: its rate is reached only by batches that take longer than a launch.
 LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
@@ -15,7 +15,8 @@ LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
 @dataclass(frozen=True)
 class BatchLimits:
     """Most rows of a batch, its tokens, and tokens of one row; batches that run at once; and the tokens of which each text
-    takes a whole multiple. A call's texts are planned `texts` at a time, the first `first_texts` by themselves."""
+    takes a whole multiple. A call's texts are planned `texts` at a time, the first `first_texts` by themselves. `shapes`
+    bounds the rows further, by their length."""
 
     rows: int
     tokens: int
@@ -24,18 +25,26 @@ class BatchLimits:
     block: int = 1
     first_texts: int = 64
     texts: int = 256
+    shapes: ShapeLimits | None = None
 
     @classmethod
     def of(
-        cls, session: Session, spec: Spec, max_shape: tuple[int, int] | None, tokens: int | None = None
+        cls, session: Session, spec: Spec, shapes: ShapeLimits | None = None, tokens: int | None = None
     ) -> BatchLimits:
-        """Return the limits of `session`'s device, within the form's largest [B, S]; `tokens` overrides the device's."""
-        most_rows, most_tokens = (
+        """Return the limits of `session`'s device and of the `shapes` that its form runs, by default all up to the model's
+        longest text; `tokens` overrides the device's."""
+        rows, most_tokens = (
             (LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS) if session.asynchronous else (MAX_BATCH, MAX_BATCH_TOKENS)
         )
-        rows, length = max_shape or (most_rows, spec.max_length)
+        length = spec.max_length if shapes is None else shapes.longest
         # Enough short texts for several batches; the first piece is smaller, since the device waits for it.
         together = {"first_texts": LAUNCHED_BATCH, "texts": 4 * LAUNCHED_BATCH} if session.asynchronous else {}
         return cls(
-            min(rows, most_rows), most_tokens if tokens is None else tokens, length, session.streams, session.block, **together
-        )
+            rows, most_tokens if tokens is None else tokens, length, session.streams, session.block, **together,
+            shapes=shapes,
+        )  # fmt: skip
+
+    def most_rows(self, length: int) -> int:
+        """Return the most rows of `length` tokens, at least 1, in a batch that the form runs."""
+        most = None if self.shapes is None else self.shapes.most_rows(length)
+        return self.rows if most is None else max(1, min(self.rows, most))

@@ -97,7 +97,8 @@ def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> It
     low, high = np.arange(count)[:, None], np.arange(count)[None, :] + 1
     rows, width = high - low, used[:, None].astype(float)
     price = costs.batch(rows, width)
-    price[(rows < 1) | (rows > limits.rows) | ((rows > 1) & (rows * width > limits.tokens))] = np.inf
+    most_rows = np.array([limits.most_rows(length) for length in used.tolist()])[:, None]
+    price[(rows < 1) | (rows > most_rows) | ((rows > 1) & (rows * width > limits.tokens))] = np.inf
     least = np.zeros((len(caps), count + 1))
     begin = np.zeros((len(caps), count + 1), np.int64)
     for end in range(1, count + 1):
@@ -118,12 +119,12 @@ def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> It
 def _cut(used: list[int], target: float, costs: Costs, limits: BatchLimits) -> Iterator[tuple[int, int]]:
     """Batches of about `target` tokens besides padding; `used` is sorted, longest first."""
     # Padding that would cost more than another call is not computed.
-    low, width, held = 0, used[0], 0
+    low, width, held, most_rows = 0, used[0], 0, limits.most_rows(used[0])
     for place, tokens in enumerate(used):
         count = place - low
-        full = held + tokens / 2 > target or (count + 1) * width > limits.tokens or count == limits.rows
+        full = held + tokens / 2 > target or (count + 1) * width > limits.tokens or count == most_rows
         if count and (full or (count + 1) * width - held - tokens > costs.call + costs.launch):
             yield low, place
-            low, width, held = place, tokens, 0
+            low, width, held, most_rows = place, tokens, 0, limits.most_rows(tokens)
         held += tokens
     yield low, len(used)

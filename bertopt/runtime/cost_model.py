@@ -64,7 +64,8 @@ def measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
 def _measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
     """Three shapes: as long as 2,000 tokens on each stream take."""
     known = expected(spec)
-    shapes = [(min(b, limits.rows), min(s, limits.length, spec.max_length)) for b, s in (SMALL, WIDE, LONG)]
+    lengths = [min(s, limits.length, spec.max_length) for _, s in (SMALL, WIDE, LONG)]
+    shapes = [(min(b, limits.most_rows(s)), s) for (b, _), s in zip((SMALL, WIDE, LONG), lengths, strict=True)]
     seconds = _seconds(session, spec, shapes)
     # Seconds of a call, of a token, and of a pair of tokens in a row.
     terms = np.array([[1, b * s, b * s * s] for b, s in shapes], float)
@@ -92,7 +93,7 @@ def _measure_launched(session: Session, spec: Spec, limits: BatchLimits) -> Cost
     tokens: list[int] = []
     seconds: list[float] = []
     rows, tokens_max = 1, None
-    while rows <= limits.rows and rows * length <= limits.tokens:
+    while rows <= limits.most_rows(length) and rows * length <= limits.tokens:
         try:
             seconds.append(_shortest(session, spec, (rows, length)))
         except ResourceError:

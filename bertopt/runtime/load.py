@@ -25,7 +25,8 @@ def load(
     `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
     the runtime supports). See `Predictor` for `max_batch_tokens`. Raises IntegrityError where a file is not the one exported,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
-    threads or streams that cannot be, such as several streams where the runtime runs one batch at a time.
+    threads or streams that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
+    fork load the artefact after the fork.
     """
     _check_count("threads", threads)
     _check_count("streams", streams)
@@ -38,7 +39,7 @@ def load(
     with reading(f"'{path}'", "export it again"):
         model = stages.open_stage(path, manifest)
         session = open_session(model, device, threads, streams)
-        return Predictor(session, model.spec, path, model.max_shape, max_batch_tokens)
+        return Predictor(session, model.spec, path, model.shapes, max_batch_tokens)
 
 
 def _check_count(name: str, value: object) -> None:

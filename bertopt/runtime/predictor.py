@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertopt.core import Session, Spec
+from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
@@ -44,18 +44,21 @@ class Predictor:
     a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
     A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
-    batch by itself. Texts are batched by what runs cost here, which is measured once, at the first call with several
-    texts, in about the time of two or three thousand tokens, unless `costs` are given.
+    batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled and ONNX models on the CPU: a text's
+    outputs there depend on its batch, by 1e-7 in float32 and more in dynamic INT8, and every load gives the same batches. For
+    others the costs are measured at the first call with several texts, in the time of two or three thousand tokens.
+
+    It works only in the process that loaded it: calls in a fork raise UsageError.
     """
 
     def __init__(
-        self, session: Session, spec: Spec, directory: Path, max_shape: tuple[int, int] | None = None,
+        self, session: Session, spec: Spec, directory: Path, shapes: ShapeLimits | None = None,
         max_batch_tokens: int | None = None, costs: Costs | None = None,
     ) -> None:  # fmt: skip
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
         self.session, self.spec = session, spec
-        limits = BatchLimits.of(session, spec, max_shape, max_batch_tokens)
+        limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session

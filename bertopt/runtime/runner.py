@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from bertopt.core import Session, Spec
+from bertopt.errors import UsageError
 from bertopt.modeling import packing
 from bertopt.runtime import cost_model
 from bertopt.runtime.batch_limits import BatchLimits
@@ -55,6 +57,7 @@ class Runner:
         #: Called with every batch and its answers: see `packing.Batch.padded`. Single texts then are batches too.
         self.watch: Callable[[packing.Batch, Mapping[str, Array]], None] | None = None
         self._single = SingleTextInputs(spec, tokenizer.limit)
+        self._process = os.getpid()
         self._turn, self._measuring = threading.Lock(), threading.Lock()
 
     def one(self, text: Text, truncate: bool, first: int) -> tuple[Array, list[int], int]:
@@ -62,6 +65,7 @@ class Runner:
 
         No plan, no thread, no copies: about 0.05 ms more than the session takes.
         """
+        self._check_process()
         ids, types, cut = self.tokenizer.ids(text, truncate, first)
         inputs = self._single.inputs(ids, types)
         with self._turns():
@@ -70,6 +74,7 @@ class Runner:
 
     def run(self, texts: Sequence[Text], truncate: bool, first: int) -> RawOutputs:
         """Answers to at least one text; the first is number `first` in whatever is said about it."""
+        self._check_process()
         raw = RawOutputs(Collector(self.spec, len(texts)), [])
         pieces = self._pieces(texts, truncate, first)
         ahead = next(pieces)
@@ -118,8 +123,19 @@ class Runner:
     def _priced(self) -> cost_model.Costs:
         with self._measuring:
             if self.costs is None:
-                self.costs = cost_model.measure(self.session, self.spec, self.limits)
+                fixed = self.session.fixed_costs
+                self.costs = (
+                    cost_model.expected(self.spec) if fixed else cost_model.measure(self.session, self.spec, self.limits)
+                )
             return self.costs
+
+    def _check_process(self) -> None:
+        """Raise UsageError in a fork of the process that loaded the model: threads and locks of its runtime are gone."""
+        if (here := os.getpid()) != self._process:
+            raise UsageError(
+                f"a predictor works only in the process that loaded it, {self._process}; this process, {here}, is a fork of "
+                "it: call bertopt.load after the fork, or start processes with multiprocessing's 'spawn'"
+            )
 
     def _turns(self) -> AbstractContextManager[object]:
         return nullcontext() if self.session.concurrent else self._turn

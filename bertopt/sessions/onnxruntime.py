@@ -38,6 +38,7 @@ class OnnxRuntimeSession(Session):
             raise Unsupported(f"running ONNX needs onnxruntime; pip install 'bertopt[{extra}]'") from error
         self.spec = model.spec
         self.device = device
+        self.fixed_costs = device == "cpu"
         provider = _PROVIDERS[device]
         if provider not in ort.get_available_providers():
             raise Unsupported(

@@ -25,6 +25,7 @@ class TorchSession(Session):
             torch.set_num_threads(threads)
         self.spec = model.spec
         self.device = torch.device(device)
+        self.fixed_costs = device == "cpu"
         self.network: Any = model.network.to(self.device)
         self._inputs: tuple[torch.Tensor, ...] = ()
         self._outputs: tuple[torch.Tensor, ...] = ()

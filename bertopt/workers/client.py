@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bertopt import passes
-from bertopt.core import Device
+from bertopt.core import Device, ShapeLimits
 from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.system import process_tree
 from bertopt.workers import log_directory, protocol
@@ -147,7 +147,7 @@ class Worker:
         #: False from when its end was noticed: its process id may be another's by now.
         self.alive = True
         #: Of the open model; `open` sets them.
-        self.max_shape: tuple[int, int] | None = None
+        self.shapes: ShapeLimits | None = None
         self.packed = False
 
     def __enter__(self) -> Self:
@@ -161,12 +161,12 @@ class Worker:
     def open(self, directory: Path, device: Device, timeout: float | None = None) -> None:
         """Open a committed stage, verified, and remember which batches it can run."""
         opened = self.call("open", timeout=timeout, directory=str(directory.resolve()), device=device)
-        self.max_shape = tuple(opened["max_shape"]) if opened["max_shape"] else None
+        self.shapes = ShapeLimits.model_validate(opened["shapes"])
         self.packed = opened["layout"] == "packed"
 
     def fits(self, shape: tuple[int, int]) -> bool:
         """Whether the open model can run a batch of this [B, S]."""
-        return self.max_shape is None or (shape[0] <= self.max_shape[0] and shape[1] <= self.max_shape[1])
+        return self.shapes is None or self.shapes.fit(*shape) is not None
 
     def call(
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any

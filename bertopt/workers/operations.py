@@ -126,8 +126,8 @@ class Ops:
         model = stages.open_stage(path, manifest)
         self.session, self.model = open_session(model, device), model
         self.passes = list(manifest.passes)
-        self.predictor = Predictor(self.session, model.spec, path, model.max_shape)
-        return {"max_shape": model.max_shape, "layout": model.spec.layout}, {}
+        self.predictor = Predictor(self.session, model.spec, path, model.shapes)
+        return {"shapes": model.shapes.model_dump(mode="json"), "layout": model.spec.layout}, {}
 
     def op_run(self, arrays: dict[str, Array]) -> Reply:
         return None, self._session.run(arrays)

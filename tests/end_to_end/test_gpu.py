@@ -39,7 +39,7 @@ def agrees(model: Model, reference: Eager) -> None:
     spec = reference.spec
     found = [
         parity.compare(probe, spec, parity.answer(ours, probe, spec), parity.answer(theirs, probe, spec))
-        for probe in probes.grid(spec, SHAPES, model.max_shape)
+        for probe in probes.grid(spec, SHAPES, model.shapes)
     ]
     verdict = parity.judge(found, parity.DEFAULT_LIMITS[model.precision], None)
     assert verdict.passed, verdict.worst

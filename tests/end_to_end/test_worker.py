@@ -120,9 +120,11 @@ def test_a_session_in_a_worker_answers_as_one_here(worker: Worker, reference: Pa
         "input_ids": np.array([[2, 7, 8, 3]]), "attention_mask": np.array([[1, 1, 1, 1]]),
         "token_type_ids": np.zeros((1, 4), np.int64),
     }  # fmt: skip
-    assert worker.call("open", directory=str(reference), device="cpu") == {"max_shape": None, "layout": "padded"}
+    stage = open_stage(reference)
+    opened = worker.call("open", directory=str(reference), device="cpu")
+    assert opened == {"shapes": {"longest": stage.spec.max_length, "profiles": []}, "layout": "padded"}
     _, there = worker.exchange("run", inputs)
-    here = open_session(open_stage(reference)).run(inputs)
+    here = open_session(stage).run(inputs)
     np.testing.assert_allclose(there["logits"], here["logits"], atol=1e-6)
     session = RemoteSession(worker)
     session.load(inputs)

@@ -12,7 +12,7 @@ import pytest
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.checks.probes import Probe
-from bertopt.core import Session, Spec
+from bertopt.core import Profile, Session, ShapeLimits, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
 
@@ -146,15 +146,19 @@ def test_pairs_have_a_second_segment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_shape", "shapes"),
+    ("largest", "shapes"),
     [
         (None, {(4, 6), (32, 8), (1, 1), (1, 32)}),
-        ((4, 16), {(4, 6), (1, 1)}),
-        ((32, 32), {(4, 6), (32, 8), (1, 1), (1, 32)}),
+        ([(4, 16)], {(4, 6), (1, 1)}),
+        ([(32, 32)], {(4, 6), (32, 8), (1, 1), (1, 32)}),
+        ([(1, 32), (4, 8)], {(4, 6), (1, 1), (1, 32)}),
     ],
 )
-def test_shapes_that_do_not_fit_are_skipped(max_shape: tuple[int, int] | None, shapes: set[tuple[int, int]]) -> None:
-    found = probes.grid(TEXT, [(4, 6), (32, 8), (2, 33)], max_shape)
+def test_shapes_that_do_not_fit_are_skipped(
+    largest: list[tuple[int, int]] | None, shapes: set[tuple[int, int]]
+) -> None:
+    limits = largest and ShapeLimits(longest=32, profiles=tuple(Profile(opt=(1, 1), max=most) for most in largest))
+    found = probes.grid(TEXT, [(4, 6), (32, 8), (2, 33)], limits or None)
     assert {p.shape for p in found} == shapes
 
 

@@ -13,7 +13,7 @@ import pytest
 from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import DEFAULT_LIMITS
-from bertopt.core import Session, Spec
+from bertopt.core import Profile, Session, ShapeLimits, Spec
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Case, Comparison, Invariance, Worst
 from tests.support.specs import spec
@@ -66,8 +66,8 @@ def alone(lengths: list[int]) -> list[dict[str, Array]]:
 TEXTS = alone([2, 3, 5, 8, 13, 21, 30])
 
 
-def measured(of: Spec, flaw: Flaw = lambda inputs, tokens: tokens, **how: Any) -> Invariance:
-    found = invariance.measure(Fake(of, flaw), of, TEXTS, how.get("max_shape"))
+def measured(of: Spec, flaw: Flaw = lambda inputs, tokens: tokens) -> Invariance:
+    found = invariance.measure(Fake(of, flaw), of, TEXTS, ShapeLimits(longest=of.max_length))
     assert found is not None
     return found
 
@@ -143,11 +143,21 @@ def test_what_is_not_finite_is_never_steady(bad: float) -> None:
 
 def test_only_shapes_that_the_form_can_run() -> None:
     session = Fake(TOKEN)
-    found = invariance.measure(session, TOKEN, TEXTS, (2, 8))
+    limits = ShapeLimits(longest=8, profiles=(Profile(opt=(1, 1), max=(2, 8)),))
+    found = invariance.measure(session, TOKEN, TEXTS, limits)
     assert found is not None and found.texts == 4
     assert max(batch for batch, _ in session.shapes) == 2
     assert max(width for _, width in session.shapes) == 8
-    assert invariance.measure(session, TOKEN, TEXTS, (2, 1)) is None
+    assert invariance.measure(session, TOKEN, TEXTS, ShapeLimits(longest=1)) is None
+
+
+def test_no_batch_mixes_the_bounds_of_two_profiles() -> None:
+    session = Fake(TOKEN)
+    profiles = (Profile(opt=(1, 1), max=(1, 32)), Profile(opt=(1, 1), max=(3, 24)))
+    found = invariance.measure(session, TOKEN, TEXTS, ShapeLimits(longest=32, profiles=profiles))
+    assert found is not None and found.texts == len(TEXTS)
+    assert all(any(profile.accepts(*shape) for profile in profiles) for shape in session.shapes)
+    assert {batch for batch, _ in session.shapes} == {1, 2, 3}
 
 
 def test_float32_is_limited_and_reduced_precision_is_not() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.core import Session, Spec
+from bertopt.core import Profile, Session, ShapeLimits, Spec
 from bertopt.errors import ResourceError
 from bertopt.modeling import packing
 from bertopt.runtime import cost_model
@@ -99,7 +99,9 @@ def test_a_processor_keeps_its_batches() -> None:
 
     limits = BatchLimits.of(Cpu(0.0, 1.0), PADDED, None)
     assert (limits.rows, limits.tokens, limits.texts) == (32, 8192, 256)
-    assert BatchLimits.of(Cpu(0.0, 1.0), PADDED, (8, 64)).rows == 8
+    engine = ShapeLimits(longest=512, profiles=(Profile(opt=(1, 64), max=(8, 64)), Profile(opt=(1, 64), max=(1, 512))))
+    limits = BatchLimits.of(Cpu(0.0, 1.0), PADDED, engine)
+    assert (limits.most_rows(64), limits.most_rows(65), limits.length) == (8, 1, 512)
     assert BatchLimits.of(Device(1.0, 1.0), PADDED, None, tokens=4096).tokens == 4096
 
 
