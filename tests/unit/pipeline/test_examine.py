@@ -11,6 +11,7 @@ import pytest
 
 import bertopt
 from bertopt.results import Report
+from bertopt.workers.client import Worker
 from tests.support import example_passes
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import LETTERS, WORDS, Tiny
@@ -128,3 +129,16 @@ def test_records_of_an_earlier_version_are_measured_anew(
     report = run(out, tiny("bert"), [{"pass": "touch"}])
     assert report.exit_code == 0 and report.stage("touch").parity is not None
     assert len({path.name for path in (out / "checks").iterdir()} - old) == 2
+
+
+def test_the_reference_has_a_time_limit_too(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, unlimited = Worker.exchange, set()
+
+    def watch(worker: Worker, op: str, arrays: Any = None, timeout: float | None = None, **args: Any) -> Any:
+        if timeout is None:
+            unlimited.add(op)
+        return exchange(worker, op, arrays, timeout, **args)
+
+    monkeypatch.setattr(Worker, "exchange", watch)
+    assert run(tmp_path / "out", tiny("bert"), [{"pass": "use_sdpa"}]).exit_code == 0
+    assert unlimited == {"device", "load_checkpoint"}
