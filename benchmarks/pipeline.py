@@ -11,6 +11,7 @@ With --recipe that recipe is run alone, from an empty directory, and its time is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 
 from bertopt.pipeline import run
@@ -113,17 +115,34 @@ def exported(folder: Path, layers: int, steps: int) -> dict[str, Any]:
     return row
 
 
+def cpu_seconds() -> float:
+    """CPU seconds so far of this process and of all that it started, those that have ended included."""
+    me = psutil.Process()
+    total = float(sum(me.cpu_times()[:2]))
+    for process in me.children(recursive=True):
+        # A process counts its children when it has waited for them.
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
 class PhaseClock:
-    """Listens to a run and adds up the seconds of each (stage, phase), such as ("bf16", "latency")."""
+    """Listens to a run and adds up the seconds of each (stage, phase), such as ("bf16", "latency").
+
+    CPU seconds of all processes too: they depend less on what else the machine does.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._phase, self._since = ("run", "starting"), time.perf_counter()
+        self.cpu_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._phase, self._since, self._cpu_s = ("run", "starting"), time.perf_counter(), cpu_seconds()
 
     def __call__(self, report: Report, doing: str | None) -> None:
-        now = time.perf_counter()
+        now, cpu_s = time.perf_counter(), cpu_seconds()
         self.seconds[self._phase] += now - self._since
-        self._since = now
+        # What a killed process used since may be lost.
+        self.cpu_seconds[self._phase] += max(0.0, cpu_s - self._cpu_s)
+        self._since, self._cpu_s = now, cpu_s
         stage, _, phase = (doing or "recording").rpartition(": ")
         # "bf16: 300 labelled texts" is the task metric, "reference: loading NAME" is loading.
         self._phase = (stage or "run", "quality" if phase.endswith("labelled texts") else phase.split()[0])
@@ -134,12 +153,15 @@ def by_phase(path: Path, quick: bool) -> dict[str, Any]:
     clock = PhaseClock()
     with tempfile.TemporaryDirectory(prefix="bertopt-phases-") as folder:
         report = run(load(path, ["timing.quick=true"] if quick else []), Path(folder), on_progress=clock)
-    rows = [{"stage": stage, "phase": phase, "seconds": round(s, 2)} for (stage, phase), s in clock.seconds.items()]
+    rows = [
+        {"stage": stage, "phase": phase, "seconds": round(s, 2), "cpu_s": round(clock.cpu_seconds[stage, phase], 2)}
+        for (stage, phase), s in clock.seconds.items()
+    ]
     return {"recipe": path.name, "quick": quick, "wall_s": round(report.wall_s, 2), "exit_code": report.exit_code, "phases": rows}
 
 
 def phase_table(found: Mapping[str, Any]) -> str:
-    """A row for each stage and a column for each phase, in seconds."""
+    """A row for each stage and a column for each phase, in seconds, and with CPU seconds the last row."""
     stages = list(dict.fromkeys(row["stage"] for row in found["phases"]))
     phases = list(dict.fromkeys(row["phase"] for row in found["phases"]))
     seconds = {(row["stage"], row["phase"]): row["seconds"] for row in found["phases"]}
@@ -150,6 +172,8 @@ def phase_table(found: Mapping[str, Any]) -> str:
         lines.append(f"| {stage} | {shown} | {sum(cell or 0 for cell in cells):.1f} |")
     totals = [sum(seconds.get((stage, phase), 0) for stage in stages) for phase in phases]
     lines.append(f"| all | {' | '.join(f'{total:.1f}' for total in totals)} | {found['wall_s']:.1f} |")
+    used = [sum(row["cpu_s"] for row in found["phases"] if row["phase"] == phase) for phase in phases]
+    lines.append(f"| CPU seconds | {' | '.join(f'{total:.1f}' for total in used)} | {sum(used):.1f} |")
     return "\n".join(lines) + "\n"
 
 

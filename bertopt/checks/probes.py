@@ -25,6 +25,8 @@ Text = str | tuple[str, str]
 
 PADDINGS = ("none", "right", "left", "holes", "one_token", "masked_row")
 TEXT_BATCH = 8
+#: Most padding tokens of a batch of texts sorted by length: another run costs about as much.
+MAX_PADDING = 64
 #: Tokens in each row of the predictor's largest batch, and how often in a row one input is run.
 SERVED_LENGTH, REPEATS = 8, 4
 #: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
@@ -98,17 +100,31 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
 def texts(
     spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text"
 ) -> Iterator[Probe]:
-    """Real texts in right-padded batches: one that mixes all lengths, the rest sorted, so that little padding is run.
+    """Real texts in right-padded batches: one that mixes all lengths, the rest sorted and cut so that little padding is run.
 
     A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`).
     """
-    order = sorted(range(len(of)), key=lambda i: len("".join(of[i])))
+    lengths = [encode([text])[0]["input_ids"].shape[1] for text in of]
+    order = sorted(range(len(of)), key=lambda i: lengths[i])
     mixed = order[:: -(-len(of) // TEXT_BATCH)]
     rest = [i for i in order if i not in mixed]
-    for numbers in [mixed, *(rest[start : start + TEXT_BATCH] for start in range(0, len(rest), TEXT_BATCH))]:
+    for numbers in [mixed, *_alike(rest, lengths)]:
         batch = tuple(of[i] for i in numbers)
         (inputs,) = encode(batch)
         yield _probe(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch)
+
+
+def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Cut texts, sorted by length, into batches in which padding takes little more than a call costs."""
+    batch: list[int] = []
+    for i in order:
+        padding = sum(lengths[i] - lengths[j] for j in batch)
+        if batch and (len(batch) == TEXT_BATCH or padding > MAX_PADDING):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from bertopt._version import __version__
 from bertopt.checks import probes
 from bertopt.errors import ResourceError
 from bertopt.pipeline.job import Job
+from bertopt.pipeline.progress import Progress, TimeLeft
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe
@@ -19,7 +20,7 @@ from bertopt.results import Report
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 
-#: Called with the report so far and what is being done: 'quantize_int8: parity'; None after a row was added.
+#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
 ProgressCallback = Callable[[Report, str | None], None]
 
 
@@ -34,10 +35,11 @@ def run(
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
     report = Report(bertopt_version=__version__, recipe=recipe.resolved(), environment=environment.describe(), model={})
     budget = Budget.of(recipe.timing)
+    left = TimeLeft(len(recipe.steps), budget.total_s(len(recipe.inputs.shapes)))
 
     def progress(doing: str | None) -> None:
         if on_progress:
-            on_progress(report, doing)
+            on_progress(report, None if doing is None else Progress(doing, left.seconds()))
 
     def record() -> None:
         report.wall_s = time.monotonic() - started
@@ -47,8 +49,11 @@ def run(
         progress("starting")
         job = Job(recipe, report, store, workers, texts, budget, progress)
         job.open_reference()
+        left.reference_done()
         for step in recipe.steps:
             job.take(step)
+            row = report.stages[-1]
+            left.step_done(counts=not row.reused and row.status != "skipped")
             record()
         job.deliver(build_only)
         record()

@@ -35,6 +35,9 @@ OWN_TEXTS = 96
 #: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
 ANSWER_BYTES = 64 * 2**20
 
+#: Seconds that one request to a worker may take where no step says so: of the reference, and of models that are compared.
+TIMEOUT_S = 1800.0
+
 
 @dataclass(frozen=True)
 class MeasurementPlan:
@@ -90,7 +93,7 @@ class Examiner:
         self._answers: dict[Path, dict[str, Answers]] = {}
         self._reference_correct: list[bool] | None = None
 
-    def measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> StageMeasurements:
+    def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
         """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
 
         `parent` is the stage it was built from, None for the reference. Raises Unsupported where this machine cannot open
@@ -120,7 +123,7 @@ class Examiner:
             worker.close()
         self._open.clear()
 
-    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float | None) -> StageMeasurements:
+    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float) -> StageMeasurements:
         self.progress(f"{name}: opening")
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
@@ -168,12 +171,12 @@ class Examiner:
             correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed, **stats,
         )  # fmt: skip
 
-    def _worker(self, directory: Path, timeout: float | None) -> Worker:
+    def _worker(self, directory: Path, timeout: float) -> Worker:
         if directory not in self._open or not self._open[directory].alive:
             self._open[directory] = self._start(directory, timeout)
         return self._open[directory]
 
-    def _start(self, directory: Path, timeout: float | None) -> Worker:
+    def _start(self, directory: Path, timeout: float) -> Worker:
         worker = self.workers.start()
         try:
             worker.open(directory, self.device, timeout)
@@ -182,12 +185,12 @@ class Examiner:
             raise
         return worker
 
-    def _print(self, directory: Path, timeout: float | None) -> str:
+    def _print(self, directory: Path, timeout: float) -> str:
         if directory not in self._prints:
             self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
         return self._prints[directory]
 
-    def _answers_of(self, directory: Path, timeout: float | None) -> dict[str, Answers]:
+    def _answers_of(self, directory: Path, timeout: float) -> dict[str, Answers]:
         """Answers by probe name, for every probe that the stage's largest shape admits."""
         if directory not in self._answers:
             worker = self._worker(directory, timeout)
@@ -199,7 +202,7 @@ class Examiner:
             }
         return self._answers[directory]
 
-    def _invariance(self, worker: Worker, timeout: float | None) -> Invariance | None:
+    def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
         return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes)
 
@@ -217,7 +220,7 @@ class Examiner:
             np.concatenate([theirs[name][0][output] for name in names]),
         )
 
-    def _correct(self, name: str, worker: Worker, timeout: float | None) -> list[bool] | None:
+    def _correct(self, name: str, worker: Worker, timeout: float) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":
             return None
         self.progress(f"{name}: {len(self.texts.texts)} labelled texts")

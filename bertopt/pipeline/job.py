@@ -73,7 +73,7 @@ class Job:
         machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}
         plan = MeasurementPlan.of(self.spec, recipe.inputs.shapes, self.texts, self.budget)
         self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.progress)
-        measurements = self.examiner.measure(REFERENCE, path, None, None)
+        measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(_Done(row, REFERENCE, path=path))
 

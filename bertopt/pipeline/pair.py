@@ -39,8 +39,8 @@ def measure(
     plan = MeasurementPlan.of(spec, shapes, texts, Budget())
     examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, lambda _: None)
     try:
-        baseline = examiner.measure(name(ours), first.resolve(), None, None)
-        return baseline, examiner.measure(name(theirs), second.resolve(), first.resolve(), None), examiner
+        baseline = examiner.measure(name(ours), first.resolve(), None)
+        return baseline, examiner.measure(name(theirs), second.resolve(), first.resolve()), examiner
     finally:
         examiner.close()
 

@@ -34,6 +34,10 @@ class Budget:
         """Return what a recipe's `timing:` asks for; `quick` ends every race after `QUICK_ROUNDS` rounds."""
         return cls(0.0, 0.0, QUICK_ROUNDS) if timing.quick else cls(timing.shape_s, timing.mix_s)
 
+    def total_s(self, shapes: int) -> float:
+        """Return the most seconds that one stage is timed for, rounds beyond the budget excluded."""
+        return shapes * self.shape_s + self.mix_s
+
 
 def race(
     racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,

@@ -201,7 +201,9 @@ class Live:
     def _draw(self) -> RenderableType:
         if self._doing is None:
             return self._table
-        self._spinner.update(text=Text(f"{self._doing}  {time.monotonic() - self._since:.0f} s"))
+        spent_s, left_s = time.monotonic() - self._since, getattr(self._doing, "seconds_left", None)
+        left = "" if left_s is None else f", about {max(0.0, left_s - spent_s):.0f} s left"
+        self._spinner.update(text=Text(f"{self._doing}  {spent_s:.0f} s{left}"))
         return Group(self._table, self._spinner)
 
     def _tell(self, report: Report) -> None:

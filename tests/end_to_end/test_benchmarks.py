@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -387,6 +388,8 @@ def test_the_recipes_it_times_are_valid(tmp_path: Path) -> None:
 def test_the_time_of_a_run_is_given_by_stage_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 2.0, 3.0, 7.0, 7.5, 8.0])
     monkeypatch.setattr("benchmarks.pipeline.time.perf_counter", lambda: next(now))
+    spent = iter([10.0, 13.0, 14.0, 20.0, 20.0, 20.0])
+    monkeypatch.setattr(pipeline, "cpu_seconds", lambda: next(spent))
     clock = pipeline.PhaseClock()
     for doing in ("reference: loading pkg://name", "bf16: latency", "bf16: 300 labelled texts", None, "bf16: latency"):
         clock(Report(bertopt_version="", recipe={}, environment={}, model={}), doing)
@@ -394,5 +397,20 @@ def test_the_time_of_a_run_is_given_by_stage_and_phase(monkeypatch: pytest.Monke
         ("run", "starting"): 2.0, ("reference", "loading"): 1.0, ("bf16", "latency"): 4.0, ("bf16", "quality"): 0.5,
         ("run", "recording"): 0.5,
     }  # fmt: skip
-    rows = [{"stage": stage, "phase": phase, "seconds": s} for (stage, phase), s in clock.seconds.items()]
-    assert "| bf16 |  |  | 4.0 | 0.5 |  | 4.5 |" in pipeline.phase_table({"phases": rows, "wall_s": 8.0})
+    assert clock.cpu_seconds["run", "starting"] == 3.0 and clock.cpu_seconds["bf16", "latency"] == 6.0
+    rows = [
+        {"stage": stage, "phase": phase, "seconds": s, "cpu_s": clock.cpu_seconds[stage, phase]}
+        for (stage, phase), s in clock.seconds.items()
+    ]
+    table = pipeline.phase_table({"phases": rows, "wall_s": 8.0})
+    assert "| bf16 |  |  | 4.0 | 0.5 |  | 4.5 |" in table
+    assert "| CPU seconds | 3.0 | 1.0 | 6.0 | 0.0 | 0.0 | 10.0 |" in table
+
+
+def test_cpu_seconds_count_started_processes() -> None:
+    before = pipeline.cpu_seconds()
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert pipeline.cpu_seconds() - before >= 0.25
+        process.communicate(b"\n")

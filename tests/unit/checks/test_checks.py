@@ -199,6 +199,10 @@ def test_text_probes_hold_every_text_once() -> None:
     assert {p.padding for p in found} == {"text"}
     (only,) = probes.texts(TEXT, encode, ["one"])
     assert only.name == "texts 0"
+    # Short texts are not padded to a long one's length: only the first batch holds both.
+    spread = list(probes.texts(TEXT, encode, ["x" * n for n in (*range(1, 29), 250, 300, 310, 500)]))
+    padding = [int((p.inputs["attention_mask"] == 0).sum()) for p in spread]
+    assert padding[0] > 1000 and max(padding[1:]) <= probes.MAX_PADDING
 
 
 # Parity

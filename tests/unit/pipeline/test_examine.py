@@ -13,6 +13,7 @@ import pytest
 import bertopt
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Report
+from bertopt.workers.client import Worker
 from tests.support import example_passes
 from tests.support.measured import measured
 from tests.support.shared_workers import cheap_workers
@@ -160,3 +161,16 @@ def test_threads_and_the_sources_that_measure_are_part_of_a_record(tmp_path: Pat
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("bertopt.stages.source_hash.of_package", lambda *_: "edited")
     assert Records(tmp_path / "checks", ["x"]).read(["a", None]) is None
+
+
+def test_the_reference_has_a_time_limit_too(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, unlimited = Worker.exchange, set()
+
+    def watch(worker: Worker, op: str, arrays: Any = None, timeout: float | None = None, **args: Any) -> Any:
+        if timeout is None:
+            unlimited.add(op)
+        return exchange(worker, op, arrays, timeout, **args)
+
+    monkeypatch.setattr(Worker, "exchange", watch)
+    assert run(tmp_path / "out", tiny("bert"), [{"pass": "use_sdpa"}]).exit_code == 0
+    assert unlimited == {"device"}
