@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt.report import charts, formatting, stage_details
 from bertopt.results import Ratio, Report, Stage
+from bertopt.system import atomic_write
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,13 +25,7 @@ _ORDER = ("stage", "status", "verdict", "parity", "rate", "ms", "size", "quality
 
 def write(report: Report, path: Path) -> None:
     """Write the page to `path`, whole or not at all."""
-    text = page(report)
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_text(text, encoding="utf-8", errors="backslashreplace")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    atomic_write.write(path, page(report))
 
 
 def page(report: Report) -> str:
@@ -42,7 +36,7 @@ def page(report: Report) -> str:
         keys=[key for key in _ORDER if key in words.heads],
         delivered=report.delivered.stage if report.delivered else None,
         tiles=tiles(report),
-        pictures={name: (draw(report, True, False), draw(report, False, False)) for name, draw in charts.PICTURES.items()},
+        pictures={name: draw(report, False) for name, draw in charts.PICTURES.items()},
         details=stage_details,
         warnings=list(stage_details.warnings(report)),
         meaning=_EXITS.get(report.exit_code, "failed"),
@@ -119,7 +113,7 @@ def _faster(report: Report, stage: Stage) -> list[Tile]:
 def _nearest(stages: list[Stage]) -> list[Tile]:
     """The worst parity: of the first stage that failed it, else of the last that has any."""
     having = [stage for stage in stages if stage.parity]
-    failed = [stage for stage in having if stage.parity and not stage.parity.passed and not stage.waived]
+    failed = [row for row in having if row.parity and not row.parity.passed and not row.waived and row.status != "skipped"]
     stage = next(iter([*failed, *having[-1:]]), None)
     if stage is None or stage.parity is None:
         return []
