@@ -11,7 +11,7 @@ from bertopt.results import Ratio, Report, Stage
 from bertopt.system import atomic_write
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
 
 _EXITS = {
     0: "every gate passed", 1: "bertopt itself failed", 2: "the recipe is wrong", 3: "a gate failed",
@@ -30,7 +30,7 @@ def write(report: Report, path: Path) -> None:
 
 def page(report: Report) -> str:
     words = formatting.grid(report)
-    return _environment().get_template("report.html.jinja").render(
+    return template("report.html.jinja").render(
         report=report,
         grid=words,
         keys=[key for key in _ORDER if key in words.heads],
@@ -45,13 +45,14 @@ def page(report: Report) -> str:
 
 def fragment(report: Report) -> str:
     """The verdict and the table alone, for a notebook: no style that reaches beyond it."""
-    return _environment().get_template("notebook.html.jinja").render(
+    return template("notebook.html.jinja").render(
         report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
         delivered=report.delivered.stage if report.delivered else None, numbers=_NUMBERS,
     )  # fmt: skip
 
 
-def _environment() -> Environment:
+def template(name: str) -> Template:
+    """Return a page's template with the filters that the pages share."""
     import jinja2
 
     found = jinja2.Environment(
@@ -66,7 +67,7 @@ def _environment() -> Environment:
         "quality": formatting.quality, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
-    return found
+    return found.get_template(name)
 
 
 def _ratio(found: Ratio | None) -> str:

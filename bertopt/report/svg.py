@@ -66,6 +66,11 @@ class Svg:
     def dot(self, x: float, y: float, kind: str) -> None:
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"{_class(kind)}/>')
 
+    def cells(self, corners: Sequence[tuple[float, float]], side: float, opacity: float) -> None:
+        """Draw squares of one shade, with their upper left corners at `corners`."""
+        path = "".join(f"M{x:g} {y:g}h{side:g}v{side:g}h-{side:g}z" for x, y in corners)
+        self._parts.append(f'<path class="cells" d="{path}" fill-opacity="{opacity:.2f}"/>')
+
     def finish(self, height: float, alone: bool = False) -> str:
         """The SVG; with `alone` its style and a light background are inside, so that it is a file of its own."""
         inside, margin = "".join(self._parts), 20 if alone else 0
@@ -125,6 +130,13 @@ def share_axis(largest: float, left: float, right: float) -> Axis:
         largest,
     )
     ticks = [(i * step, f"{100 * i * step:g} %") for i in range(int(largest / step + 1e-9) + 1)]
+    return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
+
+
+def linear_axis(largest: float, left: float, right: float, unit: str) -> Axis:
+    """From 0 to `largest`, labelled in `unit`."""
+    step = next(step for power in range(-9, 12) for step in (10.0**power * k for k in (1, 2, 5)) if largest / step <= 6)
+    ticks = [(i * step, f"{i * step:g} {unit}") for i in range(int(largest / step + 1e-9) + 1)]
     return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
 
 

@@ -219,6 +219,24 @@ class Ops:
             return None, {}
         return getattr(self.bench, do)(**ask), {}
 
+    def op_profile(
+        self, arrays: Any, directory: str, device: Device, shape: list[int] | None, texts: list[Any], scratch: str
+    ) -> Reply:
+        """Profile one call of a stage: see `bertopt.debug.profiler`."""
+        from bertopt.debug.profiler import profile
+
+        path = Path(directory)
+        model = stages.open_stage(path, stages.verify(path))
+        size = (shape[0], shape[1]) if shape else None
+        return profile(model, path, device, size, texts, Path(scratch)).model_dump(), {}
+
+    def op_attention(self, arrays: Any, source: str, task: str, text: str) -> Reply:
+        """Return the attention of a checkpoint in fp32 for one text."""
+        from bertopt.debug.attention_maps import attention
+        from bertopt.modeling import checkpoint
+
+        return attention(checkpoint.load(source, task, None), Path(source), text).model_dump(), {}
+
     def op_stats(self, arrays: Any) -> Reply:
         gpu = None
         if "torch" in sys.modules:
