@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from bertopt.report.profile import AFTER, BEFORE
 
-_ATTENTION = frozenset({
+ATTENTION = frozenset({
     "Attention", "MultiHeadAttention", "QAttention", "PackedMultiHeadAttention", "ScaledDotProductAttention",
 })  # fmt: skip
-_SOFTMAX = frozenset({"Softmax", "SoftMax"})
+SOFTMAX = frozenset({"Softmax", "SoftMax"})
 _PRODUCT = frozenset({"MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat"})
 _NORM = frozenset({"LayerNormalization", "SkipLayerNormalization", "MVN"})
 
@@ -62,9 +62,9 @@ def layers_of(nodes: Sequence[Node], layers: int) -> dict[str, str]:
 
 def _attention(node: Node, readers: Mapping[str, list[str]], kinds: Mapping[str, str]) -> str | None:
     """The node that gives an attention's values: the operator itself, or the product behind a softmax."""
-    if node.kind in _ATTENTION:
+    if node.kind in ATTENTION:
         return node.name
-    if node.kind not in _SOFTMAX:
+    if node.kind not in SOFTMAX:
         return None
     waiting, seen = [node.name], {node.name}
     for name in waiting:

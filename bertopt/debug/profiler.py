@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.checks.timed_steps import random_inputs
 from bertopt.core import Compiled, Device, Eager, Model, Onnx, OpenVino, Session
-from bertopt.debug.graph_layers import layers_of, onnx_nodes, openvino_nodes
+from bertopt.debug.graph_layers import ATTENTION, SOFTMAX, layers_of, onnx_nodes, openvino_nodes
 from bertopt.errors import Unsupported, UsageError
 from bertopt.report.profile import AFTER, BEFORE, UNKNOWN, Profile, Row, class_of
 from bertopt.runtime.tokenization import Tokenizer
@@ -179,6 +179,7 @@ class _OpenVino:
         nodes = openvino_nodes(openvino_import.openvino().Core().read_model(self._model.path))
         layers = layers_of(nodes, self._model.spec.layers)
         originals = _originals(self.session.compiled.get_runtime_model())
+        attentions = {node.name for node in nodes if node.kind in ATTENTION | SOFTMAX}
         # The counters are means over all runs so far.
         warm_up(session)
         before = self.session.counted()
@@ -186,7 +187,10 @@ class _OpenVino:
         every, sums = WARM_UP + len(times), dict[tuple[str, str], tuple[int, float]]()
         for (name, kind), mean in self.session.counted().items():
             ms = max(0.0, mean * every - before.get((name, kind), 0.0) * WARM_UP)
-            key = _layer([layers.get(each) for each in originals.get(name, (name,))]), kind
+            parts = originals.get(name, (name,))
+            # A whole attention may run as one subgraph.
+            operator = "MHA" if kind == "Subgraph" and not attentions.isdisjoint(parts) else kind
+            key = _layer([layers.get(each) for each in parts]), operator
             calls, known = sums.get(key, (0, 0.0))
             sums[key] = calls + len(times), known + ms
         return times, sums
