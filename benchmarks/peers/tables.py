@@ -105,7 +105,7 @@ def picture(race: Race) -> str:
             svg.name(12, y + 12, row["contender"], left - 24, "name" if not row["peer"] else "soft")
             svg.rect(left, axis.at(share), y + 2, step - 6, "base" if row["peer"] else "best")
             if row["vs_best"] and not row["peer"]:
-                svg.whisker(axis.at(row["vs_best"]["low"]), axis.at(row["vs_best"]["high"]), y + step / 2 - 1)
+                axis.whisker(svg, row["vs_best"]["low"], row["vs_best"]["high"], y + step / 2 - 1)
             y += step
         y += 4
     return svg.finish(bottom + 6, alone=True)

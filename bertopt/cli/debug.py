@@ -11,7 +11,7 @@ import typer
 from bertopt.cli.app import Json, Override, RecipeName, Verbose, app, exit_codes
 
 if TYPE_CHECKING:
-    from bertopt.debug.findings import Found, Row
+    from bertopt.debug.findings import DebugFindings, Row
 
 
 @app.command()
@@ -65,7 +65,7 @@ def _place(row: Row) -> str:
     return f"row {row.row}{token}, element {row.element} ({row.probe})"
 
 
-def _words(found: Found) -> list[str]:
+def _words(found: DebugFindings) -> list[str]:
     lines = [f"note: {note}" for note in found.notes]
     if found.first_layer is None:
         lines.append("no layer stands out: none adds far more error than the others")

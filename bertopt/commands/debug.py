@@ -11,7 +11,7 @@ from typing import Any
 from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Device
-from bertopt.debug.findings import Found, Keep
+from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
 from bertopt.pipeline.store import Store
@@ -27,7 +27,7 @@ RUNS = 80
 Tell = Callable[[str], None]
 
 
-def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> Found:
+def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> DebugFindings:
     """Look into the stage `name` of a run of `recipe` in `out`. Stages that are missing there are built.
 
     Raises UsageError for a name that is no step's, Unsupported for a form that cannot be looked into.
@@ -48,7 +48,7 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
                 "scratch": scratch,
             }  # fmt: skip
             worker.call("debug", timeout=timeout, do="open", ask=ask)
-            found = Found.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))
+            found = DebugFindings.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))
             at = next((i for i, step in enumerate(steps) if "keep_fp32" in type(step.pass_).model_fields), None)
             if at is not None:
                 try:
@@ -108,7 +108,7 @@ def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
 
 
 def _search(
-    found: Found, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, tell: Tell
+    found: DebugFindings, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, tell: Tell
 ) -> None:
     """Fill in `found.keep` for the step at `at`, where the stage misses its limits and keeping some helps."""
     step, name, timeout = steps[at], steps[-1].name, steps[-1].timeout

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class _Found(BaseModel):
+class _Result(BaseModel):
     # JSON has no NaN: it is written as the string "NaN" and read back as a float.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
-class Row(_Found):
+class Row(_Result):
     """One tensor of the stage beside the reference's, at its worst over the probes. Only valid tokens count."""
 
     label: str
@@ -36,7 +36,7 @@ class Row(_Found):
     element: int
 
 
-class Keep(_Found):
+class Keep(_Result):
     """A set of operators or modules that, kept in float32, lets the stage pass its limits."""
 
     names: list[str]
@@ -47,7 +47,7 @@ class Keep(_Found):
     """The step, as it should stand in the recipe."""
 
 
-class Found(_Found):
+class DebugFindings(_Result):
     stage: str
     form: str
     probes: list[str]

@@ -13,7 +13,7 @@ from bertopt.checks import probes
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
-from bertopt.debug.layer_errors import Stand, compare
+from bertopt.debug.layer_errors import AlignedTraces, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
 from bertopt.errors import Unsupported
 from bertopt.results import Limits
@@ -28,7 +28,7 @@ SMALL_TOKENS = 512
 MORE = 9
 
 
-class Bench:
+class StageInspector:
     """Opens stages from their directories. `line` are the stage's, the reference first, the stage last; `scratch` is an empty
     directory to work in."""
 
@@ -104,8 +104,8 @@ class Bench:
         return self._attempts.attempt(keep, every)
 
     def compare(self) -> dict[str, Any]:
-        """A `Found` as JSON."""
-        found = compare(self.stand, self.line[-1].name.rpartition("-")[0], self.model.form)
+        """A `DebugFindings` as JSON."""
+        found = compare(self.aligned, self.line[-1].name.rpartition("-")[0], self.model.form)
         found.notes = self.notes
         return found.model_dump(mode="json")
 
@@ -114,7 +114,7 @@ class Bench:
         notes = []
         if isinstance(self.model, Compiled):
             notes.append("torch.compile leaves no modules to look into: this is the eager network it compiles")
-        lost = len(self.points) - len(self.stand.names)
+        lost = len(self.points) - len(self.aligned.names)
         if lost:
             notes.append(f"{lost} of the reference's tensors have no counterpart in the stage (fused or left out)")
         return notes
@@ -141,11 +141,11 @@ class Bench:
         return dict(zip(self._traces, common([*self._traces.values()])[1], strict=True))
 
     @cached_property
-    def stand(self) -> Stand:
+    def aligned(self) -> AlignedTraces:
         fast = self.tokenizer.fast
         names, run = self._onnx() if isinstance(self.model, Onnx) else self._torch()
         shown = names if isinstance(self.model, Onnx) else self._plain_names(names)
-        return Stand(self.probes, self.points, self.reference, self.spec.outputs, names, shown, run, fast.id_to_token)
+        return AlignedTraces(self.probes, self.points, self.reference, self.spec.outputs, names, shown, run, fast.id_to_token)
 
     def _plain_names(self, names: Mapping[int, str]) -> dict[int, str]:
         """The innermost module's name says most; a layer that a pass put in another's place has only its own."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import Probe
-from bertopt.debug.findings import Found, Row
+from bertopt.debug.findings import DebugFindings, Row
 from bertopt.debug.tensor_difference import badness, differ, first_jump
 from bertopt.debug.trace_points import Point, checkpoints
 
@@ -21,7 +21,7 @@ Runner = Callable[[Probe, Sequence[int], Mapping[int, "Array"]], Mapping[int, "A
 
 
 @dataclass(frozen=True)
-class Stand:
+class AlignedTraces:
     """The reference's traces by probe, and how the stage is run beside them."""
 
     probes: Sequence[Probe]
@@ -37,38 +37,38 @@ class Stand:
     token: Callable[[int], str | None]
 
 
-def compare(stand: Stand, stage: str, form: str) -> Found:
+def compare(traces: AlignedTraces, stage: str, form: str) -> DebugFindings:
     """Every layer, then every tensor inside the first whose error jumps."""
-    shapes = [value.shape for value in stand.reference[stand.probes[0].name]]
-    coarse = [(i, label) for i, label in checkpoints(stand.points, shapes, stand.answers) if i in stand.names]
-    found = Found(
-        stage=stage, form=form, probes=[probe.name for probe in stand.probes], layers=_rows(stand, coarse, [])
+    shapes = [value.shape for value in traces.reference[traces.probes[0].name]]
+    coarse = [(i, label) for i, label in checkpoints(traces.points, shapes, traces.answers) if i in traces.names]
+    found = DebugFindings(
+        stage=stage, form=form, probes=[probe.name for probe in traces.probes], layers=_rows(traces, coarse, [])
     )
     found.first_layer = first_jump(found.layers)
     if found.first_layer is None:
         return found
     at = found.layers.index(found.first_layer)
     after, until = (coarse[at - 1][0] if at else -1), coarse[at][0]
-    inner = [(i, stand.points[i].label) for i in sorted(stand.names) if after < i <= until]
-    found.tensors = _rows(stand, inner, [i for i, _ in coarse if i <= after])
-    # Fed with the reference before every tensor, errors that only add up stand out nowhere: name the largest then.
+    inner = [(i, traces.points[i].label) for i in sorted(traces.names) if after < i <= until]
+    found.tensors = _rows(traces, inner, [i for i, _ in coarse if i <= after])
+    # Fed with the reference before every tensor, errors that only add up traces out nowhere: name the largest then.
     found.first_tensor = first_jump(found.tensors) or max(found.tensors, key=lambda row: badness(row.own), default=None)
     return found
 
 
-def _rows(stand: Stand, wanted: Sequence[tuple[int, str]], held: Sequence[int]) -> list[Row]:
+def _rows(traces: AlignedTraces, wanted: Sequence[tuple[int, str]], held: Sequence[int]) -> list[Row]:
     """A row for each point wanted, at the probe where it adds most. `held` points are fed, but not looked at."""
     indices = [index for index, _ in wanted]
     worst: dict[int, Row] = {}
     totals: dict[int, float] = dict.fromkeys(indices, 0.0)
-    for probe in stand.probes:
-        reference = stand.reference[probe.name]
-        free = stand.run(probe, indices, {})
+    for probe in traces.probes:
+        reference = traces.reference[probe.name]
+        free = traces.run(probe, indices, {})
         given = {index: reference[index] for index in (*held, *indices)}
-        fed = stand.run(probe, indices, given)
+        fed = traces.run(probe, indices, given)
         for index, label in wanted:
             totals[index] = max(totals[index], differ(free[index], reference[index], probe).rel_l2, key=badness)
-            row = _row(stand, probe, index, label, fed[index], reference[index])
+            row = _row(traces, probe, index, label, fed[index], reference[index])
             if index not in worst or badness(row.own) > badness(worst[index].own):
                 worst[index] = row
     rows = []
@@ -81,13 +81,13 @@ def _rows(stand: Stand, wanted: Sequence[tuple[int, str]], held: Sequence[int]) 
     return rows
 
 
-def _row(stand: Stand, probe: Probe, index: int, label: str, got: Array, reference: Array) -> Row:
-    point = stand.points[index]
+def _row(traces: AlignedTraces, probe: Probe, index: int, label: str, got: Array, reference: Array) -> Row:
+    point = traces.points[index]
     difference = differ(got, reference, probe)
     token = difference.token
-    text = stand.token(int(probe.inputs["input_ids"][difference.row, token])) if token is not None else None
+    text = traces.token(int(probe.inputs["input_ids"][difference.row, token])) if token is not None else None
     return Row(
-        label=label, tensor=stand.shown[index], layer=point.layer, own=difference.rel_l2, total=0.0,
+        label=label, tensor=traces.shown[index], layer=point.layer, own=difference.rel_l2, total=0.0,
         max_abs=difference.max_abs, growth=None, peak=float(np.abs(reference).max(initial=0.0)), probe=probe.name,
         row=difference.row, token=token, token_text=text, element=difference.element,
     )  # fmt: skip

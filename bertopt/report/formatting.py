@@ -11,6 +11,8 @@ from typing import Any
 from bertopt.results import Latency, Parity, Quality, Ratio, Report, Stage, Worst
 
 NONE = "–"
+#: What a run with `timing: {quick: true}` must say.
+QUICK = "a first look (quick): few rounds, so wide intervals; run again without it for verdicts"
 #: The columns, in the order they are shown.
 COLUMNS = ("stage", "status", "changed", "parity", "ms", "rate", "verdict", "size", "quality")
 
@@ -23,6 +25,11 @@ class Row:
     tree: str
     cells: dict[str, str]
     brief: dict[str, str]
+
+    @property
+    def missed(self) -> bool:
+        """Whether the stage missed its parity limits and the recipe does not allow for it (`on_fail: skip`)."""
+        return bool(self.stage.parity and not self.stage.parity.passed and self.stage.status != "skipped")
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,11 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
     if stage.parity:
         brief["parity"] = f"{stage.parity.worst.metric} {measured(stage.parity.worst)}"
     return Row(stage, tree, cells, brief)
+
+
+def quick(report: Report) -> bool:
+    """Whether the run was timed briefly."""
+    return bool((report.recipe.get("timing") or {}).get("quick"))
 
 
 def status(stage: Stage) -> list[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt.report import charts, formatting, stage_details
 from bertopt.results import Ratio, Report, Stage
+from bertopt.system import atomic_write
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
 
 _EXITS = {
     0: "every gate passed", 1: "bertopt itself failed", 2: "the recipe is wrong", 3: "a gate failed",
@@ -25,24 +25,18 @@ _ORDER = ("stage", "status", "verdict", "parity", "rate", "ms", "size", "quality
 
 def write(report: Report, path: Path) -> None:
     """Write the page to `path`, whole or not at all."""
-    text = page(report)
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_text(text, encoding="utf-8", errors="backslashreplace")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    atomic_write.write(path, page(report))
 
 
 def page(report: Report) -> str:
     words = formatting.grid(report)
-    return _environment().get_template("report.html.jinja").render(
+    return template("report.html.jinja").render(
         report=report,
         grid=words,
         keys=[key for key in _ORDER if key in words.heads],
         delivered=report.delivered.stage if report.delivered else None,
         tiles=tiles(report),
-        pictures={name: (draw(report, True, False), draw(report, False, False)) for name, draw in charts.PICTURES.items()},
+        pictures={name: draw(report, False) for name, draw in charts.PICTURES.items()},
         details=stage_details,
         warnings=list(stage_details.warnings(report)),
         meaning=_EXITS.get(report.exit_code, "failed"),
@@ -51,13 +45,14 @@ def page(report: Report) -> str:
 
 def fragment(report: Report) -> str:
     """The verdict and the table alone, for a notebook: no style that reaches beyond it."""
-    return _environment().get_template("notebook.html.jinja").render(
+    return template("notebook.html.jinja").render(
         report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
         delivered=report.delivered.stage if report.delivered else None, numbers=_NUMBERS,
     )  # fmt: skip
 
 
-def _environment() -> Environment:
+def template(name: str) -> Template:
+    """Return a page's template with the filters that the pages share."""
     import jinja2
 
     found = jinja2.Environment(
@@ -72,7 +67,7 @@ def _environment() -> Environment:
         "quality": formatting.quality, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
-    return found
+    return found.get_template(name)
 
 
 def _ratio(found: Ratio | None) -> str:
@@ -119,7 +114,7 @@ def _faster(report: Report, stage: Stage) -> list[Tile]:
 def _nearest(stages: list[Stage]) -> list[Tile]:
     """The worst parity: of the first stage that failed it, else of the last that has any."""
     having = [stage for stage in stages if stage.parity]
-    failed = [stage for stage in having if stage.parity and not stage.parity.passed and not stage.waived]
+    failed = [row for row in having if row.parity and not row.parity.passed and not row.waived and row.status != "skipped"]
     stage = next(iter([*failed, *having[-1:]]), None)
     if stage is None or stage.parity is None:
         return []

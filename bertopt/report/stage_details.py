@@ -89,8 +89,8 @@ def effects(stage: Stage) -> list[tuple[str, int, int, bool]]:
 def warnings(report: Report) -> Iterator[str]:
     """Of the model first, then of every stage's timing."""
     yield from (str(warning) for warning in report.model.get("warnings") or ())
-    if (report.recipe.get("timing") or {}).get("quick"):
-        yield "timing is a first look (quick): few rounds, so wide intervals; run again without it for verdicts"
+    if formatting.quick(report):
+        yield f"timing is {formatting.QUICK}"
     for stage in report.stages:
         for case in stage.latency or []:
             if case.warning:

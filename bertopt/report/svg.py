@@ -11,6 +11,8 @@ from pathlib import Path
 
 from bertopt.report import formatting
 
+#: Natural width of a chart [CSS px]; where the page is narrower it scrolls in its box.
+WIDTH = 1160
 _HERE = Path(__file__).parent
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 #: Width of a character of a bold name over the font's size, a little more than sans-serif fonts take.
@@ -50,13 +52,24 @@ class Svg:
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         self._parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{_class(kind)}/>')
 
-    def whisker(self, low: float, high: float, y: float) -> None:
-        self.line(low, y, high, y, "whisker")
-        for x in (low, high):
-            self.line(x, y - 4, x, y + 4, "whisker")
+    def heads(self, *heads: tuple[float, str]) -> None:
+        for x, words in heads:
+            self.text(x, 14, words, "head")
+
+    def branch(self, tree: str, name: str, y: float, width: float, failed: bool = False) -> None:
+        """Write a stage's name, indented below its parent's."""
+        lead = 7.0 * len(tree)
+        if tree:
+            self.text(lead - 13, y, tree.strip()[-1], "soft")
+        self.name(lead, y, name, width - lead, "strong bad" if failed else "strong")
 
     def dot(self, x: float, y: float, kind: str) -> None:
         self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5"{_class(kind)}/>')
+
+    def cells(self, corners: Sequence[tuple[float, float]], side: float, opacity: float) -> None:
+        """Draw squares of one shade, with their upper left corners at `corners`."""
+        path = "".join(f"M{x:g} {y:g}h{side:g}v{side:g}h-{side:g}z" for x, y in corners)
+        self._parts.append(f'<path class="cells" d="{path}" fill-opacity="{opacity:.2f}"/>')
 
     def finish(self, height: float, alone: bool = False) -> str:
         """The SVG; with `alone` its style and a light background are inside, so that it is a file of its own."""
@@ -89,12 +102,25 @@ class Axis:
 
     at: Callable[[float], float]
     ticks: Sequence[tuple[float, str]]
+    largest: float = math.inf
 
     def draw(self, svg: Svg, top: float, bottom: float) -> None:
         """Labels above `top`, grid lines down to `bottom`."""
         for value, words in self.ticks:
             svg.line(self.at(value), top, self.at(value), bottom, "grid")
             svg.text(self.at(value), top - 5, words, "tick", middle=True)
+
+    def whisker(self, svg: Svg, low: float, high: float, y: float) -> None:
+        """An interval of shares. An end beyond the axis becomes an arrow with its figure."""
+        left, right = self.at(low), self.at(high)
+        svg.line(left, y, right, y, "whisker")
+        svg.line(left, y - 4, left, y + 4, "whisker")
+        if high <= self.largest:
+            svg.line(right, y - 4, right, y + 4, "whisker")
+            return
+        for end in (y - 4, y + 4):
+            svg.line(right + 6, y, right, end, "whisker")
+        svg.text(right + 10, y + 4, f"{100 * high:,.0f} %" if high < 100 else "> 10,000 %", "tick")
 
 
 def share_axis(largest: float, left: float, right: float) -> Axis:
@@ -104,7 +130,14 @@ def share_axis(largest: float, left: float, right: float) -> Axis:
         largest,
     )
     ticks = [(i * step, f"{100 * i * step:g} %") for i in range(int(largest / step + 1e-9) + 1)]
-    return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks)
+    return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
+
+
+def linear_axis(largest: float, left: float, right: float, unit: str) -> Axis:
+    """From 0 to `largest`, labelled in `unit`."""
+    step = next(step for power in range(-9, 12) for step in (10.0**power * k for k in (1, 2, 5)) if largest / step <= 6)
+    ticks = [(i * step, f"{i * step:g} {unit}") for i in range(int(largest / step + 1e-9) + 1)]
+    return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
 
 
 def log_axis(values: Sequence[float], left: float, right: float) -> Axis:

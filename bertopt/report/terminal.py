@@ -14,22 +14,17 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from bertopt.report.formatting import NONE, Grid, Row, grid, line, one_line
+from bertopt.report.formatting import NONE, QUICK, Row, grid, line, one_line, quick
 from bertopt.report.formatting import notes as cell_notes
 from bertopt.results import Report
 
-#: What a narrow console makes the table give up, in this order: first words, then columns.
-_GIVE_UP = (
-    ("changed", "brief"),
-    ("quality", "brief"),
-    ("changed", "drop"),
-    ("verdict", "brief"),
-    ("parity", "brief"),
-    ("size", "drop"),
-    ("ms", "drop"),
-    ("rate", "drop"),
-    ("quality", "drop"),
-    ("parity", "drop"),
+#: Least console widths, what they leave out, and whether cells are brief there. What is still too wide wraps.
+_LAYOUTS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
+    (170, (), False),
+    (130, ("changed",), False),
+    (96, ("changed", "size", "ms"), True),
+    (72, ("changed", "size", "ms", "quality", "rate"), True),
+    (0, ("changed", "size", "ms", "quality", "rate", "parity"), True),
 )
 _STATUS = {"ok": "green", "noop": "yellow", "failed": "bold red", "reverted": "yellow", "unsupported": "magenta",
            "unverified": "yellow", "skipped": "dim"}  # fmt: skip
@@ -42,8 +37,8 @@ _ASCII = str.maketrans(
 _PIPE_WIDTH = 160
 
 
-def render(report: Report) -> Table:
-    """One row a stage, reasons and the delivered stage below. Gives up lesser columns where the console is narrow."""
+def render(report: Report) -> RenderableType:
+    """Return the table: one row a stage, reasons and the delivered stage below; lesser columns go where it is narrow."""
     return _Fitted(report, _notes(report))
 
 
@@ -55,53 +50,30 @@ def console(stderr: bool = False, file: IO[str] | None = None) -> Console:
     return found
 
 
-class _Fitted(Table):
-    """Holds every column; what is drawn is the fullest table that fits."""
+class _Fitted:
+    """The table for the width of the console that prints it."""
 
     def __init__(self, report: Report, notes: Text | None) -> None:
-        super().__init__()
         self._report, self._notes = report, notes
-        _fill(self, grid(report), report, {})
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.fitting(console, options)
+        words, ascii_only = grid(self._report), options.ascii_only
+        dropped, brief = next((drop, brief) for least, drop, brief in _LAYOUTS if options.max_width >= least)
+        keys = [key for key in words.heads if key not in dropped]
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for key in keys:
+            number = key in _NUMBERS
+            table.add_column(
+                _plain(words.heads[key], ascii_only), justify="right" if number else "left", overflow="fold",
+                no_wrap=number or key == "status", min_width=12 if key in ("stage", "verdict") else None,
+            )  # fmt: skip
+        for row in words.rows:
+            table.add_row(*(_cell(row, key, self._report, brief, ascii_only) for key in keys))
+        yield table
         if self._notes and self._notes.plain:
             notes = self._notes.copy()
-            notes.plain = _plain(notes.plain, options.ascii_only)
+            notes.plain = _plain(notes.plain, ascii_only)
             yield notes
-
-    def fitting(self, console: Console, options: ConsoleOptions) -> Table:
-        words = grid(self._report)
-
-        def less(given_up: dict[str, str]) -> tuple[Table, bool]:
-            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-            _fill(table, words, self._report, given_up, options.ascii_only)
-            return table, console.measure(table, options=options.update(width=1000)).maximum <= options.max_width
-
-        given_up: dict[str, str] = {}
-        table, fits = less(given_up)
-        for key, how in _GIVE_UP:
-            if fits:
-                break
-            given_up[key] = how
-            table, fits = less(given_up)
-        # A wide column given up late may have made room for a slim one given up early.
-        for key in [key for key, how in given_up.items() if how == "drop"][::-1]:
-            more = less({other: how for other, how in given_up.items() if other != key})
-            if fits and more[1]:
-                table = more[0]
-                del given_up[key]
-        return table
-
-
-def _fill(table: Table, words: Grid, report: Report, given_up: dict[str, str], ascii_only: bool = False) -> None:
-    keys = [key for key in words.heads if given_up.get(key) != "drop"]
-    for key in keys:
-        right = "right" if key in _NUMBERS else "left"
-        head = _plain(words.heads[key], ascii_only)
-        table.add_column(head, justify=right, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for row in words.rows:
-        table.add_row(*(_cell(row, key, report, given_up.get(key) == "brief", ascii_only) for key in keys))
 
 
 def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> Text:
@@ -111,7 +83,7 @@ def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> 
         return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold not dim" if delivered else "not dim")
     if key == "status":
         return Text(text, _STATUS[row.stage.status])
-    if key == "parity" and row.stage.parity and not row.stage.parity.passed:
+    if key == "parity" and row.missed:
         return Text(text, "bold red")
     if key == "verdict":
         return Text(text, next((style for word, style in _VERDICT.items() if text.startswith(word)), "dim"))
@@ -125,6 +97,8 @@ def _notes(report: Report) -> Text:
         for kind, words in cell_notes(stage):
             lead = stage.name if kind == "reason" else f"{stage.name}, {kind}"
             notes.append(f"{lead}: ", _STATUS[stage.status]).append(f"{one_line(words)}\n")
+    if quick(report):
+        notes.append("timing: ", "yellow").append(f"{QUICK}\n")
     if report.delivered:
         notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
     notes.rstrip()
@@ -193,7 +167,7 @@ class Live:
         if doing != self._doing:
             self._doing, self._since = doing, time.monotonic()
         if self._live:
-            self._table = _Fitted(report, None).fitting(self._console, self._console.options)
+            self._table = _Fitted(report, None)
             self._live.refresh()
         elif self._enabled:
             self._tell(report)

@@ -67,6 +67,8 @@ def test_quiet_whole_and_legible(browser: Chromium, page: Path, width: int, dark
     assert browser.ask(OVERFLOWING.replace("WIDTH", str(width))) == []
     assert browser.ask("document.documentElement.scrollWidth") == width
     assert browser.ask(COLLIDING) == []
+    table = browser.ask("(box => [box.clientWidth, box.scrollWidth])(document.querySelector('.stages').parentElement)")
+    assert table[0] <= width and (table[0] == table[1] or width < 1280)
     assert browser.ask("document.querySelectorAll('script, img, iframe, link, object').length") == 0
     contrasts = browser.ask(CONTRAST)
     assert len(contrasts) > 100

@@ -18,7 +18,7 @@ from bertopt.cli import main
 from bertopt.commands.debug import debug
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Context, RuntimeFacts
-from bertopt.debug.findings import Found, Row
+from bertopt.debug.findings import DebugFindings, Row
 from bertopt.debug.tensor_difference import differ, first_jump
 from bertopt.errors import Unsupported, UsageError
 from bertopt.passes import CastHalf, ExportOnnx
@@ -27,7 +27,7 @@ from bertopt.workers.client import Workers
 from tests.support import debug_passes, example_passes
 from tests.support.tiny_models import Tiny, write_tiny
 
-Debug = Callable[..., Found]
+Debug = Callable[..., DebugFindings]
 SDPA, ONNX, FUSE, INT8, HALF = (
     {"pass": name} for name in ("use_sdpa", "export_onnx", "fuse_ort", "quantize_int8", "cast_onnx_half")
 )
@@ -69,7 +69,7 @@ def look(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Debug:
     """`look(steps, family, task, pooling)`: what debug finds of the last step. One directory: stages are shared."""
     out = tmp_path_factory.mktemp("debug")
 
-    def go(steps: list[dict[str, Any]], family: str = "bert", task: str = "text-classification", pooling: str | None = None) -> Found:  # fmt: skip
+    def go(steps: list[dict[str, Any]], family: str = "bert", task: str = "text-classification", pooling: str | None = None) -> DebugFindings:  # fmt: skip
         last = steps[-1].get("name", steps[-1]["pass"])
         return debug(from_dict(recipe(tiny(family, task, pooling), steps)), out, last)
 
@@ -169,7 +169,7 @@ def test_an_overflow_is_found_and_the_printed_step_passes(
     with pytest.raises(SystemExit) as ended:
         main(["debug", str(file), "--stage", "half", "--out", str(tmp_path / "out"), "--json"])
     assert ended.value.code == 0
-    found = Found.model_validate_json(capsys.readouterr().out)
+    found = DebugFindings.model_validate_json(capsys.readouterr().out)
     # The run's own stages were looked at, on the probe that was worst there.
     assert sorted((tmp_path / "out" / "stages").iterdir()) == stages
     worst = report.stage("half").parity

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -52,6 +55,25 @@ def test_own_pass(tiny: Tiny, tmp_path: Path) -> None:
     assert run("own_pass.py", str(tiny()), cwd=tmp_path).startswith("ok {'projections': 2}")
 
 
+def test_look_inside(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook's cells, one after the other; IPython shows nothing here."""
+    display = SimpleNamespace(IFrame=lambda source, **_: Path(source).read_text("utf-8"))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None, display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setenv("BERTOPT_MODEL", str(tiny()))
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "look_inside.ipynb").read_text("utf-8"))
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert len(names["answers"]) == 2
+    assert {"layer 0", "layer 1"} <= set(names["profiled"].by_layer())
+    assert "Attention of the fp32 reference" in (tmp_path / "out" / "look_inside" / "profile.html").read_text("utf-8")
+    assert names["report"].exit_code == 0
+
+
 def test_every_example_is_tested() -> None:
     source = Path(__file__).read_text()
-    assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+    assert all(f'"{path.name}"' in source for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb"))

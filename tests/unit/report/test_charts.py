@@ -20,7 +20,7 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.parser import load
 from bertopt.report import charts, formatting, html, stage_details, terminal
 from bertopt.report.limit_margins import marks
-from bertopt.report.svg import log_axis, share_axis, style
+from bertopt.report.svg import WIDTH, Svg, log_axis, share_axis, style
 from bertopt.results import Latency, Ratio, Report, Worst
 from tests.support.reports import EVIL, LONG, full
 
@@ -28,8 +28,8 @@ QUICKSTART = Path(__file__).parents[3] / "benchmarks" / "results" / "quickstart.
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(report: Report, name: str, wide: bool = True) -> ET.Element:
-    text = charts.PICTURES[name](report, wide, True)
+def drawn(report: Report, name: str) -> ET.Element:
+    text = charts.PICTURES[name](report, True)
     assert text is not None
     return ET.fromstring(text)
 
@@ -65,7 +65,7 @@ def test_a_bar_runs_from_the_parent_to_the_stage() -> None:
 
 def test_each_verdict_has_its_look() -> None:
     picture = drawn(full(), "latency")
-    assert [len(bars(picture, kind)) for kind in ("base", "gain", "loss", "unsure", "best")] == [1, 3, 1, 1, 1]
+    assert [len(bars(picture, kind)) for kind in ("base", "gain", "loss", "unsure", "best")] == [1, 4, 1, 1, 1]
     words = texts(picture)
     assert "SLOWER 0.58x [0.56, 0.60]" in words
     assert "cast_half (failed)" in words
@@ -105,7 +105,28 @@ def test_a_dot_beyond_its_tick_is_a_missed_limit() -> None:
     ]  # one for each dot, in the same order
     assert len(dots) == len(ticks) == sum(len(marks(each)) for each in full().stages)
     for dot, tick in zip(dots, ticks, strict=True):
-        assert (float(dot.attrib["cx"]) > tick) == (dot.get("class") == "bad")
+        assert (float(dot.attrib["cx"]) > tick) == (dot.get("class") in ("bad", "soft"))
+    assert {dot.get("class") for dot in dots} == {"good", "bad", "soft"}
+
+
+def test_a_wide_interval_is_clipped_and_leaves_the_scale_to_the_ratios() -> None:
+    picture = drawn(full(), "latency")
+    [(zero, one)] = bars(picture, "base")
+    assert one - zero > 250
+    # The parent's share, 1.34 / 1.13, times the reciprocal of the interval's low end, 0.09.
+    [clipped] = [each for each in picture.iter(f"{SVG}text") if each.text == "1,318 %"]
+    right = max(float(each.attrib["x2"]) for each in picture.iter(f"{SVG}line") if each.get("class") == "whisker")
+    assert right < float(clipped.attrib["x"]) < 860
+    heads = [each for each in picture.iter(f"{SVG}line") if each.get("class") == "whisker" and float(each.attrib["x1"]) > right]
+    assert len(heads) == 2, "an arrow in place of the end"
+
+
+def test_an_interval_within_reach_is_drawn_whole() -> None:
+    axis, svg = share_axis(1.0, 0, 100), Svg(200, "")
+    axis.whisker(svg, 0.5, 1.0, 10)
+    assert svg.finish(20).count("<line") == 3
+    axis.whisker(svg, 0.5, 1000.0, 10)
+    assert "&gt; 10,000 %" in svg.finish(20)
 
 
 def test_axes() -> None:
@@ -119,10 +140,9 @@ def test_axes() -> None:
     assert 3 <= len(share_axis(37.0, 0, 100).ticks) <= 6
 
 
-@pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("name", charts.PICTURES)
-def test_pictures_stand_alone(name: str, wide: bool) -> None:
-    picture = drawn(full(), name, wide)
+def test_pictures_stand_alone(name: str) -> None:
+    picture = drawn(full(), name)
     text = ET.tostring(picture, encoding="unicode")
     assert "var(" not in text
     assert not re.search(r"url\(|href|<script", text)
@@ -149,7 +169,7 @@ def test_png(tmp_path: Path) -> None:
     for path in charts.save(full(), tmp_path, ("png",)):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
-        assert int.from_bytes(data[16:20]) == 2 * (charts.WIDE + 40)
+        assert int.from_bytes(data[16:20]) == 2 * (WIDTH + 40)
 
 
 def test_png_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

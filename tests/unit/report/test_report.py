@@ -166,9 +166,10 @@ def test_table_fits_and_keeps_what_matters(width: int) -> None:
     line = row(text, "quantize_int8")
     assert "ok" in line
     assert "FASTER 2.41x" in line
-    assert "0.9931" in line or width < 100
+    assert ("0.9931" in line) == (width >= 80)
     assert ("[2.35, 2.47]" in line) == (width >= 140)
     assert ("matmul 36" in line) == (width >= 200)
+    assert ("969" in line) == (width >= 100)
     assert "…" not in line
     assert "with colour no NVIDIA GPU" in " ".join(text.split())
     assert "\x1b" not in text
@@ -244,6 +245,39 @@ def test_a_quick_look_at_timing_is_said_to_be_one() -> None:
     found = report()
     quick = found.model_copy(update={"recipe": {**found.recipe, "timing": {"quick": True}}})
     assert "timing is a first look (quick)" in html.page(quick) and "a first look" not in html.page(found)
+    assert "timing: a first look (quick)" in drawn(quick, 200) and "a first look" not in drawn(found, 200)
+
+
+def test_a_long_name_is_folded_not_cut() -> None:
+    found = report()
+    long = "a_name_as_long_as_names_may_be_" + "x" * 33
+    stages = [each.model_copy(update={"name": long}) if each.name == "quantize_int8" else each for each in found.stages]
+    for width in (60, 80, 130, 200):
+        text = drawn(found.model_copy(update={"stages": stages, "delivered": None}), width)
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+        assert "FASTER" in text and "…" not in text
+
+
+def skipped() -> Report:
+    found = report()
+    reason = "on_fail: skip ended the branch here: cosine_min must be at least 0.98; got 0.9"
+    update = {"status": "skipped", "parity": parity(0.9, passed=False), "reason": reason}
+    stages = [each.model_copy(update=update) if each.name == "cast_half" else each for each in found.stages]
+    return found.model_copy(update={"stages": stages, "exit_code": 0, "reason": None})
+
+
+def test_a_skipped_branch_gives_its_reason_and_no_alarm() -> None:
+    text = html.page(skipped())
+    [because] = re.findall(r'<tr class="because">(.*?ended the branch here.*?)</tr>', text)
+    assert 'class="soft"' in because
+    assert "failed, so the branch ends here" in text
+    assert 'bad">cosine_min 0.9 ' not in text and 'bad">cosine_min NaN' in html.page(report())
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    console.print(terminal.render(skipped()))
+    assert isinstance(console.file, io.StringIO)
+    words = console.file.getvalue()
+    assert "cast_half: \x1b[0mon_fail: skip ended" in words
+    assert "\x1b[1;31mcosine_min" not in words
 
 
 def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""`bertopt profile`: where the time of one call of an artefact goes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from bertopt import stages
+from bertopt.core import Spec
+from bertopt.errors import UsageError
+from bertopt.recipe.texts import read
+from bertopt.report.profile import Attention, Profile
+from bertopt.workers.client import Workers
+
+
+def profile(
+    directory: Path, texts: Path | None = None, shape: tuple[int, int] | None = None, attention: str | None = None,
+    against: str | None = None,
+) -> Profile:  # fmt: skip
+    """Profile one call of an artefact (or stage) in a fresh process, on texts or on random tokens [B, S].
+
+    With `attention`, a text, add the attention of the checkpoint `against` in fp32, by default the one that the recipe
+    names. Raises IntegrityError where a file changed, Unsupported where the form has no profiler here, UsageError for a
+    shape that does not fit.
+    """
+    manifest = stages.verify(directory)
+    given = list(read(texts).texts[:8]) if texts else []
+    with Workers() as workers, tempfile.TemporaryDirectory(prefix="bertopt-profile-") as scratch:
+        with workers.start() as worker:
+            found = Profile.model_validate(
+                worker.call("profile", directory=str(directory.resolve()), device=manifest["device"],
+                            shape=shape, texts=given, scratch=scratch)
+            )  # fmt: skip
+        found.directory = str(directory)
+        if attention is not None:
+            source = against or (manifest.get("recipe") or {}).get("model")
+            found.attention = _attention(workers, source, Spec.model_validate(manifest["spec"]), attention)
+    return found
+
+
+def _attention(workers: Workers, source: str | None, spec: Spec, text: str) -> Attention:
+    from bertopt.modeling.source import examine, resolve
+
+    if not source:
+        raise UsageError("attention comes from the fp32 checkpoint, which this directory does not name; give --against CHECKPOINT")
+    directory = resolve(source, None)
+    examine(directory)
+    with workers.start() as worker:
+        return Attention.model_validate(worker.call("attention", source=str(directory), task=spec.task, text=text))
