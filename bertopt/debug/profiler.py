@@ -66,15 +66,16 @@ def profile(
 def _inputs(model: Model, directory: Path, shape: tuple[int, int] | None, texts: list[Any]) -> dict[str, Array]:
     import numpy as np
 
-    limit = model.max_shape or (8, model.spec.max_length)
+    longest = model.shapes.longest
     if texts:
-        tokenizer = Tokenizer(directory, model.spec, limit[1])
-        rows = limit[0] if model.max_shape else len(texts)
-        return tokenizer.batch(tokenizer.encode(texts[:rows]))
-    batch, sequence = shape or (min(8, limit[0]), min(128, limit[1], model.spec.max_length))
-    if sequence > model.spec.max_length or (model.max_shape and (batch > limit[0] or sequence > limit[1])):
-        most = f"{limit[0]} × {limit[1]}" if model.max_shape else f"{model.spec.max_length} tokens"
-        raise UsageError(f"the shape must fit the model's {most}; got {batch} × {sequence}")
+        tokenizer = Tokenizer(directory, model.spec, longest)
+        encoded = tokenizer.encode(texts)
+        rows = model.shapes.most_rows(max(map(len, encoded))) or len(encoded)
+        return tokenizer.batch(encoded[:rows])
+    length = min(128, longest)
+    batch, sequence = shape or (min(8, model.shapes.most_rows(length) or 8), length)
+    if model.shapes.fit(batch, sequence) is None:
+        raise UsageError(f"the model must accept the shape (sequences of at most {longest} tokens); got {batch} × {sequence}")
     return random_inputs(model.spec, (batch, sequence), np.random.default_rng(0))
 
 

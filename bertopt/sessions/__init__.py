@@ -18,6 +18,7 @@ def open_session(
         expected = "at least 1" if streams < 1 else f"1 for form '{model.form}', which runs one batch at a time"
         raise UsageError(f"streams must be {expected}; got {streams}: leave it out")
     session = _open(model, device, threads, streams)
+    session.asynchronous = device == "cuda"
     if model.spec.layout == "padded":
         return session
     from bertopt.sessions.packed import PackedSession

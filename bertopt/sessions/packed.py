@@ -28,6 +28,7 @@ class PackedSession(Session):
     def __init__(self, rows: Session, spec: Spec) -> None:
         self.rows, self.spec = rows, spec
         self.streams, self.concurrent, self.block = rows.streams, rows.concurrent, rows.block
+        self.asynchronous, self.fixed_costs = rows.asynchronous, rows.fixed_costs
         self._packing: _Packing | None = None
 
     def load(self, inputs: Mapping[str, Array]) -> None:

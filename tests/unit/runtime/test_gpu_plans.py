@@ -120,3 +120,10 @@ def test_packed_batches_hold_whole_rows(device: Device) -> None:
     chosen = plan(PACKED, lengths_of("short")[:5000], Costs(launch=50_000.0), limits)
     assert sum(high - low for low, high in chosen.batches) == len(chosen.rows.used)
     assert packing.best_fit(np.array([3, 4]), 8).used.tolist() == [7]
+
+
+def test_a_packed_model_on_a_gpu_gets_a_gpus_batches() -> None:
+    from bertopt.sessions.packed import PackedSession
+
+    limits = BatchLimits.of(PackedSession(Device(1.0, 1.0), PACKED), PACKED, None)
+    assert (limits.rows, limits.tokens) == (16_384, 65_536)
