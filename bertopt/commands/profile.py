@@ -28,13 +28,13 @@ def profile(
     with Workers() as workers, tempfile.TemporaryDirectory(prefix="bertopt-profile-") as scratch:
         with workers.start() as worker:
             found = Profile.model_validate(
-                worker.call("profile", directory=str(directory.resolve()), device=manifest["device"],
+                worker.call("profile", directory=str(directory.resolve()), device=manifest.device,
                             shape=shape, texts=given, scratch=scratch)
             )  # fmt: skip
         found.directory = str(directory)
         if attention is not None:
-            source = against or (manifest.get("recipe") or {}).get("model")
-            found.attention = _attention(workers, source, Spec.model_validate(manifest["spec"]), attention)
+            source = against or (manifest.recipe or {}).get("model")
+            found.attention = _attention(workers, source, manifest.spec, attention)
     return found
 
 

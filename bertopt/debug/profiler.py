@@ -37,7 +37,7 @@ def profile(
 ) -> Profile:
     """Profile `model` on `texts` as one padded batch, or on random tokens [B, S] where there are none.
 
-    `scratch` is an empty directory. Raises Unsupported for a form or device that has no profiler here.
+    `scratch` is an empty directory. Raises Unsupported for a form or device that has no profiler here, UsageError for more tokens than the model has positions.
     """
     if device != "cpu":
         raise Unsupported("profile measures on the CPU; for a GPU use Nsight Systems, or export with device: cpu")
@@ -66,15 +66,13 @@ def profile(
 def _inputs(model: Model, directory: Path, shape: tuple[int, int] | None, texts: list[Any]) -> dict[str, Array]:
     import numpy as np
 
-    limit = model.max_shape or (8, model.spec.max_length)
+    longest = model.shapes.longest
     if texts:
-        tokenizer = Tokenizer(directory, model.spec, limit[1])
-        rows = limit[0] if model.max_shape else len(texts)
-        return tokenizer.batch(tokenizer.encode(texts[:rows]))
-    batch, sequence = shape or (min(8, limit[0]), min(128, limit[1], model.spec.max_length))
-    if sequence > model.spec.max_length or (model.max_shape and (batch > limit[0] or sequence > limit[1])):
-        most = f"{limit[0]} × {limit[1]}" if model.max_shape else f"{model.spec.max_length} tokens"
-        raise UsageError(f"the shape must fit the model's {most}; got {batch} × {sequence}")
+        tokenizer = Tokenizer(directory, model.spec, longest)
+        return tokenizer.batch(tokenizer.encode(texts))
+    batch, sequence = shape or (8, min(128, longest))
+    if sequence > longest:
+        raise UsageError(f"the shape must fit the model's {longest} tokens; got {batch} × {sequence}")
     return random_inputs(model.spec, (batch, sequence), np.random.default_rng(0))
 
 
