@@ -37,7 +37,7 @@ def profile(
 ) -> Profile:
     """Profile `model` on `texts` as one padded batch, or on random tokens [B, S] where there are none.
 
-    `scratch` is an empty directory. Raises Unsupported for a form or device that has no profiler here.
+    `scratch` is an empty directory. Raises Unsupported for a form or device that has no profiler here, UsageError for more tokens than the model has positions.
     """
     if device != "cpu":
         raise Unsupported("profile measures on the CPU; for a GPU use Nsight Systems, or export with device: cpu")
@@ -69,13 +69,10 @@ def _inputs(model: Model, directory: Path, shape: tuple[int, int] | None, texts:
     longest = model.shapes.longest
     if texts:
         tokenizer = Tokenizer(directory, model.spec, longest)
-        encoded = tokenizer.encode(texts)
-        rows = model.shapes.most_rows(max(map(len, encoded))) or len(encoded)
-        return tokenizer.batch(encoded[:rows])
-    length = min(128, longest)
-    batch, sequence = shape or (min(8, model.shapes.most_rows(length) or 8), length)
-    if model.shapes.fit(batch, sequence) is None:
-        raise UsageError(f"the model must accept the shape (sequences of at most {longest} tokens); got {batch} × {sequence}")
+        return tokenizer.batch(tokenizer.encode(texts))
+    batch, sequence = shape or (8, min(128, longest))
+    if sequence > longest:
+        raise UsageError(f"the shape must fit the model's {longest} tokens; got {batch} × {sequence}")
     return random_inputs(model.spec, (batch, sequence), np.random.default_rng(0))
 
 
