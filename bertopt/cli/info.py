@@ -99,8 +99,11 @@ def _options(cls: Any) -> list[dict[str, Any]]:
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
+    from bertopt.stages.model_card import opened_by
+
     spec = manifest.spec
     yield f"form: {manifest.form}, {manifest.precision}, for {manifest.device}"
+    yield opened_by(manifest.form, spec)
     yield f"model: {spec.family}, {spec.task}, {spec.parameters:,} parameters, {spec.layers} layers, texts up to {spec.text_length} tokens"
     yield f"passes: {' → '.join(entry.name for entry in manifest.passes) or 'none'}"
     gates = manifest.gates or {}

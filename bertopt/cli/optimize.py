@@ -66,6 +66,7 @@ def optimize(
 
 def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> None:
     from bertopt.stages import read_manifest
+    from bertopt.stages.model_card import opened_by
 
     manifest = read_manifest(artifact)
     spec = manifest.spec
@@ -81,5 +82,4 @@ def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> N
     print("\nNext:")
     for what, how in lines:
         print(f"  {what + ':':<31}{how}")
-    if spec.layout == "packed":
-        print("Only bertopt opens this artefact, which packs several texts into a row; --portable delivers a padded one.")
+    print(opened_by(manifest.form, spec))

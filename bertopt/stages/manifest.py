@@ -73,8 +73,9 @@ class Manifest(_Frozen):
 
     @property
     def content_sha256(self) -> str:
-        """One hash over every file's path and hash: equal for equal artefacts, whenever they were written."""
-        hashes = {name: self.files[name].sha256 for name in sorted(self.files)}
+        """One hash over the path and hash of every file but the model card: equal for equal artefacts, whenever they were
+        written and timed."""
+        hashes = {name: self.files[name].sha256 for name in sorted(self.files) if name != "README.md"}
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def sealed(self) -> Manifest:

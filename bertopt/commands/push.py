@@ -1,0 +1,41 @@
+"""`bertopt push`: upload a verified artefact to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bertopt import stages
+from bertopt.errors import Unsupported, UsageError
+
+_REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+
+
+def push(directory: Path, repository: str, private: bool = False, revision: str | None = None, message: str | None = None) -> str:
+    """Verify the artefact in `directory`, upload it to `repository` (org/name), and return its address.
+
+    Raises UsageError for a name that no repository can have or a stage that was not delivered, IntegrityError where a file
+    changed, Unsupported where the hub cannot be reached or refuses.
+    """
+    if not _REPOSITORY.fullmatch(repository):
+        raise UsageError(f"the repository must be org/name; got '{repository}'")
+    manifest = stages.verify(directory)
+    if manifest.stage is None:
+        raise UsageError(f"'{directory}' is a stage that was not delivered; push OUT/artifact, which passed every check")
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    api = HfApi(library_name="bertopt")
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=str(directory), revision=revision,
+            commit_message=message or f"{manifest.stage}: {manifest.form}, {manifest.precision}",
+        )  # fmt: skip
+    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        raise Unsupported(
+            f"'{repository}' could not be written ({type(error).__name__}: {first}); check the network, log in with 'hf auth login', "
+            "and that the token may write there"
+        ) from error
+    return str(done.commit_url)

@@ -1,0 +1,91 @@
+"""The `README.md` that every artefact carries: what it is, what was proven of it, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bertopt.core import Spec
+from bertopt.results import Latency, Stage
+from bertopt.stages.manifest import Manifest
+
+NAME = "README.md"
+#: The classes of optimum that open an artefact, by task, without their prefix ORTModel or OVModel.
+_OPTIMUM = {
+    "feature-extraction": "ForFeatureExtraction", "text-classification": "ForSequenceClassification",
+    "token-classification": "ForTokenClassification", "question-answering": "ForQuestionAnswering", "fill-mask": "ForMaskedLM",
+}  # fmt: skip
+#: What sentence-transformers calls a form. Eager rewrites are bertopt's own: elsewhere the plain checkpoint would open.
+BACKENDS = {"onnx": "onnx", "openvino": "openvino"}
+PACKED = (
+    "Rows hold several texts: only bertopt opens this artefact. `bertopt optimize MODEL --portable` makes one that others open."
+)
+
+
+def write(row: Stage, manifest: Manifest, model: str) -> str:
+    """Return the card of an artefact made of the stage of `row` from the checkpoint `model`, as Markdown."""
+    return "\n".join(_lines(row, manifest, model)) + "\n"
+
+
+def opened_by(form: str, spec: Spec) -> str:
+    """Return one sentence that says what opens an artefact of this form."""
+    if spec.layout == "packed":
+        return PACKED
+    if form not in BACKENDS:
+        return "Only bertopt opens this artefact as it was measured."
+    others = "sentence-transformers and optimum" if spec.pooling is not None else "optimum"
+    return f"bertopt opens this artefact, and so do {others}."
+
+
+def _lines(row: Stage, manifest: Manifest, model: str) -> Iterator[str]:
+    form, spec, environment = manifest.form, manifest.spec, manifest.environment
+    yield from ("---", "tags: [bertopt]", f"pipeline_tag: {spec.task}", "---", "")
+    yield f"# {model}, optimised by bertopt"
+    yield ""
+    yield f"{opened_by(form, spec)}"
+    yield ""
+    yield f"- model: {spec.family}, {spec.task}, {spec.parameters:,} parameters, texts up to {spec.text_length} tokens"
+    yield f"- form and precision: {form}, {manifest.precision}"
+    yield f"- passes over the checkpoint: {' → '.join(f'`{record.name}`' for record in manifest.passes) or 'none'}"
+    yield ""
+    yield "## What was checked"
+    yield ""
+    yield "Against the fp32 checkpoint, in a fresh process, from the committed files:"
+    yield ""
+    if row.parity is not None:
+        worst = row.parity.worst
+        yield f"- parity, nearest to its limit: {worst.metric} {worst.value:.6g}, limit {worst.limit:g}"
+    if row.invariance is not None:
+        yield f"- a text's output alone and among others differs by at most {row.invariance.max_abs:.3g}"
+    if row.ranking is not None:
+        yield f"- ranking of texts: Spearman's correlation {row.ranking.spearman:.4f}"
+    if row.quality is not None:
+        yield f"- {row.quality.metric}: {row.quality.value:.4f} (checkpoint {row.quality.reference:.4f}, {row.quality.n} texts)"
+    yield from (f"- accepted although it misses a limit: {text}" for text in row.waived)
+    yield from (f"- {_speed(case)}" for case in row.latency or () if case.vs_reference is not None)
+    packages = environment["packages"]
+    names = [name for name in ("torch", "onnxruntime", "openvino") if packages.get(name)]
+    yield f"- measured on: {environment['cpu']}, {', '.join(f'{name} {packages[name]}' for name in names)}"
+    yield ""
+    yield "## How to load it"
+    yield ""
+    example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
+    yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example}))', "```", "")
+    if spec.layout == "padded" and form in BACKENDS:
+        yield from _elsewhere(form, spec)
+    yield "`bertopt verify DIR --against CHECKPOINT` repeats the checks on the machine that serves it."
+
+
+def _speed(case: Latency) -> str:
+    what = "end to end on real texts" if case.kind == "mix" else f"batch {case.batch} × {case.sequence} tokens"
+    return f"speed, {what}: {case.p50_ms:.2f} ms, {case.vs_reference} against the checkpoint in fp32"
+
+
+def _elsewhere(form: str, spec: Spec) -> Iterator[str]:
+    if spec.pooling is not None:
+        yield "With sentence-transformers:"
+        yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
+        yield from (f'SentenceTransformer("DIR", backend="{BACKENDS[form]}").encode(["a text"])', "```", "")
+        return
+    name = ("ORTModel" if form == "onnx" else "OVModel") + _OPTIMUM[spec.task]
+    package = "optimum.onnxruntime" if form == "onnx" else "optimum.intel"
+    yield from ("With optimum:", "", "```python", f"from {package} import {name}", "", f'{name}.from_pretrained("DIR")', "```", "")
