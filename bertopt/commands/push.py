@@ -22,8 +22,7 @@ def push(directory: Path, repository: str, private: bool = False, revision: str 
     manifest = stages.verify(directory)
     if manifest.stage is None:
         raise UsageError(f"'{directory}' is a stage that was not delivered; push OUT/artifact, which passed every check")
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub import HfApi, errors
 
     api = HfApi(library_name="bertopt")
     try:
@@ -32,10 +31,15 @@ def push(directory: Path, repository: str, private: bool = False, revision: str 
             repo_id=repository, folder_path=str(directory), revision=revision,
             commit_message=message or f"{manifest.stage}: {manifest.form}, {manifest.precision}",
         )  # fmt: skip
-    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    except errors.HFValidationError as error:
+        raise UsageError(f"the hub takes no repository of the name '{repository}' ({_first_line(error)})") from error
+    except Exception as error:  # the hub's client raises those of httpx or requests, by its version
         raise Unsupported(
-            f"'{repository}' could not be written ({type(error).__name__}: {first}); check the network, log in with 'hf auth login', "
-            "and that the token may write there"
+            f"'{repository}' could not be written ({type(error).__name__}: {_first_line(error)}); check the network, log in with "
+            "'hf auth login', and that the token may write there"
         ) from error
     return str(done.commit_url)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")

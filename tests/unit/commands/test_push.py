@@ -65,7 +65,12 @@ def test_what_may_not_be_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not hub.calls
 
 
-def test_a_hub_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub(ConnectionError("no route\nmore")))
-    with pytest.raises(Unsupported, match=r"'org/name' could not be written \(ConnectionError: no route\); check the network"):
+class Unreachable(Exception):
+    """As the hub's client raises: no OSError."""
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no route\nmore"), Unreachable("no route")])
+def test_a_hub_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub(error))
+    with pytest.raises(Unsupported, match=r"'org/name' could not be written \(\w+: no route\); check the network"):
         push(artefact(tmp_path / "a"), "org/name")
