@@ -106,12 +106,11 @@ def read(directory: Path) -> Manifest:
     try:
         text = path.read_bytes().decode("utf-8")
         fields = json.loads(text)
-        if isinstance(fields, dict) and fields.get("schema_version") != SCHEMA_VERSION:
-            got = fields.get("schema_version")
-            older = isinstance(got, int) and got < SCHEMA_VERSION
+        got = fields.get("schema_version") if isinstance(fields, dict) else None
+        if isinstance(got, int) and got != SCHEMA_VERSION:
             raise IntegrityError(
-                f"{MANIFEST}: schema_version must be {SCHEMA_VERSION}; got {str(got)[:20]!r}; "
-                + ("it was written by an older bertopt: export again" if older else "use a newer bertopt")
+                f"{MANIFEST}: schema_version must be {SCHEMA_VERSION}; got {str(got)[:20]}; "
+                + ("it was written by an older bertopt: export again" if got < SCHEMA_VERSION else "use a newer bertopt")
             )
         manifest = Manifest.model_validate_json(text)
         whole = manifest.text() == text and manifest.sealed().manifest_sha256 == manifest.manifest_sha256
