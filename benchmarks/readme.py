@@ -32,7 +32,6 @@ LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
-AA_LONG = ROOT / "benchmarks" / "results" / "aa_long.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
@@ -197,12 +196,10 @@ def verdicts(found: dict[str, Any]) -> str:
             cells = [name, shape.replace(" x ", "×"), *map(str, [counts.total(), *told])]
             lines.append(f"| {' | '.join(cells)} |")
     passes = settings["model"].split(" > ")[1:]
-    processes = settings.get("processes", 1)
     parts = [
         f"Real MiniLM, {' > '.join(f'`{name}`' for name in passes) or 'float32'}",
         f"at most {settings['shape_budget_s']:g} s for each shape",
-        *([f"{processes} processes for each contender"] if processes > 1 else []),
-        f"dead band ±{settings['dead_band']:.0%}",
+        f"dead band ±{settings['rule']['dead_band']:.0%}",
         machine(found["environment"]),
     ]
     disturbed = sum(bool(re.search("withheld|steal", row["warning"] or "")) for row in rows)
@@ -261,7 +258,7 @@ def updated(text: str, root: str = "") -> str:
         "limits": lambda: limits(read(LIMITS)),
         "matrix": lambda: matrix(read(MATRIX)),
         "proof": lambda: proof(read(PROOF)),
-        "aa": lambda: "\n".join(verdicts(read(path)) for path in (AA, AA_LONG) if path.exists()),
+        "aa": lambda: verdicts(read(AA)),
         "cpu_peers": lambda: cpu_peers(read(CPU_PEERS)),
         "roofline": lambda: roofline.table(read(ROOFLINE)),
         "pipeline": lambda: pipeline.table(read(PIPELINE)),

@@ -203,7 +203,7 @@ def test_aa_races_are_counted_by_shape_and_verdict() -> None:
     verdict = {"aa": ("NO DIFFERENCE", "SLOWER"), "slow": ("SLOWER", "SLOWER")}
     rows = [{"kind": kind, "shape": "1 x 16", "verdict": told, "warning": "CPU steal of 9 %" if kind == "aa" else None}
             for kind, both in verdict.items() for told in both]  # fmt: skip
-    settings = {"slow_down": 0.05, "model": "m > use_sdpa", "shape_budget_s": 2.5, "dead_band": 0.02}
+    settings = {"slow_down": 0.05, "model": "m > use_sdpa", "shape_budget_s": 2.5, "rule": {"dead_band": 0.02}}
     text = verdicts({"rows": rows, "settings": settings, "environment": {"cores": 2, "cpu": "c", "isa": ["avx2"]}})
     assert "| a model against itself | 1×16 | 2 | 0 | 1 | 1 | 0 |" in text
     assert "| against itself, simulated 5% slower | 1×16 | 2 | 0 | 2 | 0 | 0 |" in text
