@@ -185,7 +185,7 @@ LIMITS: dict[str, Limits] = {precision: _SMALL[precision].over(limits) for preci
 
 
 def _pass(name: str) -> Pass[Any, Any]:
-    found: Pass[Any, Any] = passes.need(name).model_validate(OPTIONS.get(name, {}))
+    found: Pass[Any, Any] = passes.require(name).model_validate(OPTIONS.get(name, {}))
     return found
 
 

@@ -60,7 +60,7 @@ class Case:
 
 def built_in() -> list[str]:
     """The passes of bertopt itself, in the order of its registry."""
-    return [name for name, cls in passes.known().items() if cls.__module__.startswith("bertopt.passes.")]
+    return [name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.passes.")]
 
 
 def orders(names: Sequence[str], length: int) -> list[Order]:
@@ -70,12 +70,12 @@ def orders(names: Sequence[str], length: int) -> list[Order]:
 
 def lead(name: str) -> Order:
     """The fewest passes that make what `name` takes out of a checkpoint."""
-    takes = passes.need(name).forms()[0]
+    takes = passes.require(name).forms()[0]
     reached: dict[type[Model], Order] = {Eager: ()}
     while not any(issubclass(form, takes) for form in reached):
         size = len(reached)
         for maker in built_in():
-            needs, gives = passes.need(maker).forms()
+            needs, gives = passes.require(maker).forms()
             if needs in reached and gives not in reached:
                 reached[gives] = (*reached[needs], maker)
         assert len(reached) > size, f"no pass gives what {name} takes"

@@ -37,9 +37,9 @@ def passes(
 ) -> None:
     """List the passes, or one pass's options."""
     with exit_codes(verbose):
-        from bertopt.passes import known
+        from bertopt.passes import all_passes
 
-        found = known()
+        found = all_passes()
         if name is not None and name not in found:
             from bertopt.recipe.suggest import nearest
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bertopt import passes, stages
+from bertopt import stages
 from bertopt.checks import parity
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Rewrite, Session, Spec
+from bertopt.passes import registry
 from bertopt.results import Case, Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
@@ -33,7 +34,7 @@ class Attempts:
     ) -> None:  # fmt: skip
         self.model = stages.open_stage(parent)
         self.cast: Any
-        self.cast, *self.tail = [passes.restore(Rewrite.model_validate(record)) for record in records]
+        self.cast, *self.tail = [registry.restore(Rewrite.model_validate(record)) for record in records]
         self.spec, self.device, self.limits = spec, device, _tighter(limits)
         self.plain = limits
         self.context = context

@@ -199,12 +199,12 @@ def _draft(doc: Document, index: int, data: Any) -> StepDraft:
     keys = {key: data[key] for key in StepKeys.model_fields if key in data and (key, data[key]) != ("limits", None)}
     draft.keys = validate_model(StepKeys, keys, doc, path, who)
     options = {key: value for key, value in data.items() if key not in RESERVED}
-    draft.cls = passes.find(pass_name) if pass_name else None
+    draft.cls = passes.get(pass_name) if pass_name else None
     if draft.cls is not None:
         draft.pass_ = validate_model(draft.cls, options, doc, path, who, noun="option", other_keys=RESERVED)
     elif "pass" in data:
         got = data["pass"]
-        doc.report((*path, "pass"), f"unknown pass {format_value(got)}{nearest(str(got), passes.known())}")
+        doc.report((*path, "pass"), f"unknown pass {format_value(got)}{nearest(str(got), passes.all_passes())}")
     else:
         typo = next((key for key in options if closest(key, ["pass"])), None)
         message = f"unknown key '{typo}'; did you mean 'pass'?" if typo else "a step must name its pass; add pass: NAME"

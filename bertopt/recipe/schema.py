@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[1] / "recipe.schema.json"
 
 def recipe_schema(known: Mapping[str, type[Pass[Any, Any]]] | None = None) -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe over the passes in `known`, by default every registered one."""
-    classes = passes.known() if known is None else known
+    classes = passes.all_passes() if known is None else known
     head, keys = RecipeFields.model_json_schema(), StepKeys.model_json_schema()
     defs = head.pop("$defs") | keys.pop("$defs", {})
     reserved: dict[str, Any] = {
@@ -49,7 +49,7 @@ def recipe_schema(known: Mapping[str, type[Pass[Any, Any]]] | None = None) -> di
 
 def write() -> None:
     """Write the schema of the built-in passes, which recipes refer to, beside this module."""
-    built_in = {name: cls for name, cls in passes.known().items() if cls.__module__.startswith("bertopt.")}
+    built_in = {name: cls for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.")}
     FILE.write_text(json.dumps(recipe_schema(built_in), indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 

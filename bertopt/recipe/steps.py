@@ -110,7 +110,7 @@ def _instead(draft: StepDraft, takes: type[Model], earlier: Sequence[StepDraft])
     free = [step for step in fitting if draft.pass_ is None or not draft.pass_.conflict(step.line())]
     if fitting:
         return f"{'add' if draft.after is None else 'use'} after: {(free or fitting)[0].name}"
-    forms = {name: cls.forms() for name, cls in passes.known().items()}
+    forms = {name: cls.forms() for name, cls in passes.all_passes().items()}
     makers = [name for name, (needs, gives) in forms.items() if issubclass(gives, takes) and needs is not takes]
     return f"put {' or '.join(makers) or 'a pass that gives one'} before it"
 

@@ -135,13 +135,13 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
 
 
 def _replay(directory: Path, spec: Spec, form: str, precision: Precision) -> Model:
-    from bertopt import passes
     from bertopt.modeling import checkpoint
+    from bertopt.passes import registry
 
     model = checkpoint.open_directory(directory, rewrites_spec=spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
     for record in records:
-        passes.restore(record).rewrite(model.network)
+        registry.restore(record).rewrite(model.network)
     kind = Compiled if form == "compiled" else Eager
     return kind(spec, precision, directory, model.network, tuple(records))
 
@@ -162,7 +162,7 @@ def _source_hash(record: Rewrite) -> str:
     from bertopt import passes
 
     try:
-        return source_hash.of_files([Path(inspect.getfile(passes.need(record.name)))])
+        return source_hash.of_files([Path(inspect.getfile(passes.require(record.name)))])
     except (OSError, TypeError):  # defined in an interactive session
         return ""
 

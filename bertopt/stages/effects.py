@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bertopt import passes
 from bertopt.core import Compiled, Eager, Model, Onnx, Rewrite, RuntimeFacts
+from bertopt.passes import registry
 
 #: Counts expected and found, by name.
 Counts = dict[str, tuple[int, int]]
@@ -27,7 +27,7 @@ def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effect
     """
     own: Counts = {}
     if records:
-        last = passes.restore(records[-1])
+        last = registry.restore(records[-1])
         own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
     placed = placement(facts) | claimed(model, facts)
     return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed)

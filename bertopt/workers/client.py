@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from bertopt import passes
 from bertopt.core import Device, ShapeLimits
 from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
+from bertopt.passes import registry
 from bertopt.system import process_tree
 from bertopt.workers import log_directory, protocol
 
@@ -75,7 +75,7 @@ class Workers:
             "op": "fork",
             "log": str(log),
             "sys_path": [str(Path(path).resolve()) for path in sys.path],
-            "passes": passes.offers(),
+            "passes": registry.importable_passes(),
         }
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt import passes, stages
+from bertopt import stages
 from bertopt.checks import timed_steps
 from bertopt.core import Context, Device, Model, Rewrite, Session
 from bertopt.modeling.packing import Batch
+from bertopt.passes import registry
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.system import environment
@@ -87,7 +88,7 @@ class Ops:
         from bertopt.modeling.checkpoint import quiet
 
         rewrite = Rewrite.model_validate(record)
-        apply = passes.restore(rewrite)
+        apply = registry.restore(rewrite)
         manifest = stages.read_manifest(Path(parent))
         model = stages.open_stage(Path(parent), manifest)
         out = Path(part)

@@ -115,9 +115,9 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
     os.environ["BERTOPT_WORKER"] = "1"
     code = 0
     try:
-        from bertopt import passes
+        from bertopt.passes import registry
 
-        passes.accept(request["passes"])
+        registry.add_importable(request["passes"])
         serve(Connection(fd))
     except BaseException:
         traceback.print_exc()

@@ -44,10 +44,10 @@ def test_every_pair_is_good_or_refused_with_a_reason(tiny: Tiny) -> None:
 
 def test_the_command_knows_every_pass_of_bertopt_and_no_other() -> None:
     assert set(orders.built_in()) >= FIRST
-    assert orders.built_in() == [name for name in passes.known() if name in orders.built_in()]
+    assert orders.built_in() == [name for name in passes.all_passes() if name in orders.built_in()]
     assert "touch" not in orders.built_in()
     for name in orders.built_in():
-        cls = passes.need(name)
+        cls = passes.require(name)
         assert cls.model_validate(orders.OPTIONS.get(name, {})).name() == name
         assert orders.refusal(Path("org/name"), (*orders.lead(name), name)) is None
 

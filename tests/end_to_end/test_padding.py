@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import bertopt
-from bertopt import passes
+from bertopt.passes import registry
 from bertopt.results import Report
 from tests.support import example_passes, ort_optimizer
 from tests.support.tiny_models import Tiny
@@ -31,7 +31,7 @@ def ran(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report
     with pytest.MonkeyPatch.context() as patch:
         example_passes.make_cheap(patch)
         # Known only here: other tests list the passes that make a graph.
-        patch.setitem(passes._known, FUSE, ort_optimizer.UseOrtOptimizer)
+        patch.setitem(registry._registered, FUSE, ort_optimizer.UseOrtOptimizer)
         yield bertopt.run(recipe, tmp_path_factory.mktemp("padding"))
 
 

@@ -374,8 +374,8 @@ ORDER = ("keep_cls_only", "merge_qkv", "pack_sequences", "cast_half")
 
 @pytest.mark.parametrize(("first", "second"), itertools.product((*ORDER, "use_better_transformer"), repeat=2))
 def test_one_legal_order(first: str, second: str) -> None:
-    before = [passes.need(first)()]
-    reason = passes.need(second)().conflict(before)
+    before = [passes.require(first)()]
+    reason = passes.require(second)().conflict(before)
     if {first, second} <= set(ORDER):
         legal = ORDER.index(first) < ORDER.index(second)
     else:

@@ -31,6 +31,7 @@ from bertopt.passes import (
     UseBetterTransformer,
     UseSdpa,
     cast_half,
+    registry,
 )
 from bertopt.results import Limits
 from bertopt.sessions import open_session
@@ -553,10 +554,10 @@ def test_tensorrt_is_not_built_where_no_gpu_is(lab: Lab, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[AnyPass]]:
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[AnyPass]]:
     """The registry of this test alone."""
-    mine = dict(passes._known)
-    monkeypatch.setattr(passes, "_known", mine)
+    mine = dict(registry._registered)
+    monkeypatch.setattr(registry, "_registered", mine)
     return mine
 
 
@@ -569,17 +570,17 @@ class DropHead(Pass[Eager, Eager]):
         return Result(model, {})
 
 
-def test_register(registry: dict[str, type[AnyPass]]) -> None:
-    assert passes.find("drop_head") is None
+def test_register(own_registry: dict[str, type[AnyPass]]) -> None:
+    assert passes.get("drop_head") is None
     assert passes.register(DropHead) is DropHead
     assert passes.register(DropHead) is DropHead
-    assert passes.find("drop_head") is DropHead
-    assert passes.known()["drop_head"] is DropHead
-    passes.known().clear()
-    assert passes.find("use_sdpa") is UseSdpa
+    assert passes.get("drop_head") is DropHead
+    assert passes.all_passes()["drop_head"] is DropHead
+    passes.all_passes().clear()
+    assert passes.get("use_sdpa") is UseSdpa
 
 
-def test_register_refuses_a_name_that_is_taken(registry: dict[str, type[AnyPass]]) -> None:
+def test_register_refuses_a_name_that_is_taken(own_registry: dict[str, type[AnyPass]]) -> None:
     class UseSdpa(Pass[Eager, Eager]):
         def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
             return Result(model, {})
@@ -588,7 +589,7 @@ def test_register_refuses_a_name_that_is_taken(registry: dict[str, type[AnyPass]
         passes.register(UseSdpa)
 
 
-def test_register_refuses_reserved_options(registry: dict[str, type[AnyPass]]) -> None:
+def test_register_refuses_reserved_options(own_registry: dict[str, type[AnyPass]]) -> None:
     class Late(Pass[Eager, Eager]):
         timeout: int = 3
 
@@ -600,12 +601,12 @@ def test_register_refuses_reserved_options(registry: dict[str, type[AnyPass]]) -
 
 
 @pytest.mark.parametrize("thing", [int, DropHead(), "use_sdpa", None])
-def test_register_refuses_what_is_no_pass(registry: dict[str, type[AnyPass]], thing: Any) -> None:
+def test_register_refuses_what_is_no_pass(own_registry: dict[str, type[AnyPass]], thing: Any) -> None:
     with pytest.raises(UsageError, match=r"takes a subclass of bertopt\.Pass"):
         passes.register(thing)
 
 
-def test_register_wants_forms(registry: dict[str, type[AnyPass]]) -> None:
+def test_register_wants_forms(own_registry: dict[str, type[AnyPass]]) -> None:
     class Formless(Pass):  # type: ignore[type-arg]
         def __call__(self, model: Any, ctx: Context) -> Any:
             return Result(model, {})
@@ -614,26 +615,26 @@ def test_register_wants_forms(registry: dict[str, type[AnyPass]]) -> None:
         passes.register(Formless)
 
 
-def test_installed_packages_offer_passes(registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("drop_head", f"{__name__}:DropHead", passes.ENTRY_POINTS)
+def test_installed_packages_offer_passes(own_registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("drop_head", f"{__name__}:DropHead", registry.ENTRY_POINTS)
     monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [point] if group == passes.ENTRY_POINTS else []
+        "importlib.metadata.entry_points", lambda group: [point] if group == registry.ENTRY_POINTS else []
     )
-    found = passes.find("drop_head")
+    found = passes.get("drop_head")
     assert found is not None
     assert found.name() == "drop_head"
-    assert passes.find("drop_tail") is None
+    assert passes.get("drop_tail") is None
 
 
-def test_a_stage_cannot_have_a_module_imported(registry: dict[str, type[AnyPass]]) -> None:
+def test_a_stage_cannot_have_a_module_imported(own_registry: dict[str, type[AnyPass]]) -> None:
     with pytest.raises(UsageError, match="pass 'antigravity' is not registered here"):
-        passes.need("antigravity")
+        passes.require("antigravity")
     assert "antigravity" not in sys.modules
 
 
-def test_workers_import_what_was_registered_by_hand(registry: dict[str, type[AnyPass]], tmp_path: Path) -> None:
+def test_workers_import_what_was_registered_by_hand(own_registry: dict[str, type[AnyPass]], tmp_path: Path) -> None:
     passes.register(DropHead)
-    offered = passes.offers()
+    offered = registry.importable_passes()
     assert offered["drop_head"][:2] == (__name__, "DropHead")
     script = tmp_path / "script.py"
     script.write_text(
@@ -642,21 +643,21 @@ def test_workers_import_what_was_registered_by_hand(registry: dict[str, type[Any
         "    def __call__(self, model, ctx): ...\n"
         "assert __name__ != '__main__'\n"
     )
-    passes.accept({"from_script": ("__main__", "FromScript", str(script)), "typed": ("__main__", "Typed", None)})
-    assert passes.need("from_script").name() == "from_script"
+    registry.add_importable({"from_script": ("__main__", "FromScript", str(script)), "typed": ("__main__", "Typed", None)})
+    assert passes.require("from_script").name() == "from_script"
     with pytest.raises(UsageError, match="put it in a file"):
-        passes.need("typed")
+        passes.require("typed")
 
 
 def test_every_built_in_pass_states_its_forms_and_documents_its_options() -> None:
     for name in ("use_sdpa", "use_better_transformer", "cast_half", "compile_torch", "export_onnx", "fuse_ort",
                  "cast_onnx_half", "quantize_int8", "build_tensorrt"):  # fmt: skip
-        cls = passes.known()[name]
+        cls = passes.all_passes()[name]
         assert cls.name() == name
         assert all(issubclass(form, Model) for form in cls.forms())
         assert cls.__doc__
         assert all(option.description for option in cls.model_fields.values())
-        assert passes.find(name)() == cls.model_validate(cls().record().options)
+        assert passes.get(name)() == cls.model_validate(cls().record().options)
 
 
 class NeedsPlain(Pass[Eager, Eager]):
@@ -675,6 +676,6 @@ def test_any_pass_may_declare_what_it_cannot_follow() -> None:
 
 
 def test_what_passes_declare_names_passes() -> None:
-    for cls in passes.known().values():
-        assert set(cls.incompatible_with) <= set(passes.known()), cls
+    for cls in passes.all_passes().values():
+        assert set(cls.incompatible_with) <= set(passes.all_passes()), cls
         assert all(len(reason) > 20 for reason in cls.incompatible_with.values()), cls

@@ -378,4 +378,4 @@ def test_a_run_calibrates_on_its_texts(tiny: Tiny, tmp_path: Path) -> None:
     assert row.effects["products in integer kernels"] == (14, 14)
     manifest = stages.read_manifest(tmp_path / "out" / "artifact")
     assert manifest.precision == "int8" and "isa" in manifest.environment
-    assert passes.need("quantize_int8").model_validate(manifest.passes[-1].options) == STATIC
+    assert passes.require("quantize_int8").model_validate(manifest.passes[-1].options) == STATIC

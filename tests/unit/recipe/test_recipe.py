@@ -16,7 +16,7 @@ from pydantic import Field
 from bertopt import passes
 from bertopt.core import Eager, Onnx, Pass
 from bertopt.errors import UsageError
-from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx
+from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx, registry
 from bertopt.recipe import schema
 from bertopt.recipe.parser import RESERVED, Recipe, from_dict, load, parse
 from bertopt.recipe.steps import REFERENCE
@@ -160,7 +160,7 @@ def test_registered_passes_are_found() -> None:
         assert read.steps[0].pass_ == UseNothing(amount=2)
         assert "use_nothing" in schema.recipe_schema()["properties"]["steps"]["items"]["properties"]["pass"]["enum"]
     finally:
-        del passes._known["use_nothing"]
+        del registry._registered["use_nothing"]
 
 
 # YAML traps
@@ -695,7 +695,7 @@ def test_shipped_recipes_are_valid(file: Path) -> None:
 
 
 def test_the_ladder_has_every_built_in_pass() -> None:
-    built_in = {name for name, cls in passes.known().items() if cls.__module__.startswith("bertopt.")}
+    built_in = {name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.")}
     assert {step.pass_.name() for step in load(RECIPES / "ladder.yaml").steps} == built_in
 
 
@@ -721,7 +721,7 @@ def test_the_schema_knows_every_key() -> None:
 
 
 def test_no_built_in_option_is_a_reserved_key() -> None:
-    for name, cls in passes.known().items():
+    for name, cls in passes.all_passes().items():
         assert not set(cls.model_fields) & set(RESERVED), name
 
 
