@@ -28,7 +28,8 @@ _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 class CompileTorch(Pass[Eager, Compiled]):
     """Compile the forward with torch.compile (Inductor). Counts graphs over the recipe's shape grid.
 
-    More graphs than one means recompiles: torch specialises batch or sequence 1. A graph break is refused.
+    More graphs than one means recompiles: torch specialises a batch of one. A sequence of one token is run with a padding
+    token beside it, since torch would specialise that too. A graph break is refused.
     """
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = Field(
@@ -74,8 +75,7 @@ class CompileTorch(Pass[Eager, Compiled]):
     def effects(self, model: Compiled, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """A compiled forward, nothing left to eager code and, where `dynamic`, no graph more for a shape not seen.
 
-        How many graphs there are is the parity probes' doing: torch makes one of its own for a batch of one, a
-        sequence of one, and both.
+        How many graphs there are depends on the parity probes: torch makes a further one for a batch of one.
         """
         import torch
         from torch._dynamo.utils import counters
