@@ -260,11 +260,13 @@ class Session(abc.ABC):
         return self.fetch()
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, np.ndarray]]:
-        """The answers to each batch, in order. Sessions with several streams run that many batches at once,
-        hold as many that wait, and take the next one from `batches` meanwhile."""
+        """Yield the answers to each batch, in order.
+
+        Sessions with several streams run that many batches at once, queue as many, and read `batches` while they run.
+        """
         for inputs in batches:
             yield self.run(inputs)
 
     def facts(self) -> RuntimeFacts:
-        """Return what really runs, asked of the runtime."""
+        """Return what runs, as the runtime reports it."""
         return RuntimeFacts()

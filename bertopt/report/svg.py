@@ -72,7 +72,7 @@ class Svg:
         self._parts.append(f'<path class="cells" d="{path}" fill-opacity="{opacity:.2f}"/>')
 
     def finish(self, height: float, alone: bool = False) -> str:
-        """The SVG; with `alone` its style and a light background are inside, so that it is a file of its own."""
+        """The SVG; with `alone` its style and a light background are inside, so that it can be saved as a file."""
         inside, margin = "".join(self._parts), 20 if alone else 0
         width, tall = self.width + 2 * margin, math.ceil(height) + 2 * margin
         box = f'viewBox="{-margin} {-margin} {width} {tall}"'
@@ -141,7 +141,7 @@ def linear_axis(largest: float, left: float, right: float, unit: str) -> Axis:
 
 
 def log_axis(values: Sequence[float], left: float, right: float) -> Axis:
-    """Decades around the finite positive `values`. What is 0 has a place of its own at the left, NaN and inf at the right."""
+    """Decades around the finite positive `values`. 0 is drawn at the left edge, NaN and inf at the right edge."""
     real = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
     low, high = math.floor(math.log10(min(real))), math.ceil(math.log10(max(real)))
     high = max(high, low + 1)

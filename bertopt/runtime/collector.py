@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """The answers to `count` texts: one array [N, D], or for each text the arrays of its own tokens, by output."""
+    """The answers to `count` texts: one array [N, D], or one array for each text's tokens, by output."""
 
     def __init__(self, spec: Spec, count: int) -> None:
         self.spec, self.count = spec, count

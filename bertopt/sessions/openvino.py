@@ -141,7 +141,7 @@ class OpenVinoSession(Session):
         return [Request(compiled.create_infer_request(), self._tensor, self.spec) for _ in range(count)]
 
     def _request_for(self, inputs: Mapping[str, Array], usual: Request) -> Request:
-        """The request for these inputs: for one short text one of its own, if that answers as the `usual` one does."""
+        """The request for these inputs: a separate one for one short text, if that answers as the `usual` one does."""
         check(inputs, self.spec.network_inputs)
         rows, tokens = inputs["input_ids"].shape
         length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)

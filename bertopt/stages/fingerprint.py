@@ -147,7 +147,7 @@ def _graph_hash(model: Onnx) -> str:
 
 
 def _feed_graph(digest: Any, graph: Any, numbers: dict[Any, str]) -> None:
-    """Nodes in their order. A value is told by what it holds, or by when it first appears."""
+    """Nodes in their order. A value is identified by its contents, or by its first appearance."""
     import onnx_ir
 
     def told(value: Any) -> str:

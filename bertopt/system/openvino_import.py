@@ -46,7 +46,7 @@ def runs_bfloat16() -> bool:
 
 @contextlib.contextmanager
 def _without_telemetry() -> Iterator[None]:
-    """`import openvino_telemetry` fails meanwhile, as if it were not installed."""
+    """In this context `import openvino_telemetry` fails, as if it were not installed."""
     there = _TELEMETRY in sys.modules
     held = sys.modules.get(_TELEMETRY)
     sys.modules[_TELEMETRY] = None  # type: ignore[assignment]

@@ -18,24 +18,17 @@ FORBIDDEN = {
     r"\bits company\b": "the other texts in the batch",
     r"\bmood\b": "conditions",
 }
-#: Folders and modules that still have some. Remove an entry when its files are clean; never add one.
-NOT_YET = (
-    "checks", "commands/bench.py", "core.py", "passes", "pipeline", "report", "runtime", "sessions", "stages",
-    "system/cpu_contention.py", "system/openvino_import.py", "workers",
-)  # fmt: skip
 
 
 def test_messages_and_docstrings_are_plain() -> None:
     unclear = []
     for path in sorted((ROOT / "bertopt").rglob("*.py")):
-        where = path.relative_to(ROOT / "bertopt")
-        if not any(where.is_relative_to(exception) for exception in NOT_YET):
-            unclear += [
-                f"{message} (say: {instead})"
-                for message in messages(path)
-                for phrase, instead in FORBIDDEN.items()
-                if re.search(phrase, message.text)
-            ]
+        unclear += [
+            f"{message} (say: {instead})"
+            for message in messages(path)
+            for phrase, instead in FORBIDDEN.items()
+            if re.search(phrase, message.text)
+        ]
     assert unclear == []
 
 
