@@ -52,6 +52,12 @@ class Limits(_Result):
     top_k_overlap_min: float | None = Field(
         None, ge=0, le=1, description="smallest mean share of each text's nearest neighbours that stay"
     )
+    speedup_min: float | None = Field(
+        None, gt=0, description="smallest end-to-end speed-up over the checkpoint; missed if its whole 95 % interval is below"
+    )
+    mix_p50_ms_max: float | None = Field(None, gt=0, description="largest median time of the timed texts, milliseconds")
+    peak_rss_max: float | None = Field(None, gt=0, description="largest peak memory of the process, MB (10⁶ bytes)")
+    size_max: float | None = Field(None, gt=0, description="largest size of the stage's files, MB (10⁶ bytes)")
 
     def over(self, other: Limits) -> Limits:
         """These limits where stated, else `other`'s."""
@@ -221,7 +227,7 @@ class Waiver(_Result):
     """Last day on which it holds."""
 
 
-Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency"]
+Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency", "resources"]
 
 
 class Failure(_Result):
@@ -272,6 +278,15 @@ class Stage(_Result):
 
     def mix(self) -> Latency | None:
         return next((case for case in self.latency or [] if case.kind == "mix"), None)
+
+    def slow(self) -> str | None:
+        """Return a sentence where the stage is slower end to end than the checkpoint, or was not timed validly."""
+        texts = self.mix()
+        if texts is None or self.index == 0:
+            return None
+        if texts.vs_reference is None:
+            return f"its timing is not valid: {texts.warning}" if texts.warning else None
+        return f"it is {texts.vs_reference} against the checkpoint" if texts.vs_reference.verdict == "SLOWER" else None
 
 
 class Delivered(_Result):

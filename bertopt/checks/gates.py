@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from bertopt.checks import parity
+from bertopt.checks import parity, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
@@ -41,15 +41,16 @@ class GateOutcome:
 def judge(
     stage: str, measurements: StageMeasurements, limits: Limits, *, changes: Mapping[str, int], today: datetime.date,
     waivers: Sequence[Waiver] = (), allow_noop: bool = False, ancestors: Mapping[str, float] | None = None,
-    show: Callable[[Worst, Case], Worst] = lambda worst, case: worst,
+    show: Callable[[Worst, Case], Worst] = lambda worst, case: worst, size_bytes: int | None = None,
 ) -> GateOutcome:  # fmt: skip
     """Hold the measurements of `stage` against `limits`, of which `waivers` may cover some until their last day.
 
     A comparison with NaN never passes. `changes` are what the pass claims, `ancestors` the rel_l2 that each stage before
-    this one added, the checkpoint's child first. `show` adds text and tokens to the worst case.
+    this one added, the checkpoint's child first. `show` adds text and tokens to the worst case. `size_bytes` is of the stage's
+    files.
     """
     compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
-    failures = find_failures(measurements, limits)
+    failures = find_failures(measurements, limits) + speed_limits.failures(measurements, size_bytes, limits)
     reasons, waived = [], []
     for failure in failures:
         waiver = next((w for w in waivers if (w.stage, w.metric) == (stage, failure.metric)), None)

@@ -6,11 +6,12 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from bertopt.checks import gates
+from bertopt.checks import gates, speed_limits
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.core import Device
+from bertopt.core import Device, Precision
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.pipeline import rows
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
@@ -152,11 +153,12 @@ class Job:
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 
     def _judge(self, step: Step, start: _Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
-        stated = (step.limits, self.recipe.limits.get(build.precision, Limits()))
+        stated = (step.limits, self._stated(build.precision))
         return gates.judge(
             step.name, measurements, gates.effective_limits(build.precision, *stated), changes=build.changes,
             today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
             ancestors=self._added(start), show=self.examiner.show,
+            size_bytes=build.size_bytes,
         )  # fmt: skip
 
     def _added(self, done: _Done) -> dict[str, float]:
@@ -209,9 +211,24 @@ class Job:
             self.report.exit_code = chosen.exit_code
             self.report.reason = f"'{row.name}' is to be delivered, but is {row.status}: {row.reason}{remedy}"
             return
+        self._warn_of_speed(row)
         self.progress(f"{row.name}: delivering")
         delivered = artifact.deliver(row, path, self.report.recipe, self.store.out)
         self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
+
+    def _warn_of_speed(self, row: Stage) -> None:
+        """Say in the report where what is delivered was not shown to be as fast as it should be."""
+        step = next((step for step in self.recipe.steps if step.name == row.name), None)
+        slow = row.slow()
+        limits = step.limits.over(self._stated(row.precision)) if step else Limits()
+        if slow and limits.speedup_min is None:
+            slow += "; `limits: {speedup_min: 1}` refuses such a stage, `deliver: fastest` chooses another"
+        problems = [slow, speed_limits.undecided(row.latency or [], limits)]
+        warnings = [f"'{row.name}' is delivered, but {problem}" for problem in problems if problem]
+        self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
+
+    def _stated(self, precision: str | None) -> Limits:
+        return self.recipe.limits.get(cast(Precision, precision), Limits())
 
     def _chosen(self) -> _Done:
         """The step that the recipe's `deliver` means."""

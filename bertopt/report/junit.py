@@ -13,7 +13,7 @@ from bertopt.report.diff import Diff
 from bertopt.results import Gate, Report, Stage
 from bertopt.system import atomic_write
 
-GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency")
+GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency", "resources")
 #: Everything that XML 1.0 has no place for, even escaped.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -77,7 +77,7 @@ def _stage(row: Stage) -> Iterator[Check]:
         yield Check(row.name, "build", "passed")
     figures: dict[Gate, Any] = {
         "effects": row.effects, "parity": row.parity, "invariance": row.invariance, "ranking": row.ranking,
-        "quality": row.quality, "latency": row.latency,
+        "quality": row.quality, "latency": row.latency, "resources": row.size_bytes,
     }  # fmt: skip
     for gate in GATES:
         texts = [failure.text for failure in missed if failure.gate == gate]
@@ -87,6 +87,8 @@ def _stage(row: Stage) -> Iterator[Check]:
             yield Check(row.name, gate, "failure", "; ".join(texts), reason)
         elif not figures[gate]:
             yield Check(row.name, gate, "skipped", "not measured")
+        elif gate == "latency" and (slow := row.slow()):
+            yield Check(row.name, gate, "skipped", f"no speedup_min is stated, and {slow}", "\n".join(_words(row, gate)))
         else:
             yield Check(row.name, gate, "passed", output="\n".join(_words(row, gate)))
 
