@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -55,7 +56,7 @@ class Tokenizer:
         self.spec, self._path = spec, path
         self.limit = min(spec.text_length if max_length is None else max_length, spec.max_length)
         self.fast = self._open()
-        self.fast.enable_truncation(self.limit)
+        self.fast.enable_truncation(self.limit, direction=_truncation_side(directory))
         self._uncut: Any = None
         #: Whether a single text has token types other than 0.
         self._typed = any(self.fast.encode("a").type_ids)
@@ -128,6 +129,13 @@ class Tokenizer:
                     f"texts[{number}] has {length} tokens; the model takes at most {self.limit}: shorten it, or leave out "
                     "truncate=False to have it cut"
                 )
+
+
+def _truncation_side(directory: Path) -> str:
+    """Return the end that transformers cuts a long text at; tokenizer.json does not say."""
+    path = directory / "tokenizer_config.json"
+    fields = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return "left" if fields.get("truncation_side") == "left" else "right"
 
 
 def _tokens(one: Any) -> Tokens:
