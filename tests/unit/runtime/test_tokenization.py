@@ -70,3 +70,20 @@ def test_it_gives_what_transformers_gives(tokenizers: tuple[Any, Tokenizer]) -> 
         assert ids == expected["input_ids"][0] and cut == (len(whole) > LIMIT), text
     flat = ours.flat(texts())
     assert flat.lengths.tolist() == [len(one) for one in ours.encode(texts())]
+
+
+def test_a_pair_of_long_texts_is_cut_as_always_and_soon(tokenizers: tuple[Any, Tokenizer]) -> None:
+    _, ours = tokenizers
+    rng = random.Random(1)
+    words = [*(text for text in ODD if 0 < len(text) < 40), "the", "cat", "unbelievable"]
+    for _ in range(60):
+        first, second = (" ".join(rng.choices(words, k=rng.randint(20, 60))) for _ in range(2))
+        expected = ours.fast.encode(first, second)
+        (got,) = ours.encode([(first, second)])
+        assert got.ids == expected.ids and got.types == expected.type_ids and got.offsets[:-1] == expected.offsets[:-1]
+        assert ours.ids((first, second)) == (expected.ids, expected.type_ids, True)
+    if ours._side == "left":
+        return
+    # As it stands, the library would make 10⁸ combinations of this.
+    ids, _, cut = ours.ids(("word " * 50_000, "cat " * 50_000))
+    assert len(ids) == LIMIT and cut
