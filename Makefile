@@ -40,7 +40,7 @@ $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[docs]'
+	$(PIP) -e '.[build,docs]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.quickstart

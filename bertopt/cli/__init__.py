@@ -6,11 +6,25 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bertopt.cli import bench, compare, debug, doctor, export, info, init, optimize, profile, push, report, verify
+from bertopt.cli import (
+    bench,
+    compare,
+    debug,
+    doctor,
+    export,
+    info,
+    init,
+    optimize,
+    profile,
+    push,
+    report,
+    serve,
+    verify,
+)
 from bertopt.cli.app import app
 
 __all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
-           "report", "verify"]  # fmt: skip
+           "report", "serve", "verify"]  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

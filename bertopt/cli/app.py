@@ -13,6 +13,7 @@ import typer
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
+from bertopt.system.environment import missing_module
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff
@@ -62,7 +63,7 @@ def exit_codes(verbose: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted; finished stages are kept: run the same command again to continue", file=sys.stderr)
         raise typer.Exit(130) from None
-    except (BertoptError, OSError, MemoryError, RecursionError) as error:
+    except (BertoptError, OSError, MemoryError, RecursionError, ModuleNotFoundError) as error:
         known = _typed(error)
         if known is None:
             raise
@@ -91,6 +92,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     """Return `error` as one of bertopt's, or None where it must be a bug of bertopt."""
     if isinstance(error, BertoptError):
         return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_module(error)
     if isinstance(error, RecursionError):
         return UsageError("a file that was read is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
     if isinstance(error, MemoryError):

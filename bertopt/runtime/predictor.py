@@ -15,9 +15,9 @@ from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
-from bertopt.runtime.runner import RawOutputs, Runner
+from bertopt.runtime.runner import Runner
 from bertopt.runtime.text_inputs import as_list, check, refuse_others
-from bertopt.runtime.tokenization import Text, Tokenizer
+from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ class Predictor:
         listed = self._checked(as_list(texts), 0)
         return self._runner.run(listed, True, 0).outputs.array if listed else self._nothing()
 
+    @property
+    def runner(self) -> Runner:
+        """What runs texts, for those who batch the texts of several callers: session, limits and costs."""
+        return self._runner
+
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
         """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
         self._runner.watch = watch
@@ -125,8 +130,10 @@ class Predictor:
             vector, truncated, tokens = self._runner.one(texts[0], truncate, first)
             return Answer(self._vectors(vector), truncated, tokens)
         raw = self._runner.run(texts, truncate, first)
-        values = self._vectors(raw.outputs.array) if whole else self._located(texts, raw)
-        return Answer(values, raw.truncated, raw.tokens)
+        if whole:
+            return Answer(self._vectors(raw.outputs.array), raw.truncated, raw.tokens)
+        origins = [text for piece in raw.pieces for text in piece.origins or ()]
+        return Answer(self.located(texts, origins, raw.outputs.by_text), raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
         import numpy as np
@@ -138,13 +145,12 @@ class Predictor:
             return values
         return task_outputs.classify(self.spec, values) if len(values) else []
 
-    def _located(self, texts: Sequence[Text], raw: RawOutputs) -> list[Any]:
-        """Answers about the tokens of each text."""
+    def located(self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]]) -> list[Any]:
+        """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
+        the task is feature-extraction."""
         task, name = self.spec.task, self.spec.outputs[0]
-        outputs = raw.outputs.by_text
         if task == "feature-extraction":
             return [out[name] for out in outputs]
-        tokens = [text for piece in raw.pieces for text in piece.origins or ()]
         rows = zip(texts, tokens, outputs, strict=True)
         if task == "token-classification":
             return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: Tasks whose answers say where in the text they are.
-_LOCATED = ("token-classification", "question-answering", "fill-mask")
+LOCATED = ("token-classification", "question-answering", "fill-mask")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Runner:
         self.costs = known
         #: Called with every batch and its answers: see `packing.Batch.padded`. Single texts then are batches too.
         self.watch: Callable[[packing.Batch, Mapping[str, Array]], None] | None = None
-        self._single = SingleTextInputs(spec, tokenizer.limit)
+        #: Makes the inputs of one text.
+        self.single = SingleTextInputs(spec, tokenizer.limit)
         self._process = os.getpid()
         self._turn, self._measuring = threading.Lock(), threading.Lock()
 
@@ -67,7 +68,7 @@ class Runner:
         """
         self._check_process()
         ids, types, cut = self.tokenizer.ids(text, truncate, first)
-        inputs = self._single.inputs(ids, types)
+        inputs = self.single.inputs(ids, types)
         with self._turns():
             value = self.session.run(inputs)[self.spec.outputs[0]]
         return value.reshape(1, -1), [first] if cut else [], len(ids)
@@ -98,11 +99,11 @@ class Runner:
         return raw
 
     def _batches(self, piece: Encoded) -> Iterator[packing.Batch]:
-        chosen = plan(self.spec, piece.lengths, self._priced(), self.limits)
+        chosen = plan(self.spec, piece.lengths, self.price(), self.limits)
         return packing.batches(self.spec, piece.flat, chosen.rows, chosen.batches)
 
     def _pieces(self, texts: Sequence[Text], truncate: bool, first: int) -> Iterator[Encoded]:
-        located = self.spec.task in _LOCATED
+        located = self.spec.task in LOCATED
 
         def encode(start: int, end: int) -> Encoded:
             return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
@@ -120,7 +121,8 @@ class Runner:
                     coming = thread.submit(encode, *following)
                 yield piece
 
-    def _priced(self) -> cost_model.Costs:
+    def price(self) -> cost_model.Costs:
+        """Return the costs that batches are planned by, measured on the first call where they are not fixed."""
         with self._measuring:
             if self.costs is None:
                 fixed = self.session.fixed_costs

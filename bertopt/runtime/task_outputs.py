@@ -27,13 +27,17 @@ def sigmoid(logits: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
-def classify(spec: Spec, logits: Array) -> list[dict[str, Any]]:
-    """Logits [B, C] to the best label of each text. One label or several independent ones are scored by sigmoid,
-    a regression by its raw value."""
+def label_scores(spec: Spec, logits: Array) -> Array:
+    """Logits [B, C] to scores [B, C]. One label or several independent ones are scored by sigmoid, a regression by its
+    raw value."""
     if spec.regression:
-        scores = logits
-    else:
-        scores = sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
+        return logits
+    return sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
+
+
+def classify(spec: Spec, logits: Array) -> list[dict[str, Any]]:
+    """Logits [B, C] to the best label of each text, with its score."""
+    scores = label_scores(spec, logits)
     best = scores.argmax(axis=-1)
     return [{"label": spec.labels[i], "score": float(row[i])} for i, row in zip(best, scores, strict=True)]
 

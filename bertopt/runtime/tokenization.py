@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +17,9 @@ from bertopt.modeling import packing
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+
+#: Two texts are shortened before they are cut where each has more characters than this many times the limit.
+_LONG_PARTS = 8
 
 #: One text, or a pair such as (query, passage).
 Text = str | tuple[str, str]
@@ -55,7 +59,8 @@ class Tokenizer:
         self.spec, self._path = spec, path
         self.limit = min(spec.text_length if max_length is None else max_length, spec.max_length)
         self.fast = self._open()
-        self.fast.enable_truncation(self.limit)
+        self._side = _truncation_side(directory)
+        self.fast.enable_truncation(self.limit, direction=self._side)
         self._uncut: Any = None
         #: Whether a single text has token types other than 0.
         self._typed = any(self.fast.encode("a").type_ids)
@@ -69,11 +74,13 @@ class Tokenizer:
         return fast
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
-        return [_tokens(one) for one in self.fast.encode_batch(list(texts))]
+        return [_tokens(one) for one in self.fast.encode_batch(self._shortened(texts))]
 
     def ids(self, text: Text, truncate: bool = True, first: int = 0) -> tuple[list[int], list[int] | None, bool]:
         """Ids of one text, its types where they are not all 0, and whether it was cut. See `flat`."""
-        one = (self.fast if truncate else self._whole).encode(*((text,) if isinstance(text, str) else text))
+        if truncate and not isinstance(text, str):
+            text = self._short_pair(*text)
+        one = (self.fast if truncate else self.whole).encode(*((text,) if isinstance(text, str) else text))
         ids = one.ids or [self.spec.pad_id]
         if not truncate:
             self._check([len(ids)], first)
@@ -85,8 +92,8 @@ class Tokenizer:
 
         Without `truncate`, raises UsageError for the first that is longer than `limit`.
         """
-        fast = self.fast if truncate else self._whole
-        found = (fast.encode_batch if origins else fast.encode_batch_fast)(list(texts))
+        fast = self.fast if truncate else self.whole
+        found = (fast.encode_batch if origins else fast.encode_batch_fast)(self._shortened(texts) if truncate else list(texts))
         # A tokenizer without special tokens gives the empty text none: then it is one token of padding.
         ids = [one.ids or [self.spec.pad_id] for one in found]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -115,8 +122,34 @@ class Tokenizer:
             arrays["token_type_ids"][row, : len(text)] = text.types
         return {name: arrays[name] for name in self.spec.inputs}
 
+    def _shortened(self, texts: Sequence[Text]) -> list[Text]:
+        return [text if isinstance(text, str) else self._short_pair(*text) for text in texts]
+
+    def _short_pair(self, first: str, second: str) -> tuple[str, str]:
+        """Return a pair that is cut to the same tokens. Of two long texts the tokenizers library keeps every combination of
+        what it cuts off, which takes hours for a megabyte. (Where the beginning is cut off, offsets would move: those are left as they are.)"""
+        if self._side == "left" or min(len(first), len(second)) <= _LONG_PARTS * self.limit:
+            return first, second
+        one, other = self.whole.encode_batch([first, second], add_special_tokens=False)
+        if min(len(one.ids), len(other.ids)) <= self.limit:
+            return first, second
+        # The longer text stays the longer one: which of them keeps an odd token depends on it.
+        if len(one.ids) > len(other.ids):
+            short, count = self._part(second, other, self.limit + 1)
+            return self._part(first, one, count + 1)[0], short
+        short, count = self._part(first, one, self.limit + 1)
+        return short, self._part(second, other, count)[0]
+
+    def _part(self, text: str, encoded: Any, count: int) -> tuple[str, int]:
+        """Return the first words with at least `count` tokens, and their number of tokens."""
+        words, offsets, total = encoded.word_ids, encoded.offsets, len(encoded.ids)
+        if count >= total:
+            return text, total
+        last = next((i for i in range(count, total) if words[i] != words[count - 1]), total)
+        return text[: offsets[last - 1][1]], last
+
     @property
-    def _whole(self) -> Any:
+    def whole(self) -> Any:
         """The tokenizer that cuts nothing: whether one cuts is its own state, which other threads would see change."""
         self._uncut = self._uncut or self._open()
         return self._uncut
@@ -128,6 +161,13 @@ class Tokenizer:
                     f"texts[{number}] has {length} tokens; the model takes at most {self.limit}: shorten it, or leave out "
                     "truncate=False to have it cut"
                 )
+
+
+def _truncation_side(directory: Path) -> str:
+    """Return the end that transformers cuts a long text at; tokenizer.json does not say."""
+    path = directory / "tokenizer_config.json"
+    fields = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return "left" if fields.get("truncation_side") == "left" else "right"
 
 
 def _tokens(one: Any) -> Tokens:

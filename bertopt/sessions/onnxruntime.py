@@ -34,7 +34,7 @@ class OnnxRuntimeSession(Session):
         try:
             import onnxruntime as ort
         except ImportError as error:
-            extra = "cpu" if device == "cpu" else "gpu"
+            extra = "onnxruntime" if device == "cpu" else "gpu"
             raise Unsupported(f"running ONNX needs onnxruntime; pip install 'bertopt[{extra}]'") from error
         self.spec = model.spec
         self.device = device

@@ -135,8 +135,12 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
 
 
 def _replay(directory: Path, spec: Spec, form: str, precision: Precision) -> Model:
-    from bertopt.modeling import checkpoint
     from bertopt.passes import registry
+
+    try:
+        from bertopt.modeling import checkpoint
+    except ModuleNotFoundError as error:
+        raise environment.missing_module(error) or error from error
 
     model = checkpoint.open_directory(directory, rewrites_spec=spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]

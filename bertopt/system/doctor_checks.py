@@ -26,6 +26,8 @@ _NEEDED_BY: dict[str, tuple[str, ...]] = {
     "onnx": _ONNX, "onnxscript": _ONNX, "onnxruntime": _RUN_ONNX, "openvino": ("convert_openvino",),
     "nncf": ("openvino_int8",), "tensorrt": ("build_tensorrt",), "tensorrt_rtx": ("build_tensorrt",),
 }  # fmt: skip
+#: What building needs and running an artefact does not. Where none of it is installed, that is on purpose.
+_BUILDING = ("torch", "transformers", "optimum")
 #: Debian's package for libraries that runtimes commonly miss.
 _SYSTEM_PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6", "libGL.so.1": "libgl1", "libz.so.1": "zlib1g"}
 
@@ -62,11 +64,13 @@ def missing_packages(machine: Machine) -> list[Finding]:
             continue
         if module == "tensorrt_rtx" and "tensorrt" in machine.packages:
             continue
-        extra = {"tensorrt_rtx": "[rtx]", "onnxruntime": "[gpu]" if machine.gpus else "[cpu]"}.get(module, "[cpu]")
-        fix = f"pip install 'bertopt{'' if concerns == (ALL,) else extra}'"
+        runs_only = module in _BUILDING and not machine.packages.keys() & set(_BUILDING)
+        building = "[gpu]" if machine.gpus else "[cpu]"
+        extra = {"tensorrt_rtx": "[rtx]", "onnxruntime": building, **dict.fromkeys(_BUILDING, building)}.get(module, "[cpu]")
+        fix = f"pip install 'bertopt{'' if module in ('tokenizers', 'safetensors', 'numpy') else extra}'"
         findings.append(
             Finding(check="missing_packages", found=f"{wheels[0]} is not installed", stops=_stops(concerns), fix=fix,
-                    concerns=concerns, blocks=True, only_if_needed=concerns != (ALL,))
+                    concerns=concerns, blocks=True, only_if_needed=runs_only or concerns != (ALL,))
         )  # fmt: skip
     return findings
 

@@ -93,5 +93,22 @@ def check_isa(precision: str, measured_with: Sequence[str], device: str) -> None
         )
 
 
+#: The extra that brings a module which running an artefact does not need.
+_EXTRA_OF = {
+    **dict.fromkeys(("torch", "transformers", "optimum", "requests", "scipy", "onnx", "onnx_ir", "onnxscript", "nncf"), "cpu"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
+}  # fmt: skip
+
+
+def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
+    """Return the install line for a missing module that an extra brings, or None for any other module."""
+    name = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(name)
+    if extra is None:
+        return None
+    also = " (on a GPU: 'bertopt[gpu]')" if extra == "cpu" else ""
+    return Unsupported(f"this needs {name}, which running an artefact does not; pip install 'bertopt[{extra}]'{also}")
+
+
 #: Packages that an extra of bertopt brings.
 OPTIONAL = ("onnxruntime", "onnxscript", "openvino", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")

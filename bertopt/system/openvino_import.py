@@ -23,7 +23,7 @@ def openvino() -> Any:
         with _without_telemetry():
             import openvino as module
     except ImportError as error:
-        raise Unsupported("OpenVINO models need openvino; pip install 'bertopt[cpu]'") from error
+        raise Unsupported("OpenVINO models need openvino; pip install 'bertopt[openvino]'") from error
     return module
 
 

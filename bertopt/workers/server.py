@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertopt.errors import BertoptError, ResourceError
-from bertopt.system import process_tree
+from bertopt.system import environment, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
@@ -87,13 +87,16 @@ def _exit() -> NoReturn:
 
 def _preload() -> None:
     """Import what nearly every worker needs, while bertopt checks the recipe. No threads may start here."""
-    import torch  # noqa: F401
-    import transformers.modeling_utils
-    import transformers.models.auto  # noqa: F401
-
-    import bertopt.modeling.checkpoint
     import bertopt.passes
-    import bertopt.runtime.predictor  # noqa: F401
+    import bertopt.runtime.predictor
+
+    # Workers that only run an artefact do without: what needs it then says so.
+    with contextlib.suppress(ModuleNotFoundError):
+        import torch  # noqa: F401
+        import transformers.modeling_utils
+        import transformers.models.auto  # noqa: F401
+
+        import bertopt.modeling.checkpoint  # noqa: F401
 
 
 def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
@@ -152,6 +155,8 @@ def _describe(error: BaseException) -> dict[str, object]:
     names = ("OutOfMemoryError", "CUDAOutOfMemoryError")
     if isinstance(error, BertoptError):
         pass
+    elif isinstance(error, ModuleNotFoundError):
+        known = environment.missing_module(error) or error
     elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)):
         known = ResourceError(f"out of memory: {error}")
     elif isinstance(error, OSError) and error.errno in (28, 122):

@@ -52,6 +52,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     ({"environment": {"HF_HUB_OFFLINE": "1"}}, "hub_offline", "unset HF_HUB_OFFLINE", None, 0),
     ({"packages": {k: v for k, v in CPU.items() if k != "openvino"}}, "missing_packages", "pip install 'bertopt[cpu]'", "cpu", 4),
     ({"packages": {k: v for k, v in CPU.items() if k != "torch"}}, "missing_packages", "torch is not installed", None, 0),
+    ({"packages": {"tokenizers": "0.23.3", "safetensors": "0.8.0", "numpy": "2.4.6"}}, "missing_packages", "pip install 'bertopt[cpu]'", "torch_cpu", 4),
     ({}, "no_gpu", "no NVIDIA device", "gpu", 4),
     ({"gpus": 1}, "cpu_wheels", "torch is the CPU wheel", "gpu", 4),
     ({"gpus": 1, "packages": {**GPU, "torch": "2.13.0+cpu"}}, "cpu_wheels", "pip install --force-reinstall torch==2.13.0", "gpu", 4),
@@ -96,6 +97,7 @@ HEALTHY_MACHINES: dict[str, Machine] = {
     "hidden GPU": replace(HEALTHY, environment={"CUDA_VISIBLE_DEVICES": ""}),
     "TensorRT-RTX": replace(HEALTHY, packages={**CPU, "tensorrt-rtx": "1.7.1"}),
     "torch alone": replace(HEALTHY, packages={k: v for k, v in CPU.items() if "onnx" not in k and k not in ("openvino", "nncf")}),
+    "an artefact's runtime alone": replace(HEALTHY, packages={k: CPU[k] for k in ("tokenizers", "safetensors", "numpy", "openvino")}),
     "large address space": replace(HEALTHY, address_space_bytes=1 << 40),
 }  # fmt: skip
 
@@ -104,7 +106,7 @@ HEALTHY_MACHINES: dict[str, Machine] = {
 def test_a_healthy_machine_has_no_findings(name: str) -> None:
     machine = HEALTHY_MACHINES[name]
     assert diagnose(machine).findings == []
-    if name not in ("torch alone",) and not machine.gpus:
+    if name not in ("torch alone", "an artefact's runtime alone") and not machine.gpus:
         assert diagnose(machine, asked("cpu")).findings == []
     if machine.gpus:
         assert diagnose(machine, asked("gpu")).findings == []

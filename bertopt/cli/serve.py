@@ -1,0 +1,50 @@
+"""`bertopt serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from bertopt.cli.app import Verbose, app, exit_codes
+from bertopt.serve.settings import Settings, named
+
+_D = Settings()
+
+
+@app.command()
+def serve(
+    directories: Annotated[list[str], typer.Argument(help="Artefacts: DIR, or NAME=DIR.", metavar="DIR...")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = _D.host,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = _D.port,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key that requests must carry (Authorization: Bearer).", envvar="BERTOPT_API_KEY", show_default=False),
+    ] = None,
+    queue_tokens: Annotated[int, typer.Option(help="Tokens that may wait; beyond, 429.")] = _D.queue_tokens,
+    request_texts: Annotated[int, typer.Option(help="Texts of one request at most; beyond, 422.")] = _D.request_texts,
+    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / 2**20,
+    timeout: Annotated[float, typer.Option(help="Seconds for an answer; beyond, 504.")] = _D.timeout_s,
+    cache_mb: Annotated[float, typer.Option(help="Outputs kept for texts seen before [MB]; 0 keeps none.")] = 0,
+    truncate: Annotated[bool, typer.Option(help="Cut long texts where a request does not say.")] = _D.truncate,
+    drain: Annotated[float, typer.Option(help="Seconds to go on accepting, not ready, after SIGTERM.")] = _D.drain_s,
+    grace: Annotated[float, typer.Option(help="Seconds that accepted requests may take then.")] = _D.grace_s,
+    threads: Annotated[int | None, typer.Option(help="Threads of each model; by default all cores.")] = None,
+    streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once.")] = None,
+    warm_up: Annotated[bool, typer.Option(help="Run texts before the first request.")] = True,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="'warning' leaves out the access log.")] = "info",
+    verbose: Verbose = False,
+) -> None:
+    """Serve artefacts over HTTP, with the routes of text-embeddings-inference, OpenAI and KServe.
+
+    Verifies the files first. Ends on SIGTERM when everything that was accepted is answered.
+    """
+    with exit_codes(verbose):
+        from bertopt.serve.server import serve as run
+
+        settings = Settings(
+            host=host, port=port, queue_tokens=queue_tokens, request_texts=request_texts, request_bytes=round(request_mb * 2**20),
+            timeout_s=timeout, cache_bytes=round(cache_mb * 2**20), truncate=truncate, api_key=api_key, drain_s=drain, grace_s=grace,
+            threads=threads, streams=streams, warm_up=warm_up,
+        )  # fmt: skip
+        run(named(directories), settings, log_level)

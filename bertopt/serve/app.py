@@ -1,0 +1,169 @@
+"""The ASGI application: routes, keys, errors, metrics and one line of log for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertopt.serve import info, kserve, openai, openapi, tei
+from bertopt.serve.call import Call, State
+from bertopt.serve.errors import ClientGone, RequestError, body
+from bertopt.serve.metrics import Metrics
+from bertopt.serve.model import ServedModel
+from bertopt.serve.payloads import Embed, KServeInfer, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
+from bertopt.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_access, _log = logging.getLogger("bertopt.access"), logging.getLogger("bertopt.serve")
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+#: The status that proxies log for a client that went away; nobody receives it.
+CLIENT_GONE = 499
+Handler = Callable[["Request"], Awaitable["Response"]]
+
+#: text-embeddings-inference's routes, also below `/models/NAME` where several models are served.
+TEI: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
+    "/embed": (tei.embed, Embed), "/predict": (tei.predict, Predict), "/rerank": (tei.rerank, Rerank),
+    "/similarity": (tei.similarity, Similarity), "/tokenize": (tei.tokenize, Tokenize),
+}  # fmt: skip
+
+
+def create(models: dict[str, Path], settings: Settings) -> Starlette:
+    """Open every artefact, warm it up, and return the application. Raises what `bertopt.load` raises."""
+    from starlette.applications import Starlette
+
+    metrics = Metrics()
+    served = {name: ServedModel(name, directory, settings, metrics) for name, directory in models.items()}
+    state = State(served, settings, metrics)
+    metrics.ready.set(1)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        state.drain()
+        for model in served.values():
+            await asyncio.to_thread(model.close)
+
+    app = Starlette(routes=_routes(state), lifespan=lifespan)
+    app.state.bertopt = state
+    return app
+
+
+def _routes(state: State) -> list[Any]:
+    from starlette.routing import Route
+
+    def get(path: str, answer: Callable[[Call], Awaitable[Any]], key: bool = True) -> Route:
+        return Route(path, _handler(state, path, answer, None, key), methods=["GET"])
+
+    def post(path: str, answer: Callable[..., Awaitable[Any]], payload: type[Payload] | None) -> Route:
+        return Route(path, _handler(state, path, answer, payload), methods=["POST"])
+
+    routes = [post(prefix + path, *row) for prefix in ("", "/models/{name}") for path, row in TEI.items()]
+    return [
+        *routes,
+        post("/", tei.root, None),
+        Route("/embed_sparse", _handler(state, "/embed_sparse", tei.embed_sparse, None), methods=["POST", "GET"]),
+        get("/info", info.info), get("/models/{name}/info", info.info),
+        get("/health", _health, key=False), get("/metrics", _metrics, key=False),
+        get("/openapi.json", openapi.document),
+        post("/v1/embeddings", openai.embeddings, OpenAiEmbeddings), get("/v1/models", openai.models),
+        get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
+        get("/v2/models/{name}", kserve.metadata), get("/v2/models/{name}/ready", kserve.ready),
+        post("/v2/models/{name}/infer", kserve.infer, KServeInfer),
+        Route("/{path:path}", _handler(state, "other", _unknown, None), methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+    ]  # fmt: skip
+
+
+async def _unknown(call: Call) -> Any:
+    raise RequestError(404, "no such route, or not with this method; /openapi.json lists them")
+
+
+async def _live(call: Call) -> Any:
+    return None
+
+
+async def _health(call: Call) -> Any:
+    if not call.state.accepts:
+        raise RequestError(503, "the server is ending")
+
+
+async def _metrics(call: Call) -> Any:
+    return call.state.metrics.scrape()
+
+
+def _handler(
+    state: State, route: str, answer: Callable[..., Awaitable[Any]], payload: type[Payload] | None, key: bool = True
+) -> Handler:
+    """Return the endpoint of a route: `answer` gets the call and, by the method, the checked payload or the raw body."""
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+
+    async def result(request: Request, started: float, log: dict[str, Any]) -> Any:
+        if key:
+            _check_key(request, state.settings.api_key)
+        call = Call(request, state, started)
+        try:
+            if payload is None and answer is not tei.root:
+                return await answer(call)
+            data = await call.body()
+            return await answer(call, data if payload is None else call.parse(payload, data))
+        except ClientDisconnect as error:
+            raise ClientGone from error
+        finally:
+            log.update({"model": call.model.name, "texts": call.texts, "tokens": call.tokens} if call.texts else {})
+
+    async def endpoint(request: Request) -> Response:
+        started, loop_time = time.perf_counter(), asyncio.get_running_loop().time()
+        given = request.headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        log: dict[str, Any] = {}
+        headers = {"X-Request-Id": request_id} | ({} if state.accepts else {"Connection": "close"})
+        media, status = "application/json", 200
+        try:
+            value = await result(request, loop_time, log)
+            content = b"" if value is None else value if isinstance(value, bytes) else _json(value)
+            media = "text/plain; version=0.0.4" if isinstance(value, bytes) else media
+        except RequestError as error:
+            status, content = error.status, _json(body(request.url.path, error))
+            headers |= error.headers
+        except ClientGone:
+            status, content = CLIENT_GONE, b""
+        except Exception:
+            _log.exception("request %s failed", request_id)
+            status, content = 500, _json(body(request.url.path, RequestError(500, f"the server failed on request {request_id}; its log says why")))
+        seconds = time.perf_counter() - started
+        state.metrics.requests.labels(route, str(status)).inc()
+        state.metrics.request_seconds.labels(route).observe(seconds)
+        if _access.isEnabledFor(logging.INFO):
+            client = request.client.host if request.client else None
+            _access.info(json.dumps({"time": round(time.time(), 3), "request_id": request_id, "client": client, "method": request.method,
+                                     "path": request.url.path[:200], "status": status, "ms": round(seconds * 1e3, 3), **log}))  # fmt: skip
+        return Response(content, status, headers, media if content else None)
+
+    return endpoint
+
+
+def _check_key(request: Request, key: str | None) -> None:
+    if key is None:
+        return
+    given = request.headers.get("authorization", "")
+    scheme, _, token = given.partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), key.encode()):
+        raise RequestError(401, "this server wants 'Authorization: Bearer KEY'")
+
+
+def _json(value: Any) -> bytes:
+    """NaN and infinities are no JSON; a gate never lets them pass, so they are an error here."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

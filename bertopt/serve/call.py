@@ -1,0 +1,114 @@
+"""One request on its way through the server: its model, its bounds, and what is logged of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+
+from bertopt.runtime.tokenization import Text
+from bertopt.serve.batcher import Batcher, Job
+from bertopt.serve.errors import ClientGone, RequestError, from_validation
+from bertopt.serve.metrics import Metrics
+from bertopt.serve.model import Outputs, ServedModel
+from bertopt.serve.payloads import Payload
+from bertopt.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+P = TypeVar("P", bound=Payload)
+
+
+@dataclass
+class State:
+    """What all requests share."""
+
+    models: dict[str, ServedModel]
+    settings: Settings
+    metrics: Metrics
+    accepts: bool = True
+    """False once the server was asked to end: readiness turns, and connections are not kept."""
+
+    def drain(self) -> None:
+        self.accepts = False
+        self.metrics.ready.set(0)
+
+
+@dataclass
+class Call:
+    """A request for `model`, which is the first one unless the path or the payload names another."""
+
+    request: Request
+    state: State
+    started: float
+    model: ServedModel = field(init=False)
+    texts: int = 0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.model = next(iter(self.state.models.values()))
+        if (name := self.request.path_params.get("name")) is not None:
+            self.choose(name)
+
+    def choose(self, name: str) -> None:
+        """Raises RequestError (404) where no model has that name."""
+        models: Mapping[str, ServedModel] = self.state.models
+        if name not in models:
+            raise RequestError(404, f"model: expected one of {', '.join(models)}; got {ascii(name)[:100]}", "model")
+        self.model = models[name]
+
+    async def body(self) -> bytes:
+        """Raises RequestError where the body is larger (413) or slower (408) than the server takes."""
+        most = self.state.settings.request_bytes
+        too_large = RequestError(413, f"the body must be at most {most} bytes: send fewer texts, or shorter ones")
+        declared = self.request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > most:
+            raise too_large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self.state.settings.timeout_s):
+                async for part in self.request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise too_large
+                    parts.append(part)
+        except TimeoutError as error:
+            raise RequestError(408, f"the body did not arrive within {self.state.settings.timeout_s:g} s") from error
+        return b"".join(parts)
+
+    def parse(self, payload: type[P], body: bytes) -> P:
+        try:
+            return payload.model_validate_json(body)
+        except ValidationError as error:
+            raise from_validation(error) from error
+
+    async def outputs(self, texts: Sequence[Text], truncate: bool | None, field: str = "inputs") -> Outputs:
+        self.texts = len(texts)
+        outputs = await self.model.outputs(texts, truncate, self._wait, field)
+        self.tokens = outputs.tokens
+        return outputs
+
+    async def _wait(self, job: Job, batcher: Batcher) -> None:
+        """Wait for a job as long as the client and the time allow; then its work is dropped."""
+        # The body was read: all that can come is the end of the connection.
+        gone = asyncio.ensure_future(self.request.receive())
+        left = self.state.settings.timeout_s - (asyncio.get_running_loop().time() - self.started)
+        try:
+            await asyncio.wait((job.future, gone), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if job.future.done():
+                return job.future.result()
+            if gone.done():
+                batcher.drop(job, "disconnected")
+                raise ClientGone
+            batcher.drop(job, "timeout")
+            raise RequestError(504, f"not answered within {self.state.settings.timeout_s:g} s; the work was dropped")
+        except asyncio.CancelledError:
+            batcher.drop(job, "cancelled")
+            raise
+        finally:
+            gone.cancel()
+

@@ -1,0 +1,80 @@
+"""The process: uvicorn around the application, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from bertopt.errors import Unsupported, UsageError
+from bertopt.serve.settings import Settings
+from bertopt.system.environment import missing_module
+
+if TYPE_CHECKING:
+    import uvicorn
+
+#: Connections that wait to be accepted, and seconds that an idle one is kept.
+BACKLOG, KEEP_ALIVE_S = 2048, 75
+
+
+def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") -> None:
+    """Serve artefacts until SIGTERM or SIGINT; return once every accepted request was answered, or the grace is over.
+
+    Raises what `bertopt.load` raises for an artefact that cannot be served here, and UsageError where the port is taken.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+        import uvicorn
+
+        from bertopt.serve.app import create
+    except ModuleNotFoundError as error:
+        raise missing_module(error) or error from error
+    _log_to_stderr(log_level)
+    app = create(models, settings)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, log_config=None, access_log=False, backlog=BACKLOG, lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=max(1, round(settings.grace_s)), server_header=False,
+    )  # fmt: skip
+    server = _server(config, app.state.bertopt, settings)
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn's way to say that it could not listen
+        raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port") from error
+    if not server.started:
+        raise Unsupported("the server did not start; its log says why")
+
+
+def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):  # type: ignore[misc]
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Turn readiness first, then stop accepting. A second signal ends without grace."""
+            if not state.accepts:
+                self.should_exit = self.force_exit = True
+                return
+            state.drain()
+            logging.getLogger("bertopt.serve").info("%s: ending; what was accepted is answered", signal.Signals(sig).name)
+            if not settings.drain_s:
+                self.should_exit = True
+                return
+            loop = asyncio.get_running_loop()
+            loop.call_later(settings.drain_s, lambda: setattr(self, "should_exit", True))
+
+    return Server(config)
+
+
+def _log_to_stderr(level: str) -> None:
+    """Give bertopt's and uvicorn's loggers one handler; the access log is JSON, one object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    plain = logging.StreamHandler(sys.stderr)
+    plain.setFormatter(logging.Formatter("%(message)s"))
+    for name, chosen in (("bertopt.serve", handler), ("uvicorn", handler), ("bertopt.access", plain)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [chosen], False
+        logger.setLevel(level.upper() if name != "uvicorn" or level == "debug" else "WARNING")

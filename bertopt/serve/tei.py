@@ -1,0 +1,140 @@
+"""text-embeddings-inference's routes: what each answers to a checked payload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.runtime import task_outputs
+from bertopt.runtime.tokenization import Text
+from bertopt.serve.call import Call
+from bertopt.serve.errors import RequestError
+from bertopt.serve.model import ServedModel
+from bertopt.serve.payloads import Embed, Predict, Rerank, Similarity, Tokenize, refuse_options
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+async def embed(call: Call, asked: Embed) -> Any:
+    """Return one embedding for each text."""
+    model = call.model
+    _only_embeddings(model)
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    refuse_options(asked, model.spec.hidden)
+    if asked.normalize is False and model.spec.normalize:
+        raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
+    vectors = await _embeddings(call, texts, asked.truncate)
+    return (vectors if asked.normalize is False else normalised(model, vectors)).tolist()
+
+
+async def embed_sparse(call: Call) -> Any:
+    raise RequestError(424, "the model gives dense embeddings; /embed_sparse needs a SPLADE model, which bertopt does not make")
+
+
+async def predict(call: Call, asked: Predict) -> Any:
+    """Return all labels with scores, best first; for models that answer about tokens, what the predictor answers."""
+    model = call.model
+    if model.embeds:
+        raise RequestError(424, f"'{model.name}' is no classifier but an embedding model; use /embed")
+    texts, single = _sequences(asked.inputs)
+    refuse_options(asked, 0)
+    outputs = await call.outputs(texts, asked.truncate)
+    if model.spec.task != "text-classification":
+        answers = model.answers(texts, outputs)
+    else:
+        answers = _labelled(model, model.vectors(outputs), bool(asked.raw_scores))
+    return answers[0] if single else answers
+
+
+async def rerank(call: Call, asked: Rerank) -> Any:
+    """Return the texts' numbers with scores for the query, best first."""
+    model = call.model
+    if not model.ranks:
+        raise RequestError(424, f"'{model.name}' is no re-ranker: that is a classifier with one label")
+    refuse_options(asked, 0)
+    outputs = await call.outputs([(asked.query, text) for text in asked.texts], asked.truncate, "texts")
+    logits = model.vectors(outputs)
+    scores = (logits if asked.raw_scores else task_outputs.sigmoid(logits))[:, 0]
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": float(scores[i])} for i in order]
+
+
+async def similarity(call: Call, asked: Similarity) -> Any:
+    """Return the cosine of each sentence's embedding with the source sentence's."""
+    _only_embeddings(call.model)
+    if not asked.inputs.sentences:
+        raise RequestError(422, "inputs.sentences: expected at least one text; got none", "inputs.sentences")
+    if asked.parameters is not None:
+        refuse_options(asked.parameters, 0)
+    truncate = asked.parameters.truncate if asked.parameters else None
+    vectors = await _embeddings(call, [asked.inputs.source_sentence, *asked.inputs.sentences], truncate)
+    unit = normalised(call.model, vectors)
+    return (unit[1:] @ unit[0]).tolist()
+
+
+async def tokenize(call: Call, asked: Tokenize) -> Any:
+    """Return the tokens of each text, uncut. `start` and `stop` count characters; special tokens have none."""
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    refuse_options(asked, 0)
+    if not 0 < len(texts) <= call.model.settings.request_texts:
+        raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
+    found = []
+    for text, one in zip(texts, call.model.tokens(texts, asked.add_special_tokens), strict=True):
+        rows = []
+        for number, special, (start, stop) in zip(one.ids, one.special_tokens_mask, one.offsets, strict=True):
+            shown = call.model.predictor.tokenizer.fast.id_to_token(number) if special else text[start:stop]
+            rows.append({"id": number, "text": shown, "special": bool(special),
+                         "start": None if special else start, "stop": None if special else stop})  # fmt: skip
+        found.append(rows)
+    return found
+
+
+async def root(call: Call, body: bytes) -> Any:
+    """Return what a client wants that knows no route, as Hugging Face's does: embeddings, labels, or ranks."""
+    if call.model.embeds:
+        return await embed(call, call.parse(Embed, body))
+    if call.model.ranks and b'"query"' in body:
+        return await rerank(call, call.parse(Rerank, body))
+    return await predict(call, call.parse(Predict, body))
+
+
+def normalised(model: ServedModel, vectors: Array) -> Array:
+    """Embeddings [N, H] of length 1; those of a model that normalises stay as they are to the last bit."""
+    if model.spec.normalize:
+        return vectors
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+
+
+async def _embeddings(call: Call, texts: list[str], truncate: bool | None) -> Array:
+    return call.model.vectors(await call.outputs(texts, truncate))
+
+
+def _only_embeddings(model: ServedModel) -> None:
+    if not model.embeds:
+        why = "gives an embedding a token" if model.spec.task == "feature-extraction" else f"is made for {model.spec.task}"
+        raise RequestError(424, f"'{model.name}' is no embedding model: it {why}; use /predict")
+
+
+def _sequences(inputs: str | list[str] | list[list[str]]) -> tuple[list[Text], bool]:
+    """Return texts and pairs, and whether one was given by itself."""
+    if isinstance(inputs, str):
+        return [inputs], True
+    if inputs and all(isinstance(one, str) for one in inputs):
+        inputs, single = [list(map(str, inputs))], True
+    else:
+        single = False
+    texts: list[Text] = []
+    for number, one in enumerate(inputs):
+        if len(one) not in (1, 2):
+            raise RequestError(422, f"inputs[{number}]: expected a text or a pair of texts; got {len(one)} texts: send [[a], [b], …]", "inputs")
+        texts.append(one[0] if len(one) == 1 else (one[0], one[1]))
+    return texts, single
+
+
+def _labelled(model: ServedModel, logits: Array, raw: bool) -> list[list[dict[str, Any]]]:
+    scores = logits if raw else task_outputs.label_scores(model.spec, logits)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    labels = model.spec.labels
+    return [[{"score": float(row[i]), "label": labels[i]} for i in best] for row, best in zip(scores, order.tolist(), strict=True)]

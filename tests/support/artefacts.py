@@ -1,0 +1,39 @@
+"""Tiny artefacts, built without workers or gates: what `bertopt.load` and `bertopt serve` open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+Form = Literal["eager", "onnx", "openvino"]
+_PARITY = {"worst": {"metric": "max_abs", "value": 1e-6, "limit": 1e-3, "where": "batch 1 × 8"}, "limits": {"max_abs": 1e-3}}
+
+
+def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", name: str | None = None) -> Path:
+    """Write the artefact of a checkpoint in one `form`, with gates as a delivery records them, and return `out`."""
+    from bertopt import stages
+    from bertopt.core import Context
+    from bertopt.modeling import checkpoint
+    from bertopt.passes import ConvertOpenvino, ExportOnnx, UseSdpa
+
+    reference = checkpoint.load(str(checkpoint_directory))
+    folder = out.with_name(f".{out.name}.build")
+    folder.mkdir(parents=True)
+    out.mkdir(parents=True)
+    checkpoint.write_snapshot(reference, folder)
+    stages.inherit(folder, out)
+    model: Any = reference
+    if form == "eager":
+        (out / "rewrites.json").write_text("[]\n")
+    else:
+        model = ExportOnnx(opset=20)(UseSdpa()(reference, Context(folder)).model, Context(out if form == "onnx" else folder)).model
+    if form == "openvino":
+        model = ConvertOpenvino()(model, Context(out)).model
+    stages.write_form(model, out)
+    gates = {
+        "status": "ok", "parity": _PARITY, "latency": None,
+        "quality": None, "waived": [],
+    }  # fmt: skip
+    described = stages.describe(model, out)
+    stages.write_manifest(out, {"device": "cpu", "name": name or form, "stage": name or form, "gates": gates, "recipe": {}, **described})
+    return out

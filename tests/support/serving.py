@@ -1,0 +1,54 @@
+"""A server in this process, and clients that need no socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from bertopt.serve.settings import Settings
+
+T = TypeVar("T")
+
+
+class InProcess:
+    """The application of some artefacts. `get` and `post` take a path; `together` runs several clients at once."""
+
+    def __init__(self, models: dict[str, Path], **settings: Any) -> None:
+        from bertopt.serve.app import create
+
+        self.app = create(models, Settings(**settings))
+        self.state = self.app.state.bertopt
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        arguments: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self._one("POST", path, headers=headers, **arguments)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self._one("GET", path, headers=headers)
+
+    def together(self, bodies: Sequence[tuple[str, Any]]) -> list[httpx.Response]:
+        """POST all `bodies` by path at once."""
+
+        async def all_of(client: httpx.AsyncClient) -> list[httpx.Response]:
+            return list(await asyncio.gather(*(client.post(path, json=body) for path, body in bodies)))
+
+        return self.run(all_of)
+
+    def run(self, do: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+        async def go() -> T:
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client:
+                return await do(client)
+
+        return asyncio.run(go())
+
+    def close(self) -> None:
+        for model in self.state.models.values():
+            model.close()
+
+    def _one(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        return self.run(lambda client: client.request(method, path, **arguments))

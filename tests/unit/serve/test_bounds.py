@@ -1,0 +1,187 @@
+"""What a server refuses, and how: the API's own error shape, the field by name, never a stack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bertopt.core import Session
+from tests.support.serving import InProcess
+from tests.unit.serve.conftest import Artefact
+
+#: (path, body, status, words of the message)
+BAD: list[tuple[str, Any, int, str]] = [
+    ("/embed", b"{", 400, "the body must be JSON"),
+    ("/embed", b"\xff\xfe", 400, "the body must be JSON"),
+    ("/embed", b"", 400, "the body must be JSON"),
+    ("/embed", b'{"inputs": "\\ud800"}', 400, "surrogate"),
+    ("/embed", b"[" * 5000, 400, "the body must be JSON"),
+    ("/embed", [], 422, "body"),
+    ("/embed", {}, 422, "inputs: field required"),
+    ("/embed", {"inputs": None}, 422, "inputs"),
+    ("/embed", {"inputs": []}, 422, "inputs: expected at least one text"),
+    ("/embed", {"inputs": [None]}, 422, "inputs"),
+    ("/embed", {"inputs": ["a", 1]}, 422, "inputs"),
+    ("/embed", {"inputs": {"a": 1}}, 422, "inputs"),
+    ("/embed", {"inputs": ["a"] * 65}, 422, "at most 64 texts; got 65"),
+    ("/embed", {"inputs": "a", "truncate": "no"}, 422, "truncate"),
+    ("/embed", {"inputs": "cat " * 100, "truncate": False}, 422, "inputs[0] has 102 tokens"),
+    ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "prompt_name"),
+    ("/embed", {"inputs": "a", "dimensions": 4}, 422, "dimensions"),
+    ("/embed", {"inputs": "a", "normalize": False}, 422, "normalize"),
+    ("/embed", {"inputs": "a", "truncation_direction": "left"}, 422, "truncation_direction"),
+    ("/embed", {"inputs": "x" * 70_000}, 413, "at most 65536 bytes"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 422, "inputs.sentences"),
+    ("/tokenize", {"inputs": []}, 422, "inputs"),
+    ("/v1/embeddings", {"input": [1, 2]}, 422, "input"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 422, "encoding_format"),
+    ("/v2/models/tiny/infer", {"inputs": []}, 422, "inputs"),
+    ("/v2/models/tiny/infer", {"inputs": [{"name": "t", "shape": [1], "datatype": "FP32", "data": [1]}]}, 400, "BYTES"),
+    ("/nowhere", {}, 404, "no such route"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(artefact: Artefact) -> Any:
+    made = InProcess({"tiny": artefact()}, request_texts=64, request_bytes=65_536, api_key="a key")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("path", "body", "status", "words"), BAD, ids=[f"{b[0]}-{i}" for i, b in enumerate(BAD)])
+def test_bad_input_is_named(server: InProcess, path: str, body: Any, status: int, words: str, caplog: Any) -> None:
+    answer = server.post(path, body, Authorization="Bearer a key")
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    message = error["message"] if path.startswith("/v1") else error
+    assert words in message and "Traceback" not in answer.text and "/tmp" not in answer.text
+    assert answer.headers["x-request-id"] and "failed" not in caplog.text
+
+
+def test_a_lone_surrogate_in_python_s_own_json_is_refused(server: InProcess) -> None:
+    body = json.dumps({"inputs": "a \ud83d b"}).encode()
+    assert server.post("/embed", body, Authorization="Bearer a key").status_code == 400
+
+
+def test_the_key_is_wanted_but_for_health_and_metrics(server: InProcess) -> None:
+    for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a key"}):
+        answer = server.post("/v1/embeddings", {"input": "a"}, **headers)
+        assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+    assert server.get("/info").status_code == 401
+    assert server.get("/health").status_code == server.get("/metrics").status_code == server.get("/v2/health/live").status_code == 200
+
+
+def test_a_server_that_ends_is_not_ready_and_keeps_no_connection(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()})
+    server.state.drain()
+    assert server.get("/health").status_code == 503 and server.get("/v2/health/ready").status_code == 503
+    assert server.get("/v2/health/live").status_code == 200
+    answer = server.post("/embed", {"inputs": "a"})
+    assert answer.status_code == 200 and answer.headers["connection"] == "close", "what is accepted is answered"
+    server.close()
+
+
+class Slow(Session):
+    """A session that takes `seconds` for a batch."""
+
+    def __init__(self, inner: Session, seconds: float) -> None:
+        self.inner, self.seconds, self.texts = inner, seconds, 0
+
+    def load(self, inputs: Any) -> None:
+        self.texts += len(inputs["input_ids"])
+        self.inner.load(inputs)
+
+    def step(self) -> None:
+        import time
+
+        time.sleep(self.seconds)
+        self.inner.step()
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        return self.inner.fetch()
+
+
+def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()}, timeout_s=0.3)
+    batcher = server.state.models["tiny"].batcher
+    batcher.session = slow = Slow(batcher.session, 1.5)
+
+    async def go(client: httpx.AsyncClient) -> list[httpx.Response]:
+        first = asyncio.create_task(client.post("/embed", json={"inputs": "a cat"}))
+        while not slow.texts:
+            await asyncio.sleep(0.01)
+        return [*await asyncio.gather(*(client.post("/embed", json={"inputs": "a dog"}) for _ in range(3))), await first]
+
+    answers = server.run(go)
+    assert [answer.status_code for answer in answers] == [504] * 4
+    assert "the work was dropped" in answers[0].json()["error"]
+    server.close()
+    assert slow.texts == 1, "what had not begun was not run"
+
+
+def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()})
+    batcher = server.state.models["tiny"].batcher
+    batcher.session = Slow(batcher.session, 0.3)
+
+    async def go() -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        parts = [{"type": "http.request", "body": b'{"inputs": "a cat"}', "more_body": False}, {"type": "http.disconnect"}]
+
+        async def receive() -> dict[str, Any]:
+            return parts.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "raw_path": b"/embed", "headers": [], "query_string": b"",
+                 "http_version": "1.1", "scheme": "http", "server": ("server", 80), "client": ("me", 1), "root_path": ""}  # fmt: skip
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://server") as client:
+            first = asyncio.create_task(client.post("/embed", json={"inputs": "the model is busy"}))
+            await asyncio.sleep(0.1)
+            await server.app(scope, receive, send)
+            await first
+        return sent
+
+    sent = asyncio.run(go())
+    assert sent[0]["status"] == 499
+    assert server.state.metrics.registry.get_sample_value("bertopt_dropped_requests_total", {"model": "tiny", "reason": "disconnected"}) == 1
+    server.close()
+
+
+def test_a_bug_is_500_with_the_request_s_id_and_no_stack(artefact: Artefact, caplog: Any) -> None:
+    server = InProcess({"tiny": artefact()})
+    server.state.models["tiny"].vectors = lambda outputs: 1 / 0
+    with caplog.at_level(logging.ERROR, "bertopt.serve"):
+        answer = server.post("/embed", {"inputs": "a"}, **{"X-Request-Id": "mine-7"})
+    assert answer.status_code == 500 and "mine-7" in answer.json()["error"] and "ZeroDivision" not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+    server.close()
+
+
+def test_the_access_log_is_one_json_object_a_request(artefact: Artefact, caplog: Any) -> None:
+    server = InProcess({"tiny": artefact()})
+    logger = logging.getLogger("bertopt.access")
+    logger.propagate = True
+    with caplog.at_level(logging.INFO, "bertopt.access"):
+        server.post("/embed", {"inputs": ["a", "the cat"]}, **{"X-Request-Id": "r1"})
+    (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "bertopt.access"]
+    assert line["request_id"] == "r1" and line["status"] == 200 and line["texts"] == 2 and line["tokens"] == 7 and line["ms"] > 0
+    server.close()
+
+
+def test_answers_come_from_the_cache_where_tokens_are_the_same(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()}, cache_bytes=1 << 20)
+    first = server.post("/embed", {"inputs": ["a cat", "a dog"]}).json()
+    assert server.post("/embed", {"inputs": ["A  cat", "the film", "a dog"]}).json()[::2] == first
+    value = server.state.metrics.registry.get_sample_value
+    assert value("bertopt_cache_hits_total", {"model": "tiny"}) == 2
+    assert value("bertopt_cache_misses_total", {"model": "tiny"}) == 3
+    assert 0 < value("bertopt_cache_bytes", {"model": "tiny"}) <= 1 << 20
+    server.close()

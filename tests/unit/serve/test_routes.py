@@ -1,0 +1,150 @@
+"""Routes in the shapes of text-embeddings-inference, OpenAI and KServe, with the answers of `bertopt.load`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertopt
+from tests.support.serving import InProcess
+from tests.unit.serve.conftest import Artefact
+
+TEXTS = ["a cat sat on the mat", "the dog ran", "very good film !", "it was not good , it was bad"]
+
+
+def offline(directory: Any, texts: list[Any]) -> np.ndarray:
+    """Each text by itself."""
+    predict = bertopt.load(directory)
+    return np.concatenate([np.asarray(predict([text])) for text in texts])
+
+
+def test_embed(embedder: InProcess, artefact: Artefact) -> None:
+    expected = offline(artefact(), TEXTS)
+    answer = embedder.post("/embed", {"inputs": TEXTS})
+    assert answer.status_code == 200 and np.abs(np.array(answer.json()) - expected).max() < 1e-6
+    (one,) = embedder.post("/embed", {"inputs": TEXTS[0]}).json()
+    assert np.array_equal(np.array(one, np.float32), expected[0])
+    assert embedder.post("/models/tiny/embed", {"inputs": TEXTS[0]}).json() == [one]
+    assert embedder.post("/", {"inputs": TEXTS[0]}).json() == [one]
+
+
+def test_served_answers_are_those_of_the_predictor_whatever_they_were_batched_with(artefact: Artefact) -> None:
+    texts = [" ".join(["cat", "dog", "sat"][: 1 + i % 3]) + " very" * (i % 20) for i in range(64)]
+    expected = offline(artefact(form="openvino"), texts)
+    server = InProcess({"tiny": artefact(form="openvino")})
+    try:
+        answers = server.together([("/embed", {"inputs": text}) for text in texts])
+        got = np.array([answer.json()[0] for answer in answers], np.float32)
+        assert np.abs(got - expected).max() < 1e-6
+    finally:
+        server.close()
+
+
+def test_similarity(embedder: InProcess, artefact: Artefact) -> None:
+    vectors = offline(artefact(), TEXTS)
+    answer = embedder.post("/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}).json()
+    assert np.abs(np.array(answer) - vectors[1:] @ vectors[0]).max() < 1e-5
+
+
+def test_tokenize_says_where_tokens_are(embedder: InProcess) -> None:
+    (tokens,) = embedder.post("/tokenize", {"inputs": "the Cat"}).json()
+    assert [token["text"] for token in tokens] == ["[CLS]", "the", "Cat", "[SEP]"]
+    assert [(token["start"], token["stop"]) for token in tokens] == [(None, None), (0, 3), (4, 7), (None, None)]
+    (bare,) = embedder.post("/tokenize", {"inputs": "the Cat", "add_special_tokens": False}).json()
+    assert bare == tokens[1:3]
+
+
+def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Artefact) -> None:
+    expected = bertopt.load(artefact("text-classification"))(TEXTS)
+    answers = classifier.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
+    for one, best in zip(answers, expected, strict=True):
+        assert one[0]["label"] == best["label"] and abs(one[0]["score"] - best["score"]) < 1e-6
+        assert sorted(row["label"] for row in one) == ["bad", "good", "mixed"]
+        assert [row["score"] for row in one] == sorted((row["score"] for row in one), reverse=True)
+        assert abs(sum(row["score"] for row in one) - 1) < 1e-6
+    assert classifier.post("/predict", {"inputs": TEXTS[0]}).json()[0]["label"] == expected[0]["label"]
+    raw = classifier.post("/predict", {"inputs": TEXTS[0], "raw_scores": True}).json()
+    logits = bertopt.load(artefact("text-classification")).logits([TEXTS[0]])[0]
+    assert np.allclose(sorted(row["score"] for row in raw), sorted(logits), atol=1e-6)
+    pair = classifier.post("/predict", {"inputs": ["a cat", "a dog"]}).json()
+    assert pair[0]["label"] == bertopt.load(artefact("text-classification"))([("a cat", "a dog")])[0]["label"]
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
+def test_predict_answers_about_tokens(task: str, artefact: Artefact) -> None:
+    texts: list[Any] = ["the [MASK] sat on a [MASK]", "it was a dog [MASK]"]
+    if task == "question-answering":
+        texts = [("who sat ?", "the cat sat on the mat"), ("what ?", "a film")]
+    expected = bertopt.load(artefact(task))(texts)
+    server = InProcess({"m": artefact(task)})
+    try:
+        got = server.post("/predict", {"inputs": [[text] if isinstance(text, str) else list(text) for text in texts]}).json()
+    finally:
+        server.close()
+    assert json.loads(json.dumps(expected), parse_float=lambda x: round(float(x), 5)) == json.loads(
+        json.dumps(got), parse_float=lambda x: round(float(x), 5)
+    )
+
+
+def test_what_a_model_is_not_made_for_is_refused_with_the_reason(embedder: InProcess, classifier: InProcess) -> None:
+    for server, path, body, words in (
+        (embedder, "/predict", {"inputs": "a"}, "use /embed"), (embedder, "/rerank", {"query": "a", "texts": ["b"]}, "no re-ranker"),
+        (classifier, "/embed", {"inputs": "a"}, "no embedding model"), (embedder, "/embed_sparse", {"inputs": "a"}, "SPLADE"),
+    ):  # fmt: skip
+        answer = server.post(path, body)
+        assert answer.status_code == 424 and words in answer.json()["error"] and answer.json()["error_type"] == "Backend"
+
+
+def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
+    expected = offline(artefact(), TEXTS)
+    answer = embedder.post("/v1/embeddings", {"input": TEXTS, "model": "tiny"}).json()
+    assert [row["index"] for row in answer["data"]] == [0, 1, 2, 3] and answer["model"] == "tiny"
+    assert np.abs(np.array([row["embedding"] for row in answer["data"]]) - expected).max() < 1e-6
+    coded = embedder.post("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), expected[0])
+    assert embedder.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    refused = embedder.post("/v1/embeddings", {"input": "a", "dimensions": 8})
+    assert refused.status_code == 422 and refused.json()["error"]["param"] == "dimensions"
+
+
+def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
+    expected = offline(artefact(), TEXTS)
+    tensor = {"name": "text", "shape": [4], "datatype": "BYTES", "data": TEXTS}
+    answer = embedder.post("/v2/models/tiny/infer", {"id": "7", "inputs": [tensor]}).json()
+    (output,) = answer["outputs"]
+    assert answer["id"] == "7" and output["shape"] == [4, 32] and output["datatype"] == "FP32"
+    assert np.abs(np.array(output["data"]).reshape(4, 32) - expected).max() < 1e-6
+    assert embedder.get("/v2/health/live").status_code == embedder.get("/v2/health/ready").status_code == 200
+    assert embedder.get("/v2/models/tiny").json()["outputs"][0]["shape"] == [-1, 32]
+    assert embedder.get("/v2/models/other").status_code == 404
+    wrong = embedder.post("/v2/models/tiny/infer", {"inputs": [{**tensor, "shape": [5]}]})
+    assert wrong.status_code == 400 and "does not hold 4 texts" in wrong.json()["error"]
+
+
+def test_info_says_what_was_proven(embedder: InProcess) -> None:
+    told = embedder.get("/info").json()
+    assert told["model_type"] == {"embedding": {"pooling": "mean"}} and told["max_input_length"] == 48
+    assert told["bertopt"]["gates"]["parity"]["limits"] == {"max_abs": 0.001}
+    assert told["bertopt"]["proven_on"]["cpu"] and told["bertopt"]["artefact_sha256"]
+
+
+def test_several_artefacts_are_served_by_name(artefact: Artefact) -> None:
+    server = InProcess({"embeddings": artefact(), "sentiment": artefact("text-classification")})
+    try:
+        assert len(server.post("/embed", {"inputs": "a"}).json()[0]) == 32
+        assert server.post("/models/sentiment/predict", {"inputs": "a"}).json()[0]["label"]
+        assert server.post("/v1/embeddings", {"input": "a", "model": "embeddings"}).status_code == 200
+        assert server.post("/v1/embeddings", {"input": "a", "model": "no"}).status_code == 404
+        assert "expected one of embeddings, sentiment" in server.post("/models/no/embed", {"inputs": "a"}).json()["error"]
+    finally:
+        server.close()
+
+
+def test_openapi_names_every_post_route(embedder: InProcess) -> None:
+    document = embedder.get("/openapi.json").json()
+    assert {"/embed", "/predict", "/rerank", "/similarity", "/tokenize", "/v1/embeddings"} <= document["paths"].keys()
+    assert document["components"]["schemas"]["Embed"]["properties"]["inputs"]
