@@ -10,7 +10,6 @@ from pathlib import Path
 from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.pipeline import rows
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
@@ -23,7 +22,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.results import Delivered, Limits, Report, Stage
 from bertopt.stages import artifact
 from bertopt.system import environment
-from bertopt.workers.client import Worker, Workers
+from bertopt.workers.client import Workers
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Job:
         recipe = self.recipe
         with self.workers.start() as worker:
             self.progress(f"{REFERENCE}: loading {recipe.model}")
-            self.device = self._device(worker)
+            self.device, self.report.environment["cuda"] = self.store.settle(worker, recipe.device)
             stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
         path, manifest = stage.path, stage.manifest
         self.spec = manifest.spec
@@ -76,15 +75,6 @@ class Job:
         measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(_Done(row, REFERENCE, path=path))
-
-    def _device(self, worker: Worker) -> Device:
-        cuda = worker.call("device")
-        self.report.environment["cuda"] = cuda
-        if self.recipe.device == "cuda" and not cuda["cuda"]:
-            raise Unsupported(
-                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
-            )
-        return "cuda" if cuda["cuda"] and self.recipe.device != "cpu" else "cpu"
 
     def _check_inputs(self) -> None:
         """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.
