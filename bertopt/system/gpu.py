@@ -86,8 +86,8 @@ def memory_of(pid: int, used_before: int | None, now: GpuState | None = None) ->
     """Return the GPU memory that process `pid` holds, its CUDA context included, or None where nothing tells.
 
     Allocators of torch, ONNX Runtime and TensorRT keep what they took, so what a worker holds at its end is its peak. NVML
-    names processes of its own PID namespace alone: elsewhere it is what the GPU lost since `used_before`, which is right
-    as long as nothing else on it allocates.
+    names processes of this PID namespace alone: elsewhere it is what the GPU lost since `used_before`, which is right as
+    long as nothing else on it allocates.
     """
     now = now or state()
     if now is None:

@@ -36,7 +36,7 @@ def old_driver(machine: Machine) -> list[Finding]:
         if cuda and int(cuda.split(".")[0]) > state.driver_cuda[0]:
             older = f", or pip install {module} built for CUDA {state.driver_cuda[0]}"
             findings.append(
-                Finding(check="old_driver", found=f"the driver {state.driver} runs CUDA {state.driver_cuda[0]}; {module} is built for CUDA {cuda}",
+                Finding(check="old_driver", found=f"the driver {state.driver} runs CUDA {state.driver_cuda[0]}.{state.driver_cuda[1]}; {module} is built for CUDA {cuda}",
                         stops=f"{module} cannot use the GPU", fix=f"install a driver for CUDA {cuda.split('.')[0]}{older}",
                         concerns=("gpu",), blocks=True)
             )  # fmt: skip
