@@ -86,12 +86,7 @@ def _build(
     steps[:] = [step for step in steps if step is steps[-1] or step.name not in row["reverted"]]
     with workers.start() as worker:
         tell(f"reference: loading {recipe.model}")
-        cuda = worker.call("device")["cuda"]
-        if recipe.device == "cuda" and not cuda:
-            raise Unsupported(
-                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
-            )
-        device: Device = "cuda" if cuda and recipe.device != "cpu" else "cpu"
+        device, _ = store.settle(worker, recipe.device)
         paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device).path]
     for step in steps:
         tell(f"{step.name}: building")

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from bertopt.commands import recipes
 from bertopt.recipe.parser import Recipe, load
-from bertopt.system.doctor_checks import ALL, CHECKS, Finding
+from bertopt.system.doctor_checks import CHECKS
+from bertopt.system.finding import ALL, Finding
 from bertopt.system.machine import Machine
 
 Target = Literal["cpu", "gpu"]
@@ -56,6 +57,8 @@ def _needs(recipe: Recipe) -> set[str]:
             needs.add("openvino_int8")
     if recipe.device == "cuda":
         needs.add("gpu")
+        needs |= {"compile_cuda"} if needs & {"compile_torch"} else set()
+        needs |= {"onnx_cuda"} if needs & {"export_onnx"} and "build_tensorrt" not in needs else set()
     if not recipe.model.startswith("pkg://") and not Path(recipe.model).is_dir():
         needs.add("hub")
     return needs

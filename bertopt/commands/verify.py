@@ -37,6 +37,7 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with Workers() as workers:
         try:
+            report.model["warnings"] += _other_gpu(workers, manifest)
             if against is None:
                 _smoke(workers, directory, manifest)
                 report.reason = "files are as exported and the model answers; give --against CHECKPOINT to check parity"
@@ -62,6 +63,19 @@ def _differences(manifest: stages.Manifest) -> list[str]:
             f"{runtime} differs: exported with {then['packages'].get(runtime)}, here {now['packages'].get(runtime)}"
         )
     return notes
+
+
+def _other_gpu(workers: Workers, manifest: stages.Manifest) -> list[str]:
+    """How the GPU here differs from the one that the artefact was exported on."""
+    if manifest.gpu is None:
+        return []
+    with workers.start() as worker:
+        now = worker.call("device")["gpu"]
+    return [
+        f"GPU {field} differs: exported on {then}, here {now[field]}"
+        for field, then in manifest.gpu.model_dump().items()
+        if now and now[field] != then
+    ]
 
 
 def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> None:

@@ -11,7 +11,7 @@ from typing import cast
 from bertopt.checks import gates, speed_limits
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.core import Device, Precision
+from bertopt.core import Precision
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.pipeline import rows
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
@@ -24,7 +24,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.results import Delivered, Limits, Report, Stage
 from bertopt.stages import artifact
 from bertopt.system import environment
-from bertopt.workers.client import Worker, Workers
+from bertopt.workers.client import Workers
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Job:
         recipe = self.recipe
         with self.workers.start() as worker:
             self.progress(f"{REFERENCE}: loading {recipe.model}")
-            self.device = self._device(worker)
+            self.device, self.report.environment["cuda"] = self.store.settle(worker, recipe.device)
             stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
         path, manifest = stage.path, stage.manifest
         self.spec = manifest.spec
@@ -77,15 +77,6 @@ class Job:
         measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(_Done(row, REFERENCE, path=path))
-
-    def _device(self, worker: Worker) -> Device:
-        cuda = worker.call("device")
-        self.report.environment["cuda"] = cuda
-        if self.recipe.device == "cuda" and not cuda["cuda"]:
-            raise Unsupported(
-                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
-            )
-        return "cuda" if cuda["cuda"] and self.recipe.device != "cpu" else "cpu"
 
     def _check_inputs(self) -> None:
         """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.

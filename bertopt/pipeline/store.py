@@ -14,12 +14,13 @@ from filelock import FileLock, Timeout
 
 from bertopt import stages
 from bertopt.core import Device
-from bertopt.errors import BertoptError, IntegrityError, UsageError
+from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.modeling.source import examine, read_json, resolve, sha256
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
 from bertopt.stages import CommittedStage, artifact
+from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
 
 #: Names that bertopt gives: stages with the key they were built under, unfinished ones, measurement records.
@@ -37,6 +38,8 @@ class Store:
         self.out, self.fresh, self.tell = out.resolve(), fresh, tell
         self.stages, self.checks = self.out / "stages", self.out / "checks"
         self._used: set[Path] = set()
+        #: Of the GPU that the stages run on, None on a CPU.
+        self.gpu: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
@@ -77,6 +80,22 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    def settle(self, worker: Worker, wanted: str) -> tuple[Device, dict[str, Any]]:
+        """Return the device that a recipe's `device` means here, and what CUDA sees. Raises Unsupported where it cannot be."""
+        cuda = worker.call("device")
+        if wanted == "cuda" and not cuda["cuda"]:
+            raise Unsupported(
+                "the recipe says device: cuda, but torch sees no CUDA GPU here; run it where one is, or --set device=cpu"
+            )
+        if wanted == "cpu" or not cuda["cuda"]:
+            return "cpu", cuda
+        if mode := cuda["refuses_second_process"]:
+            raise Unsupported(
+                f"the GPU is in compute mode {mode}, but stages are compared in several processes; {SHARE}, or --set device=cpu"
+            )
+        self.gpu = cuda["gpu"]
+        return "cuda", cuda
+
     def reference(
         self, worker: Worker, source: str, task: str, revision: str | None, device: Device
     ) -> CommittedStage:
@@ -108,7 +127,9 @@ class Store:
         Raises IntegrityError where the pass changed its parent's files.
         """
         record = step.pass_.record()
-        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest)
+        # What holds a GPU's code is of that GPU; everything else runs on any.
+        gpu = self.gpu if step.pass_.forms()[1].form in stages.DEVICE_FORMS else None
+        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest, gpu)
         context = {"device": device, "shapes": list(shapes), "texts": list(texts.texts), "seed": 0}
 
         def make(part: Path, fields: dict[str, Any]) -> None:
@@ -138,7 +159,7 @@ class Store:
         part = self.stages / f".part-{name}-{os.getpid()}"
         part.mkdir()
         try:
-            make(part, {"key": key, "name": name, "device": device})
+            make(part, {"key": key, "name": name, "device": device, "gpu": self.gpu})
             stages.commit(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from bertopt.stages.manifest import write as write_manifest
 from bertopt.system import environment
 
 __all__ = [
-    "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "inherit", "key", "link", "open_stage",
+    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "inherit", "key", "link", "open_stage",
     "read_manifest", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
 #: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
+#: Forms that hold machine code of one kind of GPU.
+DEVICE_FORMS = ("engine", "packaged")
 _FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", MANIFEST)
 
 
@@ -150,13 +153,16 @@ def _replay(directory: Path, spec: Spec, form: str, precision: Precision) -> Mod
     return kind(spec, precision, directory, model.network, tuple(records))
 
 
-def key(parent: str, record: Rewrite | None, device: str, shapes: Any, texts: str) -> str:
-    """Return the hash of what determines a stage: its parent, the pass with options and source, versions, device, inputs.
+def key(
+    parent: str, record: Rewrite | None, device: str, shapes: Any, texts: str, gpu: Mapping[str, Any] | None = None
+) -> str:
+    """Return the hash of what determines a stage: its parent, the pass with options and source, versions, device, inputs,
+    and the GPU where the stage holds code for it alone.
 
     The source is the pass's own and that of every module it imports; for the reference (no record), of what loads it.
     """
     source = source_hash.of_package("modeling/checkpoint.py") if record is None else _source_hash(record)
-    parts = [parent, record.model_dump() if record else None, source, environment.versions(), device, shapes, texts]
+    parts = [parent, record.model_dump() if record else None, source, environment.versions(), device, shapes, texts, *([gpu] if gpu else [])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -39,6 +39,15 @@ class EngineEntry(_Frozen):
     profiles: tuple[Profile, ...]
 
 
+class GpuEntry(_Frozen):
+    """The GPU that a stage was built on; `cuda_version` is torch's."""
+
+    name: str
+    capability: str
+    driver: str | None = None
+    cuda_version: str | None = None
+
+
 class Manifest(_Frozen):
     """What `manifest.json` says. `stage`, `recipe` and `gates` are an artefact's; `checkpoint_sha256` is the reference's."""
 
@@ -53,6 +62,8 @@ class Manifest(_Frozen):
     path: str | None = None
     """The model's file in this directory; None where the form is eager."""
     engine: EngineEntry | None = None
+    gpu: GpuEntry | None = None
+    """None where the stage was built for the CPU."""
     changes: dict[str, int] = {}
     build_s: float = 0.0
     passes: tuple[Rewrite, ...] = ()

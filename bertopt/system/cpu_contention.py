@@ -1,7 +1,7 @@
-"""Watch the machine during a race: other processes, CPU steal, quotas, a changing clock rate.
+"""Watch the machine during a race: other processes, CPU steal, quotas, a changing clock rate; the same for a GPU.
 
-Not seen: other tenants' use of caches and memory bandwidth, what a GPU does for others, and other processes where the
-system hides them.
+Not seen: other tenants' use of caches and memory bandwidth, other processes where the system hides them, and a GPU's
+clocks between two looks (one look a round, while all contenders are paused).
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from bertopt.system import gpu
+from bertopt.system.gpu import GpuState
 
 #: Share of all cores that other processes may use, and that a hypervisor or quota may take, before a warning.
 OTHERS_SHARE, STEAL_SHARE = 0.10, 0.03
@@ -32,6 +35,9 @@ class Seen:
     stolen: float
     throttled: float
     available: float
+    gpu: Sequence[GpuState] = ()
+    """The GPU at every look, in time order; empty where the race does not use it or NVML cannot be asked."""
+    pids: Sequence[int] = ()
 
     @property
     def drift(self) -> float:
@@ -51,11 +57,13 @@ class _CpuSeconds(NamedTuple):
 
 
 class Machine:
-    """Watches from its construction on. `pids` are the processes that are timed."""
+    """Watches from its construction on. `pids` are the processes that are timed; `on_gpu`: whether they use one."""
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[int], on_gpu: bool = False) -> None:
         self.pids = pids
         self.speeds: list[float] = []
+        self._on_gpu, self._gpu = on_gpu, list[GpuState]()
+        self._look()
         self._start, self._before = time.monotonic(), self._cpu_seconds()
 
     def calibrate(self) -> None:
@@ -65,6 +73,11 @@ class Machine:
         for number in range(_WORK):
             total += number
         self.speeds.append(time.perf_counter() - start)
+        self._look()
+
+    def _look(self) -> None:
+        if self._on_gpu and (state := gpu.state()) is not None:
+            self._gpu.append(state)
 
     def stolen(self) -> float:
         """Return the seconds that all CPUs together were taken, by a hypervisor or quota: one of two for 1 s counts 0.5."""
@@ -75,7 +88,7 @@ class Machine:
         pairs = zip(self._cpu_seconds(), self._before, strict=True)
         used = _CpuSeconds(*(after - before for after, before in pairs))
         available = (time.monotonic() - self._start) * (os.cpu_count() or 1)
-        return Seen(self.speeds, used.busy - used.ours, used.stolen, used.throttled, available)
+        return Seen(self.speeds, used.busy - used.ours, used.stolen, used.throttled, available, self._gpu, self.pids)
 
     def _cpu_seconds(self) -> _CpuSeconds:
         import psutil
@@ -99,6 +112,28 @@ def findings(seen: Seen) -> list[str]:
     if abs(math.log(seen.drift)) > math.log1p(DRIFT):
         change = "slower" if seen.drift > 1 else "faster"
         warnings.append(f"the machine became {abs(seen.drift - 1):.0%} {change} during the race")
+    return warnings + _gpu_findings(seen)
+
+
+def _gpu_findings(seen: Seen) -> list[str]:
+    if not seen.gpu:
+        return []
+    warnings = []
+    # In another PID namespace NVML lists none of ours, and strangers cannot be told from them.
+    strangers = {pid for state in seen.gpu for pid in state.processes} - set(seen.pids)
+    if strangers and any(set(state.processes) & set(seen.pids) for state in seen.gpu):
+        warnings.append(f"{len(strangers)} other process{'es' if len(strangers) > 1 else ''} used the GPU during the race")
+    if reasons := dict.fromkeys(why for state in seen.gpu for why in state.throttling):
+        warnings.append(f"the GPU lowered its clock during the race: {', '.join(reasons)}")
+    clocks = [state.clock_mhz for state in seen.gpu if state.clock_mhz]
+    third = max(1, len(clocks) // 3)
+    # The fastest of each third: a GPU that idles between two turns lowers its clock for a moment.
+    if len(clocks) > 1 and abs(math.log(max(clocks[-third:]) / max(clocks[:third]))) > math.log1p(DRIFT):
+        warnings.append(f"the GPU's clock changed during the race, from {max(clocks[:third])} to {max(clocks[-third:])} MHz")
+    if seen.gpu[0].mig:
+        warnings.append("the GPU is a MIG slice: its neighbours share the memory's bandwidth")
+    if seen.gpu[0].mps:
+        warnings.append("MPS runs: processes of others share the GPU's cores")
     return warnings
 
 

@@ -10,14 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel
-
+from bertopt.system import gpu_checks
 from bertopt.system.environment import NATIVE
+from bertopt.system.finding import ALL, Finding
 from bertopt.system.machine import MODULES, Machine
 
-#: What a finding can concern: every run ("all"), "gpu", "hub" (downloads), a precision ("int8", "bfloat16",
-#: "openvino_int8"), or a pass.
-ALL = "all"
 _ONNX = ("export_onnx", "fuse_ort", "cast_onnx_half", "quantize_int8", "convert_openvino", "build_tensorrt")
 _RUN_ONNX = _ONNX[:4]
 #: What needs each module. The wheels of one module are alternatives.
@@ -30,23 +27,6 @@ _NEEDED_BY: dict[str, tuple[str, ...]] = {
 _BUILDING = ("torch", "transformers", "optimum")
 #: Debian's package for libraries that runtimes commonly miss.
 _SYSTEM_PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6", "libGL.so.1": "libgl1", "libz.so.1": "zlib1g"}
-
-
-class Finding(BaseModel):
-    """One cause: what was found, what it stops, and what mends it."""
-
-    check: str
-    found: str
-    stops: str
-    fix: str
-    concerns: tuple[str, ...] = (ALL,)
-    blocks: bool = False
-    """Whether what it concerns cannot work at all, rather than slowly or by chance."""
-    only_if_needed: bool = False
-    """Whether it is shown only where the asked target or recipe needs what it concerns."""
-
-    def __str__(self) -> str:
-        return f"{self.found}; {self.stops}. Fix: {self.fix}"
 
 
 Check = Callable[[Machine], Finding | list[Finding] | None]
@@ -83,7 +63,9 @@ def broken_imports(machine: Machine) -> list[Finding]:
         wheel = next(name for name, brings in MODULES.items() if brings == module and name in machine.packages)
         library = re.search(r"(lib[\w.+-]+\.so[\w.]*)", reason)
         system = _SYSTEM_PACKAGES.get(library[1]) if library else None
-        again = f"pip install --force-reinstall --no-deps {wheel}=={machine.packages[wheel].split('+')[0]}"
+        # TensorRT's libraries are wheels that it depends on, on NVIDIA's own index.
+        how = "--extra-index-url https://pypi.nvidia.com" if wheel == "tensorrt" else "--no-deps"
+        again = f"pip install --force-reinstall {how} {wheel}=={machine.packages[wheel].split('+')[0]}"
         what = f"{wheel} {machine.packages[wheel]} is installed but cannot be imported"
         if library:
             what += f", because the library {library[1]} is missing or broken"
@@ -238,13 +220,13 @@ def cuda_visible_devices(machine: Machine) -> Finding | None:
     )  # fmt: skip
 
 
-def no_gpu(machine: Machine) -> Finding | None:
-    if machine.gpus:
+def low_disk(machine: Machine) -> Finding | None:
+    if machine.free_disk_bytes >= 5 << 30:
         return None
     return Finding(
-        check="no_gpu", found="no NVIDIA device (/dev/nvidia0) is here", stops="nothing can run on a GPU",
-        fix="run where one is (docker run --gpus all), or use --target cpu", concerns=("gpu",), blocks=True,
-        only_if_needed=True,
+        check="low_disk", found=f"the disk here has {machine.free_disk_bytes / 2**30:.1f} GiB free",
+        stops="stages of base-size models may not fit", fix="free some, or give --out on another disk",
+        blocks=machine.free_disk_bytes < 256 << 20,
     )  # fmt: skip
 
 
@@ -276,5 +258,7 @@ def hub_offline(machine: Machine) -> Finding | None:
 CHECKS: tuple[Check, ...] = (
     shadowed_modules, broken_imports, missing_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
     bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, no_compiler, unwritable_caches,
-    hub_offline, cuda_visible_devices, no_gpu, cpu_wheels,
+    hub_offline, low_disk, cuda_visible_devices, cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
+    gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.compute_mode,
+    gpu_checks.shared_gpu,
 )  # fmt: skip

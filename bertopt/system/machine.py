@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from bertopt.system import environment, limits
+from bertopt.system import environment, gpu_facts, limits
+from bertopt.system.gpu_facts import GpuFacts
 
 #: Modules by the distribution that brings them: a name of its own that shadows one breaks everything after it.
 MODULES = {
@@ -50,6 +51,9 @@ class Machine:
     unwritable_caches: tuple[str, ...] = ()
     compiler: str | None = "/usr/bin/g++"
     gpus: int = 0
+    gpu: GpuFacts = GpuFacts()
+    free_disk_bytes: int = 100 << 30
+    """Where bertopt would write: the current directory's disk."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Installed distributions and their versions."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class Machine:
 def read() -> Machine:
     """Look at this machine. Runtimes are imported in processes of their own; takes a few seconds."""
     packages = environment.versions()
+    gpus = gpu_count()
     installed = {MODULES[name] for name in packages if name in MODULES}
     return Machine(
         architecture=platform.machine(),
@@ -75,7 +80,9 @@ def read() -> Machine:
         bad_temp=_bad_temp(),
         unwritable_caches=tuple(str(path) for path in _caches() if not _writable(path)),
         compiler=shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"),
-        gpus=gpu_count(),
+        gpus=gpus,
+        gpu=gpu_facts.read(_as_workers, gpus),
+        free_disk_bytes=shutil.disk_usage(".").free,
         packages=packages,
         shadowed=_shadowed(packages),
         broken=_broken([name for name in RUNTIMES if name in installed]),

@@ -34,6 +34,8 @@ STALL_S = 60
 LOOK_S = 0.25
 #: How long a worker that hangs has to say where it is.
 WHERE_S = 1.0
+#: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
+NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 #: What the server's log says where memory ended before it could say so itself.
@@ -55,7 +57,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+                env={**os.environ, **NO_CUDA_CALLS, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
@@ -149,6 +151,7 @@ class Worker:
         #: Of the open model; `open` sets them.
         self.shapes: ShapeLimits | None = None
         self.packed = False
+        self.device: Device = "cpu"
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +166,7 @@ class Worker:
         opened = self.call("open", timeout=timeout, directory=str(directory.resolve()), device=device)
         self.shapes = ShapeLimits.model_validate(opened["shapes"])
         self.packed = opened["layout"] == "packed"
+        self.device = device
 
     def fits(self, shape: tuple[int, int]) -> bool:
         """Whether the open model can run a batch of this [B, S]."""

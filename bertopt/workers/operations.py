@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
 import resource
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,8 @@ from bertopt.modeling.packing import Batch
 from bertopt.passes import registry
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
-from bertopt.system import environment
+from bertopt.stages.manifest import GpuEntry
+from bertopt.system import environment, gpu
 from bertopt.system.untrusted import reading
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Ops:
         self.samples = timed_steps.ReservoirSample(self.dice)
         self.turns = 0
         self.inspector: Any = None
+        self.gpu_used: int | None = None
 
     def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
         op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
@@ -52,14 +54,14 @@ class Ops:
         import torch
 
         if not torch.cuda.is_available():
-            return {"cuda": False}, {}
+            return {"cuda": False, "gpu": None}, {}
+        state = gpu.state()
         major, minor = torch.cuda.get_device_capability()
-        return {
-            "cuda": True,
-            "gpu": torch.cuda.get_device_name(),
-            "capability": f"sm{major}{minor}",
-            "cuda_version": torch.version.cuda,
-        }, {}
+        found = GpuEntry(
+            name=torch.cuda.get_device_name(), capability=f"sm{major}{minor}", driver=gpu.driver(), cuda_version=torch.version.cuda
+        )
+        refused = state.compute_mode if state is not None and state.refuses_second_process else None
+        return {"cuda": True, "gpu": found.model_dump(), "refuses_second_process": refused}, {}
 
     def op_load_checkpoint(
         self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
@@ -125,6 +127,8 @@ class Ops:
         manifest = stages.verify(path)
         environment.check_isa(manifest.precision, manifest.environment["isa"], device)
         model = stages.open_stage(path, manifest)
+        if device == "cuda" and (state := gpu.state()) is not None:
+            self.gpu_used = state.used_bytes
         self.session, self.model = open_session(model, device), model
         self.passes = list(manifest.passes)
         self.predictor = Predictor(self.session, model.spec, path, model.shapes)
@@ -239,13 +243,17 @@ class Ops:
         return attention(checkpoint.load(source, task, None), Path(source), text).model_dump(), {}
 
     def op_stats(self, arrays: Any) -> Reply:
-        gpu = None
-        if "torch" in sys.modules:
-            import torch
-
-            gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"peak_rss_bytes": rss, "peak_gpu_bytes": gpu, "facts": self._session.facts().model_dump(exclude_none=True)}, {}
+        return {"peak_rss_bytes": rss, "peak_gpu_bytes": self._gpu_bytes(), "facts": self._session.facts().model_dump(exclude_none=True)}, {}
+
+    def _gpu_bytes(self) -> int | None:
+        """Return the GPU memory of this process; without NVML what torch allocated, which misses other runtimes."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        torchs = int(torch.cuda.max_memory_reserved())
+        return max(torchs, gpu.memory_of(os.getpid(), self.gpu_used) or 0)
 
     @property
     def _session(self) -> Session:

@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bertopt.errors import BertoptError, ResourceError
-from bertopt.system import environment, process_tree
+from bertopt.errors import BertoptError, ResourceError, Unsupported
+from bertopt.system import environment, gpu, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
@@ -37,6 +37,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED|BFCArena.*(exhausted|failed)",
     re.IGNORECASE,
 )
+#: In exclusive compute mode one process at a time may use a GPU.
+_BUSY = re.compile(r"busy or unavailable|cudaErrorDevicesUnavailable", re.IGNORECASE)
 _LOST_DEVICE = re.compile(r"CUDA error: (?!out of memory)|CUDA failure (?!2:)|cudaErrorIllegalAddress", re.IGNORECASE)
 
 
@@ -159,6 +161,8 @@ def _describe(error: BaseException) -> dict[str, object]:
         known = environment.missing_module(error) or error
     elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)):
         known = ResourceError(f"out of memory: {error}")
+    elif _BUSY.search(str(error)):
+        known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")
     elif isinstance(error, OSError) and error.errno in (28, 122):
         known = ResourceError(
             f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"

@@ -21,7 +21,7 @@ SPEC = Spec(family="bert", task="text-classification", inputs=("input_ids", "att
 class Recorder:
     """A worker of one role that is awake or asleep."""
 
-    pid = 1
+    pid, device = 1, "cpu"
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log, self.state = name, log, "awake"

@@ -1,0 +1,218 @@
+"""What is asked of NVML, faked; and the warnings of a race on a GPU. Nothing here was run on one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertopt.errors import Unsupported
+from bertopt.pipeline.store import Store
+from bertopt.system import cpu_contention, gpu
+from bertopt.system.cpu_contention import Seen
+from bertopt.system.gpu import GpuState
+from bertopt.workers.client import NO_CUDA_CALLS
+from bertopt.workers.server import _describe
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Nvml(types.ModuleType):
+    """As much of nvidia-ml-py as is used; `unknown` are questions that this GPU does not answer."""
+
+    NVMLError, NVML_CLOCK_SM = NVMLError, 1
+
+    def __init__(self, **said: Any) -> None:
+        super().__init__("pynvml")
+        self.handles: list[Any] = []
+        self.unknown: set[str] = set()
+        self.said = {
+            "DeviceGetName": b"NVIDIA A10G", "DeviceGetCudaComputeCapability": (8, 6), "SystemGetDriverVersion": "550.54.15",
+            "SystemGetCudaDriverVersion_v2": 12040, "DeviceGetMemoryInfo": types.SimpleNamespace(used=3 << 30, total=24 << 30),
+            "DeviceGetComputeMode": 0, "DeviceGetMigMode": (0, 0), "DeviceGetClockInfo": 1500,
+            "DeviceGetCurrentClocksThrottleReasons": 1, "DeviceGetComputeRunningProcesses": [],
+        } | said  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID"):
+            return lambda *asked: self.handles.append((name, *asked)) or "handle"
+        question = name.removeprefix("nvml")
+        if question not in self.said:
+            raise AttributeError(name)
+
+        def answer(*_: Any) -> Any:
+            if question in self.unknown:
+                raise NVMLError("Not Supported")
+            return self.said[question]
+
+        return answer
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def install(**said: Any) -> Nvml:
+        made = Nvml(**said)
+        monkeypatch.setitem(sys.modules, "pynvml", made)
+        gpu._device.cache_clear()
+        return made
+
+    yield install
+    gpu._device.cache_clear()
+
+
+def test_a_gpu_is_described(plant: Any) -> None:
+    ran = [types.SimpleNamespace(pid=7, usedGpuMemory=1 << 30), types.SimpleNamespace(pid=8, usedGpuMemory=None)]
+    plant(DeviceGetComputeRunningProcesses=ran, DeviceGetCurrentClocksThrottleReasons=0x21, DeviceGetComputeMode=3)
+    state = gpu.state()
+    assert state is not None and (state.name, state.capability, state.driver_cuda) == ("NVIDIA A10G", "sm86", (12, 4))
+    assert state.processes == {7: 1 << 30, 8: None} and state.throttling == ("temperature",)
+    assert state.refuses_second_process and not replace(state, mps=True).refuses_second_process
+
+
+def test_questions_that_a_gpu_does_not_answer_are_left_out(plant: Any) -> None:
+    plant().unknown = {"DeviceGetMigMode", "DeviceGetClockInfo", "DeviceGetComputeRunningProcesses", "DeviceGetComputeMode"}
+    state = gpu.state()
+    assert state is not None and not state.mig and state.clock_mhz is None and state.processes == {}
+
+
+def test_no_nvml_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu._device.cache_clear()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu.state() is None and gpu.memory_of(1, 0) is None
+    gpu._device.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "which"),
+    [(None, 0), ("", 0), ("2,3", 2), (" 1", 1), ("GPU-89,GPU-1", "GPU-89"), ("MIG-89/1/0", 0)],
+)
+def test_the_gpu_asked_about_is_the_first_visible(value: str | None, which: Any, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.visible(value) == which
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    made = plant()
+    gpu.state()
+    if value is not None:
+        kind = "nvmlDeviceGetHandleByIndex" if isinstance(which, int) else "nvmlDeviceGetHandleByUUID"
+        assert (kind, which) in made.handles
+
+
+def test_memory_is_the_process_s_own_or_what_the_gpu_lost() -> None:
+    state = GpuState(used_bytes=9 << 30, processes={5: 2 << 30, 6: None})
+    assert gpu.memory_of(5, 8 << 30, state) == 2 << 30
+    assert gpu.memory_of(6, 8 << 30, state) == 1 << 30
+    assert gpu.memory_of(99, 8 << 30, state) == 1 << 30
+    assert gpu.memory_of(99, None, state) is None
+    assert gpu.memory_of(99, 10 << 30, state) == 0
+
+
+def test_the_driver_s_version_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "version")
+    assert gpu.driver() is None
+    for line, version in [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+    ]:
+        (tmp_path / "version").write_text(f"{line}\nGCC version:  gcc version 12.3.0\n")
+        assert gpu.driver() == version
+
+
+def seen(*states: GpuState, pids: tuple[int, ...] = (1, 2)) -> list[str]:
+    return cpu_contention.findings(Seen([], 0.0, 0.0, 0.0, 1.0, states, pids))
+
+
+OURS = GpuState(processes={1: 5, 2: 5}, clock_mhz=1980)
+
+
+def test_a_quiet_gpu_gives_no_warning() -> None:
+    assert seen() == seen(GpuState()) == seen(*[OURS] * 9) == []
+    assert seen(*[replace(OURS, clock_mhz=mhz) for mhz in (1980, 345, 1965, 1980, 345, 1950, 1935, 1980, 345)]) == []
+
+
+def test_a_busy_gpu_is_named() -> None:
+    assert seen(OURS, replace(OURS, processes={1: 5, 2: 5, 9: 1})) == ["1 other process used the GPU during the race"]
+    # In another PID namespace none of the numbers is ours.
+    assert seen(replace(OURS, processes={41: 5, 42: 5})) == []
+    assert seen(OURS, replace(OURS, throttling=("temperature", "power limit"))) == [
+        "the GPU lowered its clock during the race: temperature, power limit"
+    ]
+    slower = [replace(OURS, clock_mhz=mhz) for mhz in (1980, 1980, 1980, 1700, 1500, 1410, 1410, 1410, 1410)]
+    assert seen(*slower) == ["the GPU's clock changed during the race, from 1980 to 1410 MHz"]
+    assert "MIG slice" in seen(replace(OURS, mig=True))[0] and "MPS runs" in seen(replace(OURS, mps=True))[0]
+
+
+def test_a_race_on_a_cpu_does_not_ask_for_the_gpu(plant: Any) -> None:
+    made = plant()
+    machine = cpu_contention.Machine([os.getpid()])
+    machine.calibrate()
+    assert machine.seen().gpu == [] and made.handles == []
+    machine = cpu_contention.Machine([os.getpid()], on_gpu=True)
+    machine.calibrate()
+    assert len(machine.seen().gpu) == 2
+
+
+class Answers:
+    def __init__(self, **cuda: Any) -> None:
+        self.cuda = {"cuda": True, "gpu": {"name": "A10G"}, "refuses_second_process": None} | cuda
+
+    def call(self, op: str) -> dict[str, Any]:
+        assert op == "device"
+        return self.cuda
+
+
+def test_a_gpu_for_one_process_ends_with_4_unless_the_recipe_is_for_the_cpu(tmp_path: Path) -> None:
+    def settle(wanted: str, **cuda: Any) -> Any:
+        store = Store(tmp_path, False, lambda _: None)
+        return store.settle(Answers(**cuda), wanted)[0], store.gpu  # type: ignore[arg-type]
+
+    assert settle("auto") == settle("cuda") == ("cuda", {"name": "A10G"})
+    assert settle("cpu") == settle("cpu", refuses_second_process="exclusive") == ("cpu", None)
+    assert settle("auto", cuda=False) == ("cpu", None)
+    for wanted in ("auto", "cuda"):
+        with pytest.raises(Unsupported, match=r"compute mode exclusive.*nvidia-smi -c DEFAULT"):
+            settle(wanted, refuses_second_process="exclusive")
+    with pytest.raises(Unsupported, match="sees no CUDA GPU"):
+        settle("cuda", cuda=False)
+
+
+def test_a_gpu_that_takes_no_further_process_is_exit_4() -> None:
+    said = _describe(RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"))
+    assert said["type"] == "Unsupported" and "nvidia-smi -c DEFAULT" in str(said["message"])
+
+
+def test_the_fork_server_makes_no_cuda_call() -> None:
+    """Every way into CUDA is recorded while the server preloads; a CUDA call before a fork breaks every worker."""
+    code = """
+import os, torch
+called = []
+for name in {"_cuda_init", "_cuda_getDeviceCount", "_cuda_setDevice"} & set(dir(torch._C)):
+    setattr(torch._C, name, lambda *a, name=name: called.append(name) or 0)
+for name in ("_lazy_init", "init", "current_device", "get_device_capability", "get_device_properties"):
+    setattr(torch.cuda, name, lambda *a, name=name, **k: called.append(name))
+from bertopt.workers.server import _preload
+_preload()
+assert not called, called
+import threading
+assert threading.active_count() == 1, threading.enumerate()
+assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+"""
+    environment = {**os.environ, **NO_CUDA_CALLS, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_real_binding_has_every_question() -> None:
+    nvml = pytest.importorskip("pynvml")
+    for question in Nvml().said:
+        assert callable(getattr(nvml, f"nvml{question}"))
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID", "NVML_CLOCK_SM", "NVMLError"):
+        assert hasattr(nvml, name)
