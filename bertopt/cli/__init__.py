@@ -6,11 +6,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from bertopt.cli import bench, compare, debug, doctor, export, info, init, optimize, profile, push, report, verify
+from bertopt.cli import bench, compare, debug, doctor, export, info, init, optimize, profile, push, report, sign, verify
 from bertopt.cli.app import app
 
 __all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
-           "report", "verify"]  # fmt: skip
+           "report", "sign", "verify"]  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

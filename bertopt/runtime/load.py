@@ -18,12 +18,13 @@ MAX_THREADS = 1024
 
 def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
-    max_batch_tokens: int | None = None,
+    max_batch_tokens: int | None = None, key: str | Path | None = None,
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
     `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
-    the runtime supports). See `Predictor` for `max_batch_tokens`. Raises IntegrityError where a file is not the one exported,
+    the runtime supports). See `Predictor` for `max_batch_tokens`. With `key`, a file that holds a public key, it must be signed
+    with that (`bertopt sign`). Raises IntegrityError where a file is not the one exported or the signature is not there,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
     threads or streams that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
     fork load the artefact after the fork.
@@ -33,7 +34,7 @@ def load(
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
-    manifest = stages.verify(path)
+    manifest = stages.verify(path, Path(key) if key is not None else None)
     device = device or manifest.device
     environment.check_isa(manifest.precision, manifest.environment["isa"], device)
     with reading(f"'{path}'", "export it again"):
