@@ -9,6 +9,7 @@ from bertopt.core import Device
 from bertopt.errors import UsageError
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
+from bertopt.stages.opening import opening
 from bertopt.system import environment
 from bertopt.system.untrusted import reading
 
@@ -34,13 +35,16 @@ def load(
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
-    manifest = stages.verify(path, Path(key) if key is not None else None)
-    device = device or manifest.device
-    environment.check_isa(manifest.precision, manifest.environment["isa"], device)
-    with reading(f"'{path}'", "export it again"):
-        model = stages.open_stage(path, manifest)
-        session = open_session(model, device, threads, streams)
-        return Predictor(session, model.spec, path, model.shapes, max_batch_tokens)
+    with opening(path, Path(key) if key is not None else None) as opened:
+        manifest = opened.manifest
+        device = device or manifest.device
+        environment.check_isa(manifest.precision, manifest.environment["isa"], device)
+        with reading(f"'{path}'", "export it again"):
+            model = stages.open_stage(opened.path, manifest)
+            session = open_session(model, device, threads, streams)
+            predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens)
+        opened.keep_for(predictor)
+    return predictor
 
 
 def _check_count(name: str, value: object) -> None:
