@@ -19,12 +19,13 @@ from bertopt.cli import (
     push,
     report,
     serve,
+    sign,
     verify,
 )
 from bertopt.cli.app import app
 
 __all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
-           "report", "serve", "verify"]  # fmt: skip
+           "report", "serve", "sign", "verify"]  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

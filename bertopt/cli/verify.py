@@ -26,6 +26,9 @@ def verify(
         Path | None,
         typer.Option(help="An earlier report: compare the figures with its delivered stage.", metavar="REPORT"),
     ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="A public key: the artefact must be signed with it (`bertopt sign`).", metavar="FILE.pub")
+    ] = None,
     limits: LimitValues = None,
     slower: Slower = 0.05,
     bigger: Bigger = 0.10,
@@ -50,7 +53,7 @@ def verify(
             against = against or before.model.get("source")
             if not against:
                 raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
-        report = check(directory, against, texts)
+        report = check(directory, against, texts, key)
         if baseline is not None and report.stages:
             diff = with_baseline(report, baseline, tolerated)
             report.model["comparison"] = diff.model_dump(mode="json")

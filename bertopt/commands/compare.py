@@ -122,8 +122,8 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with tempfile.TemporaryDirectory(prefix="bertopt-compare-") as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, a, b, texts_or_built_in, pair.shapes(after), Path(records))
-    compared = parity.judge(new.cases, held, new.vs_parent)
-    compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
+        compared = parity.judge(new.cases, held, new.vs_parent)
+        compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
     differences = diff.environment(before.environment, after.environment)

@@ -21,14 +21,14 @@ from bertopt.system import environment
 from bertopt.workers.client import Workers
 
 
-def verify(directory: Path, against: str | None = None, texts: Path | None = None) -> Report:
+def verify(directory: Path, against: str | None = None, texts: Path | None = None, key: Path | None = None) -> Report:
     """Re-check an artefact on this machine.
 
-    Hashes always; a short run of the model always; parity and latency where a checkpoint is given. The limits are
+    Hashes always, and with `key` its signature by that public key; a short run of the model always; parity and latency where a checkpoint is given. The limits are
     those the artefact passed when it was exported, its waivers hold until their last day. Raises IntegrityError where
     a file changed.
     """
-    manifest = stages.verify(directory)
+    manifest = stages.verify(directory, key)
     report = Report(
         bertopt_version=__version__, recipe=manifest.recipe or {}, environment=environment.describe(),
         model={"source": str(directory), "warnings": _differences(manifest)},

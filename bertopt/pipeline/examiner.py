@@ -19,9 +19,10 @@ from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
 from bertopt.runtime.batch_limits import MAX_BATCH
-from bertopt.runtime.tokenization import Text, Tokenizer
+from bertopt.runtime.tokenization import Text
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
+from bertopt.workers.remote_tokenizer import RemoteTokenizer
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -72,7 +73,7 @@ class Examiner:
     ) -> None:  # fmt: skip
         self.workers, self.reference, self.device, self.plan, self.progress = workers, reference, device, plan, progress
         self.spec, self.texts = plan.spec, plan.texts
-        self.tokenizer = Tokenizer(reference, plan.spec, plan.spec.max_length)
+        self.tokenizer = RemoteTokenizer(workers, reference)
         sample = _sample(plan.texts)
         pairs = probes.pairs(plan.spec, sample)
         self.probes = [
@@ -110,18 +111,16 @@ class Examiner:
 
     def show(self, worst: Worst, case: Case) -> Worst:
         """Return the worst case with its text and tokens."""
-        return worst_case.show(worst, case, self.probes, self._word)
-
-    def _word(self, token: int) -> str:
-        return str(self.tokenizer.fast.id_to_token(token) or token)
+        return worst_case.show(worst, case, self.probes, self.tokenizer.word)
 
     def _encode(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
-        return [self.tokenizer.batch(self.tokenizer.encode(texts))]
+        return [self.tokenizer.batch(texts)]
 
     def close(self) -> None:
         for worker in self._open.values():
             worker.close()
         self._open.clear()
+        self.tokenizer.close()
 
     def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float) -> StageMeasurements:
         self.progress(f"{name}: opening")

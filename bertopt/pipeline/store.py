@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
-from bertopt.modeling.source import examine, read_json, resolve, sha256
+from bertopt.modeling.source import examine, read_json, resolve, sha256, weight_files
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
@@ -27,8 +27,9 @@ from bertopt.workers.client import Worker
 _STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}-([0-9a-f]{12})")
 _PART = re.compile(r"\.part-[A-Za-z][A-Za-z0-9_-]{0,63}-\d+")
 _RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)")
-#: How long a checkpoint may take to load.
-LOADING_S = 1800.0
+#: How long a checkpoint may take to load, and how much memory: nobody has looked at it yet. A real one needs about three
+#: times its weights, and what it is loaded with.
+LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
 
 
 class Store:
@@ -106,6 +107,8 @@ class Store:
         key = stages.key(f"{content} {task}", None, device, None, "")
 
         def make(part: Path, fields: dict[str, Any]) -> None:
+            weights = sum(path.stat().st_size for path in weight_files(directory))
+            worker.memory_bytes = min(worker.memory_bytes, LOADING_BYTES + LOADING_TIMES * weights)
             worker.call(
                 "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, revision=None, part=str(part),
                 fields={**fields, "checkpoint_sha256": content},

@@ -9,6 +9,7 @@ from bertopt.core import Device
 from bertopt.errors import UsageError
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
+from bertopt.stages.opening import opening
 from bertopt.system import environment
 from bertopt.system.untrusted import reading
 
@@ -18,12 +19,13 @@ MAX_THREADS = 1024
 
 def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
-    max_batch_tokens: int | None = None,
+    max_batch_tokens: int | None = None, key: str | Path | None = None,
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
     `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
-    the runtime supports). See `Predictor` for `max_batch_tokens`. Raises IntegrityError where a file is not the one exported,
+    the runtime supports). See `Predictor` for `max_batch_tokens`. With `key`, a file that holds a public key, it must be signed
+    with that (`bertopt sign`). Raises IntegrityError where a file is not the one exported or the signature is not there,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
     threads or streams that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
     fork load the artefact after the fork.
@@ -33,13 +35,16 @@ def load(
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
-    manifest = stages.verify(path)
-    device = device or manifest.device
-    environment.check_isa(manifest.precision, manifest.environment["isa"], device)
-    with reading(f"'{path}'", "export it again"):
-        model = stages.open_stage(path, manifest)
-        session = open_session(model, device, threads, streams)
-        return Predictor(session, model.spec, path, model.shapes, max_batch_tokens)
+    with opening(path, Path(key) if key is not None else None) as opened:
+        manifest = opened.manifest
+        device = device or manifest.device
+        environment.check_isa(manifest.precision, manifest.environment["isa"], device)
+        with reading(f"'{path}'", "export it again"):
+            model = stages.open_stage(opened.path, manifest)
+            session = open_session(model, device, threads, streams)
+            predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens)
+        opened.keep_for(predictor)
+    return predictor
 
 
 def _check_count(name: str, value: object) -> None:

@@ -56,7 +56,7 @@ class Tokenizer:
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise IntegrityError(f"'{directory}' has no tokenizer.json; restore the artefact")
-        self.spec, self._path = spec, path
+        self.spec, self._content = spec, path.read_bytes()
         self.limit = min(spec.text_length if max_length is None else max_length, spec.max_length)
         self.fast = self._open()
         self._side = _truncation_side(directory)
@@ -68,7 +68,7 @@ class Tokenizer:
     def _open(self) -> Any:
         from tokenizers import Tokenizer as Fast
 
-        fast: Any = Fast.from_file(str(self._path))
+        fast: Any = Fast.from_buffer(self._content)
         fast.no_padding()
         fast.no_truncation()
         return fast

@@ -61,7 +61,9 @@ class OpenVinoSession(Session):
         }
         if threads is not None:
             properties["INFERENCE_NUM_THREADS"] = threads
-        self._core, self._path, self._properties = ov.Core(), model.path, properties
+        self._core, self._properties = ov.Core(), properties
+        # Read once: by the time that more streams or a short length are compiled, another file may lie there.
+        self._model = self._core.read_model(model.path)
         self.compiled = self._compile(1)
         self._tensor = ov.Tensor
         self._version = ov.get_version()
@@ -135,7 +137,7 @@ class OpenVinoSession(Session):
         )  # fmt: skip
 
     def _compile(self, streams: int) -> Any:
-        return self._core.compile_model(self._path, "CPU", {**self._properties, "NUM_STREAMS": streams})
+        return self._core.compile_model(self._model, "CPU", {**self._properties, "NUM_STREAMS": streams})
 
     def _requests(self, compiled: Any, count: int) -> list[Request]:
         return [Request(compiled.create_infer_request(), self._tensor, self.spec) for _ in range(count)]
@@ -150,7 +152,7 @@ class OpenVinoSession(Session):
         if texts != 1 or rows != 1 or length is None or not widens(self.spec, inputs):
             return usual
         if length not in self._short:
-            model = self._core.read_model(self._path)
+            model = self._model.clone()
             model.reshape({name: [1, 1 if name == "first_tokens" else length] for name in self.spec.network_inputs})
             compiled = self._core.compile_model(model, "CPU", {**self._properties, **_UNFUSED, "NUM_STREAMS": 1})
             short = [Short(compiled.create_infer_request(), self._tensor, self.spec, length) for _ in range(2)]

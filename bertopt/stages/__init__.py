@@ -14,20 +14,21 @@ from typing import Any
 from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Precision, Rewrite, Spec
 from bertopt.errors import IntegrityError
 from bertopt.stages import source_hash
-from bertopt.stages.manifest import MANIFEST, Manifest, files_of, verify
+from bertopt.stages.manifest import MANIFEST, Manifest, files_of, sign, verify
 from bertopt.stages.manifest import read as read_manifest
 from bertopt.stages.manifest import write as write_manifest
+from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 
 __all__ = [
     "DEVICE_FORMS", "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "inherit", "key", "link", "open_stage",
-    "read_manifest", "sync", "verify", "write_form", "write_manifest",
+    "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
 #: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
 #: Forms that hold machine code of one kind of GPU.
 DEVICE_FORMS = ("engine", "packaged")
-_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", MANIFEST)
+_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", MANIFEST, SIGNATURE)
 
 
 @dataclass(frozen=True)

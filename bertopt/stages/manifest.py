@@ -14,6 +14,8 @@ from bertopt._version import __version__
 from bertopt.core import Precision, Profile, Rewrite, Spec
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.source import sha256
+from bertopt.stages import signature
+from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 
 MANIFEST = "manifest.json"
@@ -98,7 +100,8 @@ class Manifest(_Frozen):
 
 
 def write(directory: Path, fields: Mapping[str, Any]) -> Manifest:
-    """Hash every file of `directory`, write its manifest last, and return it."""
+    """Hash every file of `directory`, write its manifest last, and return it. A signature of an earlier one is removed."""
+    (directory / SIGNATURE).unlink(missing_ok=True)
     files = {
         str(path.relative_to(directory)): FileEntry(sha256=sha256(path), size=path.stat().st_size)
         for path in files_of(directory)
@@ -109,13 +112,32 @@ def write(directory: Path, fields: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def read(directory: Path) -> Manifest:
-    """Return the manifest. Raises UsageError where there is none, IntegrityError where it is not as it was written."""
+def sign(directory: Path, private: Path) -> Path:
+    """Write the signature of the artefact in `directory`, once its files were verified, and return its path."""
+    verify(directory)
+    path = directory / SIGNATURE
+    new = path.with_suffix(".part")
+    try:
+        new.write_bytes(signature.sign((directory / MANIFEST).read_bytes(), private))
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    return path
+
+
+def read(directory: Path, key: Path | None = None) -> Manifest:
+    """Return the manifest, signed with the public `key` where one is given.
+
+    Raises UsageError where there is none, IntegrityError where it is not as it was written or signed.
+    """
     path = directory / MANIFEST
     if not path.is_file():
         raise UsageError(f"'{directory}' is no bertopt stage or artefact: it has no {MANIFEST}")
+    content = path.read_bytes()
+    if key is not None:
+        signature.check(directory, content, key)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = content.decode("utf-8")
         fields = json.loads(text)
         got = fields.get("schema_version") if isinstance(fields, dict) else None
         if isinstance(got, int) and got != SCHEMA_VERSION:
@@ -132,12 +154,12 @@ def read(directory: Path) -> Manifest:
     return manifest
 
 
-def verify(directory: Path) -> Manifest:
-    """Return the manifest, after every file's size and hash was checked, before anything of it reaches a loader.
+def verify(directory: Path, key: Path | None = None) -> Manifest:
+    """Return the manifest, after its signature by the public `key`, if one is given, and every file's size and hash.
 
     Raises IntegrityError naming the first file that is missing, changed, or not listed.
     """
-    manifest = read(directory)
+    manifest = read(directory, key)
     links = [path for path in sorted(directory.rglob("*")) if path.is_symlink()]
     if links:
         raise IntegrityError(
@@ -156,7 +178,7 @@ def verify(directory: Path) -> Manifest:
     extra = [
         str(path.relative_to(directory))
         for path in files_of(directory)
-        if str(path.relative_to(directory)) not in manifest.files and path != directory / MANIFEST
+        if str(path.relative_to(directory)) not in manifest.files and path not in (directory / MANIFEST, directory / SIGNATURE)
     ]
     if extra:
         raise IntegrityError(f"'{extra[0]}' in '{directory}' is not listed in {MANIFEST}; remove it, or export again")

@@ -51,7 +51,7 @@ class Machine:
     unwritable_caches: tuple[str, ...] = ()
     compiler: str | None = "/usr/bin/g++"
     gpus: int = 0
-    gpu: GpuFacts = GpuFacts()
+    gpu: GpuFacts = field(default_factory=GpuFacts)
     free_disk_bytes: int = 100 << 30
     """Where bertopt would write: the current directory's disk."""
     packages: Mapping[str, str] = field(default_factory=dict)

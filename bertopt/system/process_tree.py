@@ -71,6 +71,16 @@ def runs(pid: int) -> bool:
         return False
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process has in use, 0 where there is none of this id. What it shares counts in full."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
 def ends(pid: int, seconds: float) -> bool:
     """Wait for a process to end and return whether it did."""
     deadline = time.monotonic() + seconds

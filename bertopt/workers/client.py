@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bertopt.core import Device, ShapeLimits
 from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.passes import registry
-from bertopt.system import process_tree
-from bertopt.workers import log_directory, protocol
+from bertopt.system import limits, process_tree, temporary_directory
+from bertopt.workers import protocol
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 LOG_TAIL = 30
 #: A message that makes no progress for so long will never end: the worker hangs in the middle of it.
 STALL_S = 60
+#: How long a call may take where its caller does not say.
+CALL_S = 1800.0
+#: The share of the memory which this process may use that one worker may have. Looked at while bertopt waits for an answer:
+#: the kernel's own limits (RLIMIT_AS) count address space, of which torch, CUDA and mapped weights take many times what they
+#: use, and a cgroup of its own needs rights that a user seldom has. Not seen: what comes and goes between two looks, the
+#: memory of processes that a worker started, and of a GPU.
+MEMORY_SHARE = 0.9
 #: How often a waiting call looks whether its worker lives: something that the worker forked may keep the socket open.
 LOOK_S = 0.25
 #: How long a worker that hangs has to say where it is.
@@ -50,7 +57,7 @@ class Workers:
             raise UsageError(
                 "this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':"
             )
-        self._logs = log_directory.make()
+        self._logs = temporary_directory.make()
         self._control, theirs = socket.socketpair()
         self._log = Path(self._logs.name) / "server.log"
         with self._log.open("wb") as log:
@@ -152,6 +159,8 @@ class Worker:
         self.shapes: ShapeLimits | None = None
         self.packed = False
         self.device: Device = "cpu"
+        #: Resident bytes beyond which the worker is ended.
+        self.memory_bytes = int(MEMORY_SHARE * limits.memory_bytes())
 
     def __enter__(self) -> Self:
         return self
@@ -184,7 +193,7 @@ class Worker:
             raise WorkerCrashed(f"'{op}' was asked of a worker that has ended")
         try:
             protocol.send(self._connection, {"op": op, "args": args}, arrays)
-            if not self._answers(timeout):
+            if not self._answers(op, timeout := CALL_S if timeout is None else timeout):
                 raise self._hangs(op, timeout)
             message, out = protocol.receive(self._connection)
         except (EOFError, OSError) as error:  # OSError: it died, or stalled, in the middle of a message
@@ -223,20 +232,32 @@ class Worker:
         self.alive = False
         return self._workers.end(self.pid)
 
-    def _answers(self, timeout: float | None) -> bool:
-        """Wait for the first byte of an answer; whether it came within `timeout` seconds. Raises EOFError where the
-        worker has died."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _answers(self, op: str, timeout: float) -> bool:
+        """Wait for the first byte of an answer and return whether it came within `timeout` seconds.
+
+        Raises EOFError where the worker has died, ResourceError where it was ended because it took too much memory.
+        """
+        deadline = time.monotonic() + timeout
         while True:
-            rest = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
-            if self._connection.poll(rest):
+            if self._connection.poll(min(LOOK_S, max(0.0, deadline - time.monotonic()))):
                 return True
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 return False
             if not process_tree.runs(self.pid) and not self._connection.poll(0):
                 raise EOFError
+            if (used := process_tree.resident_bytes(self.pid)) > self.memory_bytes:
+                raise self._too_large(op, used)
 
-    def _hangs(self, op: str, timeout: float | None) -> StepTimeout:
+    def _too_large(self, op: str, used: int) -> ResourceError:
+        _, left = self.kill()
+        error = ResourceError(
+            f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
+            f"{self.memory_bytes / 2**30:.1f} GiB here: use a smaller batch or model, or a machine with more{_undead(left)}"
+        )
+        error.log = _tail(self._log)
+        return error
+
+    def _hangs(self, op: str, timeout: float) -> StepTimeout:
         """End a worker that does not answer, after asking it where it is."""
         before = self._log.stat().st_size
         with contextlib.suppress(ProcessLookupError):

@@ -21,6 +21,7 @@ from bertopt.passes import registry
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.manifest import GpuEntry
+from bertopt.stages.opening import opening
 from bertopt.system import environment, gpu
 from bertopt.system.untrusted import reading
 
@@ -38,6 +39,7 @@ class Ops:
         self.model: Model | None = None
         self.passes: list[Rewrite] = []
         self.predictor: Predictor | None = None
+        self.tokenizer: Tokenizer | None = None
         self.texts: list[Any] = []
         self.dice = np.random.default_rng(0)
         self.samples = timed_steps.ReservoirSample(self.dice)
@@ -123,16 +125,33 @@ class Ops:
         """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
         from bertopt.sessions import open_session
 
-        path = Path(directory)
-        manifest = stages.verify(path)
-        environment.check_isa(manifest.precision, manifest.environment["isa"], device)
-        model = stages.open_stage(path, manifest)
-        if device == "cuda" and (state := gpu.state()) is not None:
-            self.gpu_used = state.used_bytes
-        self.session, self.model = open_session(model, device), model
-        self.passes = list(manifest.passes)
-        self.predictor = Predictor(self.session, model.spec, path, model.shapes)
+        with opening(Path(directory)) as opened:
+            manifest = opened.manifest
+            environment.check_isa(manifest.precision, manifest.environment["isa"], device)
+            model = stages.open_stage(opened.path, manifest)
+            if device == "cuda" and (state := gpu.state()) is not None:
+                self.gpu_used = state.used_bytes
+            self.session, self.model = open_session(model, device), model
+            self.passes = list(manifest.passes)
+            self.predictor = Predictor(self.session, model.spec, opened.path, model.shapes)
+            opened.keep_for(self)
         return {"shapes": model.shapes.model_dump(mode="json"), "layout": model.spec.layout}, {}
+
+    def op_tokenizer(self, arrays: Any, directory: str) -> Reply:
+        """Open the tokenizer of a committed stage for `encode` and `word`."""
+        with opening(Path(directory)) as opened, reading("tokenizer.json", "export again"):
+            self.tokenizer = Tokenizer(opened.path, opened.manifest.spec, opened.manifest.spec.max_length)
+        return None, {}
+
+    def op_encode(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Texts as right-padded arrays [B, S]. A pair arrives as a list."""
+        assert self.tokenizer is not None, "op_tokenizer comes first"
+        listed = [tuple(text) if isinstance(text, list) else text for text in texts]
+        return None, self.tokenizer.batch(self.tokenizer.encode(listed))
+
+    def op_word(self, arrays: Any, token: int) -> Reply:
+        assert self.tokenizer is not None, "op_tokenizer comes first"
+        return str(self.tokenizer.fast.id_to_token(token) or token), {}
 
     def op_run(self, arrays: dict[str, Array]) -> Reply:
         return None, self._session.run(arrays)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,9 +30,10 @@ from bertopt.errors import (
 )
 from bertopt.pipeline.race import Budget, race
 from bertopt.system import process_tree
-from bertopt.workers import protocol
+from bertopt.workers import client, protocol, remote_tokenizer
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
+from bertopt.workers.remote_tokenizer import RemoteTokenizer
 from tests.support import example_passes
 from tests.support.tiny_models import Tiny
 
@@ -246,6 +249,49 @@ def test_nothing_that_a_worker_started_outlives_it(
         assert "example_passes.py" in raised.value.log
     assert bystander.call("device") is not None
     bystander.close()
+
+
+def test_a_worker_that_takes_too_much_memory_is_ended(workers: Workers, reference: Path, tmp_path: Path) -> None:
+    (tmp_path / "pids").mkdir()
+    worker = workers.start()
+    worker.memory_bytes = 2**20
+    step = example_passes.Family(pids=str(tmp_path / "pids"), child="plain", end="hang")
+    with pytest.raises(ResourceError, match=r"GiB of memory during 'build' and was ended"):
+        build(worker, reference, tmp_path / "part", step)
+    assert not worker.alive and not process_tree.runs(worker.pid)
+    assert not [path for path in (tmp_path / "pids").iterdir() if process_tree.runs(int(path.name))]
+
+
+def test_every_call_has_a_limit_of_time(
+    workers: Workers, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pids").mkdir()
+    worker = workers.start()
+    warm_up(worker, reference, tmp_path)
+    monkeypatch.setattr(client, "CALL_S", 3.0)
+    with pytest.raises(StepTimeout, match="longer than 3 s"):
+        build(worker, reference, tmp_path / "part", example_passes.Family(pids=str(tmp_path / "pids"), child="none", end="deaf"))
+
+
+def test_a_tokenizer_that_takes_all_time_ends_a_worker(
+    workers: Workers, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tmp_path / "bomb"
+    shutil.copytree(reference, bomb)
+    fields = json.loads((bomb / "tokenizer.json").read_text())
+    fields["normalizer"] = {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10_000}] * 2}  # fmt: skip
+    (bomb / "tokenizer.json").write_text(json.dumps(fields))
+    stages.write_manifest(bomb, stages.read_manifest(bomb).model_dump(mode="json", exclude={"files"}))
+    tokenizer = RemoteTokenizer(workers, reference)
+    assert tokenizer.batch(["the cat", "a"])["input_ids"].shape[0] == 2
+    assert tokenizer.word(2) == "[CLS]"
+    tokenizer.close()
+    assert tokenizer.word(3) == "[SEP]"  # a worker is started again
+    tokenizer.close()
+    monkeypatch.setattr(remote_tokenizer, "BATCH_S", 1.0)
+    with pytest.raises(StepTimeout, match="longer than 1 s"):
+        RemoteTokenizer(workers, bomb).batch(["a cat sat"] * 1000)
 
 
 def test_what_a_good_worker_leaves_behind_ends_with_it(workers: Workers, reference: Path, tmp_path: Path) -> None:

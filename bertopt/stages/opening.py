@@ -1,0 +1,132 @@
+"""What was hashed is what is read: loaders open files by name, so nobody may change them between hash and open.
+
+Where others may write to the files, they are copied to a private directory first, hashed there, and loaded from there.
+Elsewhere they are loaded where they lie, and refused where one was replaced or written to meanwhile: such as by a
+deployment during the load. Not looked at: what is changed in place after the load by whoever may, and root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertopt.errors import IntegrityError, ResourceError
+from bertopt.stages.manifest import MANIFEST, Manifest, verify
+from bertopt.stages.signature import SIGNATURE
+from bertopt.system import temporary_directory
+
+#: File systems stamp a change with a clock that ticks every few milliseconds: a later one must show.
+_TICK_NS = 50_000_000
+
+
+@dataclass
+class Opened:
+    """A verified directory: load from `path` while the context is open."""
+
+    path: Path
+    manifest: Manifest
+    copy: tempfile.TemporaryDirectory[str] | None = None
+
+    def keep_for(self, owner: object) -> None:
+        """Keep a private copy as long as `owner` lives: some runtimes read a model again."""
+        if self.copy is not None:
+            weakref.finalize(owner, self.copy.cleanup)
+            self.copy = None
+
+
+@contextlib.contextmanager
+def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
+    """Verify `directory`, signed with the public `key` where one is given, for what is loaded from it inside the context.
+
+    Raises IntegrityError as `verify` does, and at the end where a file changed since it was hashed.
+    """
+    if _others_may_write(directory):
+        opened = _copied(directory, key)
+        try:
+            yield opened
+        finally:
+            if opened.copy is not None:
+                opened.copy.cleanup()
+        return
+    before = _stamps(directory)
+    manifest = verify(directory, key)
+    yield Opened(directory, manifest)
+    if changed := dict(_stamps(directory).items() ^ before.items()):
+        raise IntegrityError(f"'{min(changed)}' was changed while '{directory}' was loaded; load it again when nobody writes there")
+
+
+def _copied(directory: Path, key: Path | None) -> Opened:
+    manifest = verify(directory, key)
+    copy = temporary_directory.make()
+    try:
+        for name in (*manifest.files, MANIFEST, SIGNATURE):
+            entry = manifest.files.get(name)
+            if entry is not None or (directory / name).exists():
+                _copy(directory / name, Path(copy.name) / name, entry.size if entry else None)
+        return Opened(Path(copy.name), verify(Path(copy.name), key), copy)
+    except OSError as error:
+        copy.cleanup()
+        raise ResourceError(
+            f"others may write to '{directory}', so it is copied before it is loaded, and '{copy.name}' cannot hold the copy "
+            f"({error.strerror}); free space there, set TMPDIR, or run: chmod -R go-w '{directory}'"
+        ) from error
+    except BaseException:
+        copy.cleanup()
+        raise
+
+
+def _copy(source: Path, target: Path, size: int | None) -> None:
+    """Copy a file that is no link, and at most one byte more than it should have."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file, target.open("wb") as out:
+        left = size + 1 if size is not None else 1 << 30
+        while left and (piece := file.read(min(left, 1 << 22))):
+            out.write(piece)
+            left -= len(piece)
+
+
+def _stamps(directory: Path) -> dict[str, tuple[int, ...]]:
+    """What changes with a file's content or place, for everything in `directory`. Nobody can set a ctime."""
+    stamps: dict[str, tuple[int, ...]] = {}
+    for path in (directory, *directory.rglob("*")):
+        seen = path.lstat()
+        name = str(path.relative_to(directory))
+        stamps[name] = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+    age = time.time_ns() - max(stamp[-1] for stamp in stamps.values())
+    if 0 <= age < _TICK_NS:
+        time.sleep((_TICK_NS - age) / 1e9)
+    return stamps
+
+
+def _others_may_write(directory: Path) -> bool:
+    """Whether another user, root aside, may change a file of `directory` or put another in its place."""
+    if any(_writable(path.lstat()) for path in (directory, *directory.rglob("*"))):
+        return True
+    # Who may write to a directory above may rename what lies in it, unless it is sticky.
+    return any(_writable(seen) and not seen.st_mode & stat.S_ISVTX for seen in map(Path.stat, directory.resolve().parents))
+
+
+def _writable(seen: os.stat_result) -> bool:
+    if stat.S_ISLNK(seen.st_mode):  # refused by `verify`
+        return False
+    if seen.st_uid not in (0, os.geteuid()) or seen.st_mode & stat.S_IWOTH:
+        return True
+    return bool(seen.st_mode & stat.S_IWGRP) and seen.st_gid != 0 and not _private_group(seen.st_gid)
+
+
+def _private_group(group: int) -> bool:
+    """Whether a group is that of this user alone, by name and members, as most Linux systems make one for each user."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
