@@ -47,6 +47,20 @@ def test_company_order_and_threads(precision: str, isa: str, output: Any, packed
                 assert (got == alone[i]).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("hidden", [384, 768])
+def test_the_last_layer_writes_no_input_for_a_next_one(hidden: int, precision: str, isa: str, packed: Packed) -> None:
+    """Widths with kernels of their own, and more tokens than a chunk of the feed-forward: its rows lie side by side."""
+    options = {"hidden_size": hidden, "num_attention_heads": hidden // 32, "num_hidden_layers": 1, "intermediate_size": 4 * hidden}
+    encoder = bertopt_native.Encoder(packed(precision=precision, **options), threads=1, isa=isa)
+    texts = random_texts(120, 4, 1)
+    for output in ("tokens", "first", "mean"):
+        got = encoder.run(*batch(texts), output=output)
+        alone = [encoder.run(text, [0, len(text)], output=output) for text in texts]
+        assert (got == np.concatenate(alone)).all()
+
+
 def test_broken_numbers_stay_in_their_text(tmp_path: Path) -> None:
     """An infinite embedding spoils the text that has it, and no other."""
     from bertopt_native import layout

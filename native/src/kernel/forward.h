@@ -118,7 +118,7 @@ struct Pass {
     void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
         for (size_t r = r0; r < r1; r++) {
             float* row = work.hidden + r * net.hidden;
-            if (net.hidden == 384) {
+            if (emit && net.hidden == 384) {
                 normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
             } else {
                 normalise_row(row, net.hidden, gain, shift, net.epsilon);
