@@ -240,6 +240,8 @@ class Session(abc.ABC):
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1
+    #: Tokens of the one-row batches that are captured as graphs, ascending; a batch is padded to the next.
+    buckets: tuple[int, ...] = ()
 
     @abc.abstractmethod
     def load(self, inputs: Mapping[str, Array]) -> None:

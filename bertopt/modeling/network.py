@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bertopt.modeling import encoder_layers
-from bertopt.modeling.layouts import Packed, Padded, Pooling
+from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
     from bertopt.core import Spec
@@ -25,7 +25,7 @@ class Network(nn.Module):
         super().__init__()
         self.encoder = encoder
         # A recorded spec says what the passes made of the layout; they are yet to come.
-        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None})
+        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None, "one_row": False})
         self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
         self.first_only = False
         self.autocast_dtype: torch.dtype | None = None
@@ -46,6 +46,8 @@ class Network(nn.Module):
 
     @property
     def layout(self) -> type[Padded | Packed]:
+        if self.spec.one_row:
+            return OneRow
         return Packed if self.spec.layout == "packed" else Padded
 
     @property
@@ -84,7 +86,7 @@ class Network(nn.Module):
         if self.states_positions:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
-        if not (self.first_only or (classifies and self.layout is Packed)):
+        if not (self.first_only or (classifies and self.layout is not Padded)):
             return self.encoder(**inputs)
         hidden = self.base(**inputs).last_hidden_state
         first = rows.first(hidden)
