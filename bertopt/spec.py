@@ -69,6 +69,14 @@ class Spec(BaseModel):
         return (*ids, "position_ids", "segment_ids", *first)
 
     @property
+    def dimensions(self) -> dict[str, tuple[str, str]]:
+        """What the two dimensions of each of `network_inputs` are called in exported graphs."""
+        if self.layout == "padded":
+            return dict.fromkeys(self.network_inputs, ("batch", "sequence"))
+        wide = dict.fromkeys(self.network_inputs, ("rows", "row_length"))
+        return {name: ("rows", "slots") if name == "first_tokens" else dims for name, dims in wide.items()}
+
+    @property
     def granularity(self) -> Granularity:
         if self.task == "question-answering":
             return "span"
@@ -106,6 +114,21 @@ class Profile(BaseModel):
 
     def accepts(self, batch: int, sequence: int) -> bool:
         return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
+
+
+class PackageBuild(BaseModel):
+    """What a package of compiled code was built with and for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    torch: str
+    device: Literal["cpu", "cuda"]
+    machine: str
+    """`x86_64`, …"""
+    instructions: tuple[str, ...] = ()
+    """What the compiler could use of the CPU that built it."""
+    capability: str | None = None
+    """The GPU's, `sm90`; None on a CPU."""
 
 
 class ShapeLimits(BaseModel):
@@ -164,6 +187,8 @@ class RuntimeFacts(BaseModel):
     row_length: int | None = None
     graphs: int | None = None
     """Graphs that torch compiled in this process."""
+    captured_graphs: int | None = None
+    """CUDA graphs that the session captured so far."""
     nodes: dict[str, int] | None = None
     """Nodes of the graph by provider."""
     computing_nodes: dict[str, int] | None = None

@@ -18,7 +18,8 @@ class Network(nn.Module):
     """int64 inputs in `inputs` order to a tuple of float32 answers in `outputs` order.
 
     `encoder` is the transformers model (with its task head). Passes may set: `spec`, for packed rows; `first_only`,
-    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`.
+    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`; `graph_sizes`, of which the session captures graphs, `graphs_ahead` or when
+    needed; `gives_tokens`, while an exporter writes a pooled model whose tokens other software reads too.
     """
 
     def __init__(self, encoder: Any, spec: Spec) -> None:
@@ -30,6 +31,9 @@ class Network(nn.Module):
         self.first_only = False
         self.autocast_dtype: torch.dtype | None = None
         self.sdpa_backend: Any = None
+        self.graph_sizes: tuple[int, ...] = ()
+        self.graphs_ahead = False
+        self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
         self.states_positions = spec.family == "modernbert"
 
@@ -39,9 +43,9 @@ class Network(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what `forward` gives: the answers and, where a padded model pools all tokens, those last, because
-        other software's loaders read them. Sessions drop them."""
-        extra = self.pooling is not None and self.layout is Padded and not self.first_only
+        """Names of what `forward` gives: the answers and, where `gives_tokens` and a padded model pools all of them, the
+        tokens' vectors last."""
+        extra = self.gives_tokens and self.pooling is not None and self.layout is Padded and not self.first_only
         return (*self.spec.outputs, *(("last_hidden_state",) if extra else ()))
 
     @property

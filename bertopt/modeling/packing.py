@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
+#: A captured graph has a place for a text every so many tokens.
+TEXT_ROOM = 16
+
+
 @dataclass(frozen=True)
 class Flat:
     """N texts one after another: int64 [T] token ids, types (None: all 0), positions, and the N + 1 `starts`."""

@@ -24,8 +24,8 @@ WORTH, SMALLEST = 32, 256
 FEW = 96
 #: What a batch may cost at most, in a stream's even share of the work: which of these gives the best batches is tried.
 CAPS = np.geomspace(0.2, 1.5, 24)
-#: A graph has one place for a text every so many tokens, and so many sizes of rows are tried, the largest.
-TEXT_ROOM, TRIED = 16, 6
+#: So many sizes of rows are tried, the largest.
+TRIED = 6
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
     most = max(longest, min(spec.row_length or limits.tokens, limits.tokens))
     sizes = {most, *(size for size in limits.buckets if max(longest, SMALLEST) <= size <= most)}
     # A text takes at least its share of a graph's places for texts.
-    room = np.maximum(lengths, TEXT_ROOM) if limits.buckets else lengths
+    room = np.maximum(lengths, packing.TEXT_ROOM) if limits.buckets else lengths
     attention = costs.pair * lengths.astype(float) ** 2
 
     def way(size: int) -> Plan:
