@@ -1,6 +1,6 @@
 """All the nouns of bertopt. Read this file first.
 
-A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`). A *pass* maps one form to
+A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`, `Packaged`). A *pass* maps one form to
 another. A *session* runs one model on one device. `bertopt.results` has the numbers, `bertopt.errors` the errors.
 Shapes are written in brackets throughout: B batch, S sequence, H hidden, C classes, V vocabulary.
 """
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import Unsupported
 from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
+from bertopt.spec import PackageBuild as PackageBuild  # noqa: PLC0414
 from bertopt.spec import Profile as Profile  # noqa: PLC0414
 from bertopt.spec import RuntimeFacts as RuntimeFacts  # noqa: PLC0414
 from bertopt.spec import ShapeLimits as ShapeLimits  # noqa: PLC0414
@@ -125,6 +126,16 @@ class Engine(Model):
     def shapes(self) -> ShapeLimits:
         longest = max(profile.max[1] for profile in self.profiles)
         return ShapeLimits(longest=min(self.spec.max_length, longest), profiles=self.profiles)
+
+
+@dataclass(frozen=True)
+class Packaged(Model):
+    """A library that torch compiled ahead of time, for one version of torch and one kind of processor or GPU."""
+
+    path: Path
+    built: PackageBuild
+
+    form: ClassVar[str] = "packaged"
 
 
 In = TypeVar("In", bound=Model)
@@ -240,6 +251,8 @@ class Session(abc.ABC):
     #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1
+    #: Tokens of the one-row batches that are captured as graphs, ascending; a batch is padded to the next.
+    buckets: tuple[int, ...] = ()
 
     @abc.abstractmethod
     def load(self, inputs: Mapping[str, Array]) -> None:

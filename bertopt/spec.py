@@ -27,6 +27,8 @@ class Spec(BaseModel):
     either take padded batches."""
     row_length: int | None = None
     """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded."""
+    one_row: bool = False
+    """Whether a packed batch is always one row, whose attention goes from text to text and needs no mask."""
     layers: int
     heads: int
     hidden: int
@@ -56,15 +58,23 @@ class Spec(BaseModel):
         """Names of what the network itself takes, int64, in order.
 
         Packed: `input_ids`, `token_type_ids` where there are any, `position_ids` and `segment_ids`, each [R, L], and
-        `first_tokens` [R, K] where the answer is one a text. R rows of L tokens hold at most K texts each. The k-th text
+        `first_tokens` [R, K] where the answer is one a text or all texts are one row. R rows of L tokens hold at most K texts each. The k-th text
         of a row (from 0) has segment k + 1 and begins in column `first_tokens[r, k]`; padding is segment 0. The answers
         are then [R, K, D], or [R, L, D] where there is one a token, [R, L] for spans.
         """
         if self.layout == "padded":
             return self.inputs
         ids = tuple(name for name in self.inputs if name != "attention_mask")
-        first = ("first_tokens",) if self.granularity == "text" else ()
+        first = ("first_tokens",) if self.granularity == "text" or self.one_row else ()
         return (*ids, "position_ids", "segment_ids", *first)
+
+    @property
+    def dimensions(self) -> dict[str, tuple[str, str]]:
+        """What the two dimensions of each of `network_inputs` are called in exported graphs."""
+        if self.layout == "padded":
+            return dict.fromkeys(self.network_inputs, ("batch", "sequence"))
+        wide = dict.fromkeys(self.network_inputs, ("rows", "row_length"))
+        return {name: ("rows", "slots") if name == "first_tokens" else dims for name, dims in wide.items()}
 
     @property
     def granularity(self) -> Granularity:
@@ -80,7 +90,7 @@ class Spec(BaseModel):
 
     def differences(self, other: Spec) -> str:
         """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
-        fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "parameters"))
+        fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "one_row", "parameters"))
         return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
 
 
@@ -104,6 +114,21 @@ class Profile(BaseModel):
 
     def accepts(self, batch: int, sequence: int) -> bool:
         return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
+
+
+class PackageBuild(BaseModel):
+    """What a package of compiled code was built with and for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    torch: str
+    device: Literal["cpu", "cuda"]
+    machine: str
+    """`x86_64`, …"""
+    instructions: tuple[str, ...] = ()
+    """What the compiler could use of the CPU that built it."""
+    capability: str | None = None
+    """The GPU's, `sm90`; None on a CPU."""
 
 
 class ShapeLimits(BaseModel):
@@ -162,6 +187,8 @@ class RuntimeFacts(BaseModel):
     row_length: int | None = None
     graphs: int | None = None
     """Graphs that torch compiled in this process."""
+    captured_graphs: int | None = None
+    """CUDA graphs that the session captured so far."""
     nodes: dict[str, int] | None = None
     """Nodes of the graph by provider."""
     computing_nodes: dict[str, int] | None = None

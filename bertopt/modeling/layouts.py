@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from bertopt.modeling import varlen
+
 if TYPE_CHECKING:
     from bertopt.core import Spec
 
@@ -125,6 +127,47 @@ class Packed:
         return {
             "input_ids": ids, "token_type_ids": torch.zeros_like(ids), "position_ids": positions + spec.position_offset,
             "segment_ids": segments, "first_tokens": first,
+        }  # fmt: skip
+
+
+class OneRow(Packed):
+    """One row of texts, then padding; attention takes where they begin instead of a mask."""
+
+    def __init__(self, named: dict[str, torch.Tensor], base: Any) -> None:
+        places = named["first_tokens"].shape[1]
+        self.places = places
+        self.bounds = varlen.boundaries(named["segment_ids"][0], places, base.config.max_position_embeddings)
+        super().__init__(named, base)
+
+    def _mask(self, queries: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.bounds, self.bounds])[None, None]
+
+    def first_mask(self, hidden: torch.Tensor) -> torch.Tensor:
+        """One query a place, none for padding, [1, 1, 2, N + 1]."""
+        queries = torch.arange(self.bounds.shape[0], device=hidden.device, dtype=torch.int32).clamp(max=self.places)
+        return torch.stack([queries, self.bounds])[None, None]
+
+    def pool(self, hidden: torch.Tensor, mode: str) -> torch.Tensor:
+        """As `Packed.pool`, from each text's tokens alone: NaN in padding reaches no text."""
+        if mode == "cls":
+            return self.first(hidden).float()
+        bounds = self.bounds[: self.places + 1].long()
+        tokens = torch.arange(hidden.shape[1], device=hidden.device)
+        summed = nn.functional.embedding_bag(tokens, hidden[0].float(), bounds, mode="sum", include_last_offset=True)
+        return _mean(summed, bounds.diff().unsqueeze(1).float(), mode)[None]
+
+    @staticmethod
+    def example(spec: Spec, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Inputs with these ids [R, L] in one row of R × L tokens: texts as long as a padded example's, then padding."""
+        lengths = _lengths(ids)
+        starts = lengths.cumsum(0) - lengths
+        steps = torch.arange(ids.numel(), device=ids.device)
+        text = torch.searchsorted(starts, steps, right=True) - 1
+        valid = steps < lengths.sum()
+        return {
+            "input_ids": ids.reshape(1, -1), "token_type_ids": torch.zeros_like(ids).reshape(1, -1),
+            "position_ids": torch.where(valid, steps - starts[text], 0)[None] + spec.position_offset,
+            "segment_ids": torch.where(valid, text + 1, 0)[None], "first_tokens": starts[None],
         }  # fmt: skip
 
 

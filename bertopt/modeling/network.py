@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bertopt.modeling import encoder_layers
-from bertopt.modeling.layouts import Packed, Padded, Pooling
+from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
     from bertopt.core import Spec
@@ -18,18 +18,22 @@ class Network(nn.Module):
     """int64 inputs in `inputs` order to a tuple of float32 answers in `outputs` order.
 
     `encoder` is the transformers model (with its task head). Passes may set: `spec`, for packed rows; `first_only`,
-    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`.
+    where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`; `graph_sizes`, of which the session captures graphs, `graphs_ahead` or when
+    needed; `gives_tokens`, while an exporter writes a pooled model whose tokens other software reads too.
     """
 
     def __init__(self, encoder: Any, spec: Spec) -> None:
         super().__init__()
         self.encoder = encoder
         # A recorded spec says what the passes made of the layout; they are yet to come.
-        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None})
+        self.spec = spec.model_copy(update={"layout": "padded", "row_length": None, "one_row": False})
         self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
         self.first_only = False
         self.autocast_dtype: torch.dtype | None = None
         self.sdpa_backend: Any = None
+        self.graph_sizes: tuple[int, ...] = ()
+        self.graphs_ahead = False
+        self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
         self.states_positions = spec.family == "modernbert"
 
@@ -39,13 +43,15 @@ class Network(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what `forward` gives: the answers and, where a padded model pools all tokens, those last, because
-        other software's loaders read them. Sessions drop them."""
-        extra = self.pooling is not None and self.layout is Padded and not self.first_only
+        """Names of what `forward` gives: the answers and, where `gives_tokens` and a padded model pools all of them, the
+        tokens' vectors last."""
+        extra = self.gives_tokens and self.pooling is not None and self.layout is Padded and not self.first_only
         return (*self.spec.outputs, *(("last_hidden_state",) if extra else ()))
 
     @property
     def layout(self) -> type[Padded | Packed]:
+        if self.spec.one_row:
+            return OneRow
         return Packed if self.spec.layout == "packed" else Padded
 
     @property
@@ -84,7 +90,7 @@ class Network(nn.Module):
         if self.states_positions:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
-        if not (self.first_only or (classifies and self.layout is Packed)):
+        if not (self.first_only or (classifies and self.layout is not Padded)):
             return self.encoder(**inputs)
         hidden = self.base(**inputs).last_hidden_state
         first = rows.first(hidden)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
+#: A captured graph has a place for a text every so many tokens.
+TEXT_ROOM = 16
+
+
 @dataclass(frozen=True)
 class Flat:
     """N texts one after another: int64 [T] token ids, types (None: all 0), positions, and the N + 1 `starts`."""
@@ -92,6 +96,11 @@ def whole(lengths: Array, block: int) -> Array:
 def singly(lengths: Array) -> Rows:
     """A row for each text."""
     return Rows(np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths)
+
+
+def together(lengths: Array) -> Rows:
+    """One row of all texts, one after the other."""
+    return Rows(np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths, lengths.sum(keepdims=True))
 
 
 def best_fit(lengths: Array, row_length: int) -> Rows:
@@ -168,7 +177,7 @@ class Batch:
         """The same texts as a padded batch [M, S], and `outputs` as a padded network would give them: 0 for padding."""
         if not self.packed:
             return self.inputs, dict(outputs)
-        plain = spec.model_copy(update={"layout": "padded"})
+        plain = spec.model_copy(update={"layout": "padded", "one_row": False})
         alone = batch(plain, self.flat, self.texts, np.arange(len(self.texts)), np.zeros(len(self.texts), np.int64))
         answers = {}
         for name, value in outputs.items():
@@ -207,7 +216,7 @@ def batch(spec: Spec, of: Flat, texts: Array, row: Array, column: Array) -> Batc
         slot = _slots(row, column)
         arrays["position_ids"] = filled(of.positions[source])
         arrays["segment_ids"] = filled(np.repeat(slot + 1, lengths))
-        if spec.granularity == "text":
+        if "first_tokens" in spec.network_inputs:
             # A power of two, so that few shapes are ever seen.
             most = 1 << int(slot.max()).bit_length()
             arrays["first_tokens"] = np.zeros((rows, most), np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from bertopt.passes.build_tensorrt import BuildTensorrt
+from bertopt.passes.capture_graphs import CaptureGraphs
 from bertopt.passes.cast_half import CastHalf
 from bertopt.passes.cast_onnx_half import CastOnnxHalf
 from bertopt.passes.compile_torch import CompileTorch
@@ -14,6 +15,7 @@ from bertopt.passes.fuse_ort import FuseOrt
 from bertopt.passes.keep_cls_only import KeepClsOnly
 from bertopt.passes.merge_qkv import MergeQkv
 from bertopt.passes.pack_sequences import PackSequences
+from bertopt.passes.package_aot import PackageAot
 from bertopt.passes.quantize_int8 import QuantizeInt8
 from bertopt.passes.registry import all_passes, get, register, require
 from bertopt.passes.use_better_transformer import UseBetterTransformer
@@ -21,6 +23,7 @@ from bertopt.passes.use_sdpa import UseSdpa
 
 __all__ = [
     "BuildTensorrt",
+    "CaptureGraphs",
     "CastHalf",
     "CastOnnxHalf",
     "CompileTorch",
@@ -30,6 +33,7 @@ __all__ = [
     "KeepClsOnly",
     "MergeQkv",
     "PackSequences",
+    "PackageAot",
     "QuantizeInt8",
     "UseBetterTransformer",
     "UseSdpa",
@@ -40,7 +44,7 @@ __all__ = [
 ]
 
 for _cls in (
-    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CaptureGraphs, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, PackageAot,
 ):  # fmt: skip
     register(_cls)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sysconfig
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from bertopt.core import Compiled, Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
+from bertopt.system.compilers import check_compiler
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +35,18 @@ class CompileTorch(Pass[Eager, Compiled]):
     )
     dynamic: bool = Field(True, description="one graph for all shapes; false compiles each shape of the grid")
 
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if self.mode in _GRAPH_MODES and any(step.name() == "capture_graphs" for step in before):
+            return f"capture_graphs captures the forward itself; got mode: {self.mode}: use max-autotune-no-cudagraphs or default"
+        return super().conflict(before)
+
     def __call__(self, model: Eager, ctx: Context) -> Result[Compiled]:
         import copy
 
         import torch
         from torch._dynamo.utils import counters
 
-        _check_compiler(ctx.device)
+        check_compiler(ctx.device)
         if ctx.device == "cuda" and self.mode in _GRAPH_MODES and _release(torch.__version__) < (2, 13):
             raise Unsupported(
                 f"before torch 2.13 the CUDA graphs of mode: {self.mode} belong to one thread, and a predictor is called by "
@@ -97,24 +100,6 @@ class CompileTorch(Pass[Eager, Compiled]):
                 seen.append(int(counters["stats"]["unique_graphs"]))
             found["graphs for shapes not seen before"] = (0, seen[-1] - seen[0])
         return found
-
-
-def _check_compiler(device: str) -> None:
-    """Raise Unsupported where Inductor (on a CPU) or Triton's launcher (on CUDA) would find no compiler or no headers."""
-    if device == "cpu":
-        if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
-            raise Unsupported(
-                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
-            )
-        return
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise Unsupported("torch.compile needs a C compiler on CUDA; install gcc (apt-get install gcc) or set CC")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        version = sysconfig.get_python_version()
-        raise Unsupported(
-            f"torch.compile needs Python's headers on CUDA and there is no {header}; apt-get install python{version}-dev"
-        )
 
 
 def _release(version: str) -> tuple[int, ...]:

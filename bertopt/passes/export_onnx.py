@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts, Spec
+from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 
 
@@ -28,6 +28,8 @@ class ExportOnnx(Pass[Eager, Onnx]):
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
             return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
+        if any(getattr(step, "attention", None) == "varlen" for step in before):
+            return "ONNX has no attention over texts of several lengths; use pack_sequences with attention: masked"
         return super().conflict(before)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
@@ -37,6 +39,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Onnx]:
         import contextlib
+        import copy
         import warnings
 
         import torch
@@ -49,12 +52,14 @@ class ExportOnnx(Pass[Eager, Onnx]):
 
         from bertopt.quantization import onnx_files
 
-        network: Any = model.network
+        network: Any = copy.copy(model.network)
+        # Loaders of other software read these of a pooled model.
+        network.gives_tokens = True
         if "use_better_transformer" in {rewrite.name for rewrite in model.rewrites}:
             raise Unsupported(
                 "nn.TransformerEncoder's fast path is torch's own and cannot be exported; branch with after:"
             )
-        named = dimensions(model.spec)
+        named = model.spec.dimensions
         dims = {dim: torch.export.Dim(dim) for dims in named.values() for dim in dims}
         sink = open_null()
         with warnings.catch_warnings(), contextlib.redirect_stdout(sink), torch.no_grad():
@@ -91,14 +96,6 @@ class ExportOnnx(Pass[Eager, Onnx]):
         return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found
 
 
-def dimensions(spec: Spec) -> dict[str, tuple[str, str]]:
-    """The graph's inputs and what their dimensions are called."""
-    if spec.layout == "padded":
-        return dict.fromkeys(spec.network_inputs, ("batch", "sequence"))
-    wide = dict.fromkeys(spec.network_inputs, ("rows", "row_length"))
-    return {name: ("rows", "slots") if name == "first_tokens" else dims for name, dims in wide.items()}
-
-
 def open_null() -> Any:
     import io
 
@@ -107,7 +104,7 @@ def open_null() -> Any:
 
 def _check_names(graph: Any, model: Eager) -> None:
     """The exporter renames what it pleases; serving code finds inputs and dimensions by name."""
-    for (name, expected), value in zip(dimensions(model.spec).items(), graph.graph.inputs, strict=True):
+    for (name, expected), value in zip(model.spec.dimensions.items(), graph.graph.inputs, strict=True):
         dims = [str(dim) for dim in value.shape or ()]
         if value.name != name or dims != [*expected]:
             raise Unsupported(f"expected input {name}[{', '.join(expected)}]; the exporter wrote {value.name}{dims}")

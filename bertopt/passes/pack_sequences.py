@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,18 +19,43 @@ class PackSequences(Pass[Eager, Eager]):
     """Let the network take rows of several texts (`Spec.network_inputs`); tokens attend within their text only.
 
     Answers that are one a text are gathered inside, so a pooled model no longer gives `last_hidden_state`. Counts
-    the inputs added.
+    the inputs added, or with attention: varlen the attention calls.
+
+    `attention: varlen` makes a batch one row and computes attention text by text, without a mask: on CUDA by torch's
+    variable-length kernel, which takes half precision and head sizes that are multiples of 8 (put the step after
+    cast_half); on a CPU by one call for each text, which is slow. It cannot be exported to ONNX.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {
         "pack_sequences": "rows hold several texts already; set row_length: where they are first packed",
         "use_better_transformer": "nn.TransformerEncoder's fast path masks padding only, not texts from each other; leave one of the two out",
-        "cast_half": "half precision is for the finished network; put pack_sequences before cast_half",
     }
 
-    row_length: int = Field(256, ge=16, description="tokens of one row; a longer text makes its rows longer")
+    attention: Literal["masked", "varlen"] = Field(
+        "masked", description="masked: rows of row_length tokens and a mask; varlen: a batch is one row, without a mask"
+    )
+    row_length: int | None = Field(
+        None, ge=16, description="tokens of one row, by default 256, or 32768 with varlen; a longer text makes its row longer"
+    )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one row."""
+        return self.row_length or (32_768 if self.attention == "varlen" else 256)
+
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if self.attention == "masked" and any(step.name() == "cast_half" for step in before):
+            return "half precision is for the finished network; put pack_sequences before cast_half"
+        return super().conflict(before)
+
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if device == "cuda" and self.attention == "varlen" and not any(step.name() == "cast_half" for step in before):
+            return "attention: varlen takes half precision only on CUDA; put pack_sequences after cast_half"
+        return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        if self.attention == "varlen" and ctx.device == "cuda":
+            self._check_cuda(model)
         result = model.rewritten(self)
         return Result(replace(result.model, spec=self._packed(model.spec)), result.changes)
 
@@ -45,20 +71,74 @@ class PackSequences(Pass[Eager, Eager]):
             )
         if pooling == "max":
             raise Unsupported("max pooling of packed rows would take a copy of the row for every text in it")
+        if self.attention == "varlen":
+            self._use_varlen(model)
         before = set(model.inputs)
         model.spec = self._packed(model.spec)
+        if self.attention == "varlen":
+            return {"attention_calls": _varlen_calls(model)}
         return {"inputs": len(set(model.inputs) - before)}
+
+    def _check_cuda(self, model: Eager) -> None:
+        import torch
+
+        from bertopt.modeling import varlen
+
+        half = getattr(torch, model.precision, torch.bfloat16)
+        if reason := varlen.unsupported(half, model.spec.hidden // model.spec.heads):
+            raise Unsupported(reason)
+
+    def _use_varlen(self, network: Any) -> None:
+        from bertopt.modeling import varlen
+
+        encoder = network.encoder
+        if network.base.config.model_type == "mpnet" or not encoder._supports_attention_backend:
+            raise Unsupported(
+                f"{network.base.config.model_type} has no attention that can be replaced; use attention: masked"
+            )
+        varlen.register()
+        encoder.set_attn_implementation(varlen.NAME)
 
     def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         own, others = _reach(model.network)
         return {
-            "tokens of a row": (self.row_length, model.spec.row_length or 0),
+            **self._shape(model),
             "text that its own tokens change, or more": (1, min(1, own)),
             "texts that another's tokens change": (0, others),
         }
 
+    def _shape(self, model: Eager) -> dict[str, tuple[int, int]]:
+        found = {"tokens of a row": (self.tokens, model.spec.row_length or 0)}
+        if self.attention == "varlen":
+            found["attention calls without a mask"] = (model.spec.layers, _varlen_calls(model.network))
+        return found
+
     def _packed(self, spec: Spec) -> Spec:
-        return spec.model_copy(update={"layout": "packed", "row_length": self.row_length})
+        one_row = self.attention == "varlen"
+        return spec.model_copy(update={"layout": "packed", "row_length": self.tokens, "one_row": one_row})
+
+
+def _varlen_calls(network: Any) -> int:
+    """How many times one forward attends from text to text."""
+    import torch
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from bertopt.modeling import varlen
+
+    calls = 0
+
+    def count(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return varlen.attend(*args, **named)
+
+    ALL_ATTENTION_FUNCTIONS[varlen.NAME] = count
+    try:
+        with torch.inference_mode():
+            network(*network.example(2, 4))
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[varlen.NAME]
+    return calls
 
 
 def _reach(network: Any) -> tuple[int, int]:
@@ -78,7 +158,7 @@ def _reach(network: Any) -> tuple[int, int]:
         if differs.dim() > 2:
             differs = differs.any(dim=-1)
         for row, place in differs.nonzero().tolist():
-            text = place + 1 if "first_tokens" in inputs else int(segments[row, place])
+            text = place + 1 if network.spec.granularity == "text" else int(segments[row, place])
             changed.add((row, text))
     own = {(0, 1)}
     # Padding attends to padding: nobody reads its answers.

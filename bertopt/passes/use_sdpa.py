@@ -28,6 +28,11 @@ class UseSdpa(Pass[Eager, Eager]):
         "auto", description="kernel to insist on; auto lets torch choose for each shape"
     )
 
+    def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
+        if any(getattr(step, "attention", None) == "varlen" for step in before):
+            return "pack_sequences with attention: varlen brings its own attention; leave one of the two out"
+        return super().conflict(before)
+
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cuda" and self.backend == "flash":
             return "torch's flash kernel takes no mask on CUDA, and padding needs one; use backend: cudnn or efficient"

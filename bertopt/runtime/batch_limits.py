@@ -26,6 +26,8 @@ class BatchLimits:
     first_texts: int = 64
     texts: int = 256
     shapes: ShapeLimits | None = None
+    buckets: tuple[int, ...] = ()
+    """Tokens of the rows that the session has graphs of, ascending; others are run without."""
 
     @classmethod
     def of(
@@ -41,8 +43,12 @@ class BatchLimits:
         together = {"first_texts": LAUNCHED_BATCH, "texts": 4 * LAUNCHED_BATCH} if session.asynchronous else {}
         return cls(
             rows, most_tokens if tokens is None else tokens, length, session.streams, session.block, **together,
-            shapes=shapes,
+            shapes=shapes, buckets=session.buckets,
         )  # fmt: skip
+
+    def bucket(self, tokens: int) -> int:
+        """Return the tokens that a row of `tokens` is padded to."""
+        return next((size for size in self.buckets if size >= tokens), tokens)
 
     def most_rows(self, length: int) -> int:
         """Return the most rows of `length` tokens, at least 1, in a batch that the form runs."""

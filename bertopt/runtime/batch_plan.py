@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.core import Spec
+from bertopt.modeling import packing
 from bertopt.modeling.packing import Rows, best_fit, singly, spread, whole
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
@@ -23,6 +24,8 @@ WORTH, SMALLEST = 32, 256
 FEW = 96
 #: What a batch may cost at most, in a stream's even share of the work: which of these gives the best batches is tried.
 CAPS = np.geomspace(0.2, 1.5, 24)
+#: So many sizes of rows are tried, the largest.
+TRIED = 6
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,38 @@ def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
     """Return the cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
     if costs.tokens_max is not None:
         limits = replace(limits, tokens=min(limits.tokens, costs.tokens_max))
+    if spec.one_row:
+        return _one_row(spec, lengths, costs, limits)
     found = (_batched(rows, costs, limits) for rows in _ways(spec, whole(lengths, limits.block), limits))
     return min(found, key=lambda each: each.cost)
+
+
+def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
+    """Batches of one row each, whose attention goes from text to text. Rows are filled up to one of the sizes that the
+    session has graphs of, the one that costs least: padding up to a graph's size is computed too."""
+    longest, total = int(lengths.max()), int(lengths.sum())
+    most = max(longest, min(spec.row_length or limits.tokens, limits.tokens))
+    sizes = {most, *(size for size in limits.buckets if max(longest, SMALLEST) <= size <= most)}
+    # A text takes at least its share of a graph's places for texts.
+    room = np.maximum(lengths, packing.TEXT_ROOM) if limits.buckets else lengths
+    attention = costs.pair * lengths.astype(float) ** 2
+
+    def way(size: int) -> Plan:
+        rows = packing.best_fit(room, max(size, int(room.max())))
+        count = len(rows.used)
+        # Without the gaps that the room leaves behind short texts.
+        order = np.lexsort((rows.column, rows.row))
+        used = np.bincount(rows.row, weights=lengths, minlength=count).astype(np.int64)
+        column = np.empty(len(lengths), np.int64)
+        column[order] = np.cumsum(lengths[order]) - lengths[order] - (np.cumsum(used) - used)[rows.row[order]]
+        filled = np.bincount(rows.row, weights=room, minlength=count)
+        run = np.maximum(used, [limits.bucket(int(tokens)) for tokens in filled])
+        work = run + np.bincount(rows.row, weights=attention, minlength=count)
+        cost = float((costs.call + np.maximum(work, costs.launch)).sum())
+        return Plan(Rows(rows.row, column, used), [(place, place + 1) for place in range(count)], cost)
+
+    tried = sorted(size for size in sizes if size <= 2 * total) or [min(sizes)]
+    return min((way(size) for size in tried[-TRIED:]), key=lambda each: each.cost)
 
 
 def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:

@@ -146,5 +146,6 @@ def _random(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dic
     rows, length = shape
     lengths = np.full(rows, length)
     flat = packing.flat(spec, rng.integers(0, spec.vocabulary, rows * length), None, lengths)
-    (batch,) = packing.batches(spec, flat, packing.singly(lengths), [(0, rows)])
+    laid = packing.together(lengths) if spec.one_row else packing.singly(lengths)
+    (batch,) = packing.batches(spec, flat, laid, [(0, len(laid.used))])
     return batch.inputs

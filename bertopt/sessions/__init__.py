@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertopt.core import Compiled, Device, Eager, Engine, Model, Onnx, OpenVino, Session
+from bertopt.core import Compiled, Device, Eager, Engine, Model, Onnx, OpenVino, Packaged, Session
 from bertopt.errors import Unsupported, UsageError
 
 
@@ -31,6 +31,10 @@ def _open(model: Model, device: Device, threads: int | None, streams: int | None
         from bertopt.sessions.torch import TorchSession
 
         return TorchSession(model, device, threads)
+    if isinstance(model, Packaged):
+        from bertopt.sessions.package import PackageSession
+
+        return PackageSession(model, device, threads)
     if isinstance(model, Onnx):
         from bertopt.sessions.onnxruntime import OnnxRuntimeSession
 

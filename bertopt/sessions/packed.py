@@ -28,7 +28,7 @@ class PackedSession(Session):
     def __init__(self, rows: Session, spec: Spec) -> None:
         self.rows, self.spec = rows, spec
         self.streams, self.concurrent, self.block = rows.streams, rows.concurrent, rows.block
-        self.asynchronous, self.fixed_costs = rows.asynchronous, rows.fixed_costs
+        self.asynchronous, self.fixed_costs, self.buckets = rows.asynchronous, rows.fixed_costs, rows.buckets
         self._packing: _Packing | None = None
 
     def load(self, inputs: Mapping[str, Array]) -> None:
@@ -74,7 +74,10 @@ class _Packing:
         # Texts of one length leave no padding to save: then longer rows only mean more attention.
         even = bool((lengths == lengths[0]).all())
         room = packing.whole(lengths, block)
-        rows = packing.singly(lengths) if even else packing.best_fit(room, spec.row_length or int(room.max()))
+        if spec.one_row:
+            rows = packing.together(lengths)
+        else:
+            rows = packing.singly(lengths) if even else packing.best_fit(room, spec.row_length or int(room.max()))
         (self.batch,) = packing.batches(spec, flat, rows, [(0, len(rows.used))])
 
     def padded(self, outputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Precision, Rewrite, Spec
+from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Packaged, Precision, Rewrite, Spec
 from bertopt.errors import IntegrityError
 from bertopt.stages import source_hash
 from bertopt.stages.manifest import MANIFEST, Manifest, files_of, sign, verify
@@ -25,10 +25,14 @@ __all__ = [
     "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
-#: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
 #: Forms that hold machine code of one kind of GPU.
 DEVICE_FORMS = ("engine", "packaged")
-_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", MANIFEST, SIGNATURE)
+
+#: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
+_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "package", MANIFEST, SIGNATURE)
+
+#: Where a stage keeps a package of compiled code.
+PACKAGE = "package/model.pt2"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ def write_form(model: Model, out: Path) -> None:
             link(model.path.with_suffix(suffix), out / "openvino" / f"openvino_model{suffix}")
     elif isinstance(model, Engine) and not model.path.is_relative_to(out):
         link(model.path, out / "engines" / model.path.parent.name / "model.plan")
+    elif isinstance(model, Packaged) and not model.path.is_relative_to(out):
+        link(model.path, out / PACKAGE)
 
 
 def describe(model: Model, out: Path) -> dict[str, Any]:
@@ -93,6 +99,10 @@ def describe(model: Model, out: Path) -> dict[str, Any]:
         entry["path"] = "onnx/model.onnx"
     elif isinstance(model, OpenVino):
         entry["path"] = "openvino/openvino_model.xml"
+    elif isinstance(model, Packaged):
+        entry["path"] = PACKAGE
+        entry["device"] = model.built.device
+        entry["package"] = model.built.model_dump(mode="json")
     elif isinstance(model, Engine):
         entry["path"] = f"engines/{model.path.parent.name}/model.plan"
         entry["device"] = "cuda"
@@ -135,6 +145,8 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
         return OpenVino(spec, precision, path)
     if form == "engine" and (built := manifest.engine) is not None:
         return Engine(spec, precision, path, built.library, built.version, built.targets, built.profiles)
+    if form == "packaged" and manifest.package is not None:
+        return Packaged(spec, precision, path, manifest.package)
     raise IntegrityError(f"{MANIFEST}: unknown form '{form}'")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bertopt._version import __version__
-from bertopt.core import Precision, Profile, Rewrite, Spec
+from bertopt.core import PackageBuild, Precision, Profile, Rewrite, Spec
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.source import sha256
 from bertopt.stages import signature
@@ -66,6 +66,7 @@ class Manifest(_Frozen):
     engine: EngineEntry | None = None
     gpu: GpuEntry | None = None
     """None where the stage was built for the CPU."""
+    package: PackageBuild | None = None
     changes: dict[str, int] = {}
     build_s: float = 0.0
     passes: tuple[Rewrite, ...] = ()

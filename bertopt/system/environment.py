@@ -32,6 +32,10 @@ ISA = (
     "i8mm",
     "bf16",
 )
+#: What `-march=native` chooses instructions from, as /proc/cpuinfo spells it.
+_COMPILED = re.compile(
+    r"(sse4|avx|amx|bmi|fma|sve|asimd)\w*|f16c|abm|movbe|popcnt|aes|sha_ni|vaes|vpclmulqdq|gfni|adx|rdseed|clwb|i8mm|bf16|atomics"
+)
 #: Any of these makes products of that precision fast and, for INT8, exact: without VNNI the sums of two products
 #: saturate. Runtimes go on without them, and say nothing.
 NATIVE = {
@@ -57,6 +61,11 @@ def isa(cpuinfo: str | None = None) -> list[str]:
     """The features of this CPU that decide which kernels run."""
     words = set((_cpuinfo() if cpuinfo is None else cpuinfo).split())
     return [flag for flag in ISA if flag in words]
+
+
+def instructions() -> tuple[str, ...]:
+    """Return every instruction set of this CPU that a compiler may use when it builds for this machine."""
+    return tuple(sorted({word for word in _cpuinfo().split() if _COMPILED.fullmatch(word)}))
 
 
 def _cpuinfo() -> str:

@@ -145,7 +145,7 @@ def test_without_openvino_it_says_how_to_get_it(
     models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(Unsupported, match=r"pip install 'bertopt\[cpu\]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'bertopt\[openvino\]'"):
         OpenVinoSession(models[1], "cpu")
 
 

@@ -1,0 +1,77 @@
+"""What a torch session asks of a CUDA device: page-locked memory, marks in its queue of work, captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Outputs = tuple[torch.Tensor, ...]
+
+#: torch.cuda, parts of which have no types.
+_cuda: Any = torch.cuda
+
+
+class Mark(Protocol):
+    """A place in the queue. `wait` returns when the work before it is done."""
+
+    def wait(self) -> None: ...
+
+
+class Queue(Protocol):
+    """A device that carries out work in the order in which it was asked. Tests put their own in its place."""
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory of the host that the device reads and writes by itself."""
+
+    def mark(self) -> Mark: ...
+
+    def wait(self) -> None:
+        """Return when the device is idle."""
+
+    def capture(self, run: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Return what replays the work of `run` on the same memory, and the outputs that every replay writes anew."""
+
+
+class CudaQueue:
+    """The current stream of a CUDA device. Captured graphs share one pool of memory, since they run one at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype, pin_memory=True)
+
+    def mark(self) -> Mark:
+        event: Any = _cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return _CudaMark(event)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def capture(self, run: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        current, aside = torch.cuda.current_stream(self._device), _cuda.Stream(self._device)
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            # Libraries choose kernels and allocate workspaces in the first runs, which a capture does not allow.
+            for _ in range(2):
+                run()
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Only calls of this thread could spoil the capture: others may copy or wait meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = run()
+        return graph.replay, outputs
+
+
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()

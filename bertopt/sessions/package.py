@@ -1,0 +1,47 @@
+"""Networks that torch compiled ahead of time: no compiler and no transformers where they run."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from bertopt.core import Packaged, RuntimeFacts
+from bertopt.errors import Unsupported
+from bertopt.sessions.torch import TorchSession
+from bertopt.system import environment
+
+_REBUILD = "build it here: bertopt export RECIPE, with the recipe in manifest.json"
+
+
+class PackageSession(TorchSession):
+    """A package is native code: the caller has checked its hash, and it is opened only on the kind of machine it is for."""
+
+    def _open(self, model: Packaged) -> Any:
+        if reason := misfit(model, self.device.type):
+            raise Unsupported(f"{reason}; {_REBUILD}")
+        try:
+            return torch._inductor.aoti_load_package(str(model.path))
+        except (RuntimeError, OSError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise Unsupported(f"torch {torch.__version__} cannot open the package ({first}); {_REBUILD}") from error
+
+    def facts(self) -> RuntimeFacts:
+        return super().facts().model_copy(update={"graphs": None, "runtime": f"torch {torch.__version__}, compiled ahead"})
+
+
+def misfit(model: Packaged, device: str) -> str | None:
+    """Return why the package cannot run on `device` of this machine, or None."""
+    built = model.built
+    if built.device != device:
+        return f"the package is for device: {built.device}; got {device}"
+    if built.torch != torch.__version__:
+        return f"the package needs torch {built.torch}, which compiled it; got {torch.__version__}"
+    if built.machine != platform.machine():
+        return f"the package is for {built.machine}; this machine is {platform.machine()}"
+    if device == "cuda":
+        here = "sm{}{}".format(*torch.cuda.get_device_capability())
+        return None if here == built.capability else f"the package is for {built.capability}; this GPU is {here}"
+    missing = sorted({*built.instructions} - {*environment.instructions()})
+    return f"the package may use {', '.join(missing)}, which this CPU lacks" if missing else None

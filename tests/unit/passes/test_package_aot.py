@@ -1,0 +1,130 @@
+"""A package that torch compiled ahead of time: served without compiler and transformers, and only where it fits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertopt import stages
+from bertopt.core import Context, Eager, Packaged
+from bertopt.errors import IntegrityError, Unsupported
+from bertopt.modeling import checkpoint
+from bertopt.passes import CaptureGraphs, CastHalf, PackageAot, PackSequences, UseBetterTransformer, UseSdpa
+from bertopt.runtime.load import load
+from bertopt.sessions import open_session
+from bertopt.sessions.package import misfit
+from tests.support.tiny_models import Tiny
+
+TEXTS = ["a cat sat on the mat", "", "not very good ! " * 6]
+
+
+@pytest.fixture(scope="module")
+def source(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Eager:
+    model = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    for step in (UseSdpa(), CastHalf()):
+        model = step(model, Context(workdir=tmp_path_factory.mktemp("eager"))).model
+    return model
+
+
+@pytest.fixture(scope="module")
+def stage(source: Eager, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A committed stage; compiling takes about twenty seconds."""
+    parent, out = tmp_path_factory.mktemp("parent"), tmp_path_factory.mktemp("package")
+    checkpoint.write_snapshot(source, parent)
+    result = PackageAot()(source, Context(workdir=out))
+    assert result.changes == {"libraries": 1}
+    stages.inherit(parent, out)
+    stages.write_form(result.model, out)
+    stages.write_manifest(out, stages.describe(result.model, out))
+    return out
+
+
+def test_it_answers_as_the_network_it_was_made_of_in_any_shape(source: Eager, stage: Path) -> None:
+    model = stages.open_stage(stage)
+    assert isinstance(model, Packaged) and model.precision == "bfloat16"
+    package, eager = open_session(model), open_session(source)
+    for rows, length in ((1, 1), (1, 7), (5, 1), (3, 40)):
+        ids = np.random.default_rng(rows).integers(5, 40, (rows, length))
+        mask = (np.arange(length) < np.arange(1, rows + 1)[:, None] * length // rows).astype(np.int64)
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        got, wanted = package.run(inputs), eager.run(inputs)
+        np.testing.assert_allclose(got["sentence_embedding"], wanted["sentence_embedding"], atol=3e-2)
+    shown = PackageAot().effects(model, package.facts())
+    assert all(expected == found for expected, found in shown.values())
+
+
+def test_a_fresh_process_needs_no_compiler_and_no_transformers(source: Eager, stage: Path) -> None:
+    program = (
+        "import json, sys, bertopt\n"
+        f"vectors = bertopt.load({str(stage)!r})({TEXTS!r})\n"
+        "assert not {'transformers', 'optimum', 'triton'} & {*sys.modules}, 'imported'\n"
+        "print(json.dumps(vectors.tolist()))"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False,
+        env={**clean, "PATH": "", "PYTHONPATH": str(Path.cwd())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    wanted = load(stage)(TEXTS)
+    np.testing.assert_allclose(json.loads(done.stdout), wanted, atol=1e-6)
+
+
+def test_it_is_opened_only_where_it_fits(stage: Path) -> None:
+    model = stages.open_stage(stage)
+    assert isinstance(model, Packaged)
+    wrong = {
+        "needs torch 2.9.1": {"torch": "2.9.1"}, "is for s390x": {"machine": "s390x"},
+        "avx1024, which this CPU lacks": {"instructions": ("avx1024",)}, "is for device: cuda": {"device": "cuda"},
+    }  # fmt: skip
+    for reason, fields in wrong.items():
+        foreign = replace(model, built=model.built.model_copy(update=fields))
+        with pytest.raises(Unsupported, match=f"{reason}.*bertopt export RECIPE"):
+            open_session(foreign)
+
+
+def test_it_is_opened_only_on_its_gpu(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stages.open_stage(stage)
+    assert isinstance(model, Packaged)
+    built = replace(model, built=model.built.model_copy(update={"device": "cuda", "capability": "sm90"}))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    assert misfit(built, "cuda") == "the package is for sm90; this GPU is sm89"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert misfit(built, "cuda") is None
+
+
+def test_a_changed_package_reaches_no_loader(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_: pytest.fail("opened"))
+    for path in stages.files_of(stage):
+        stages.link(path, tmp_path / path.relative_to(stage))
+    package = tmp_path / stages.PACKAGE
+    content = bytearray(package.read_bytes())
+    dice = np.random.default_rng(0)
+    package.unlink()
+    for _ in range(20):
+        broken = bytearray(content)
+        broken[dice.integers(len(broken))] ^= 1 << dice.integers(8)
+        package.write_bytes(broken)
+        with pytest.raises(IntegrityError, match="not the file that was exported"):
+            load(tmp_path)
+        package.write_bytes(content[: dice.integers(len(content))])
+        with pytest.raises(IntegrityError):
+            load(tmp_path)
+
+
+def test_what_cannot_be_packaged_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    varlen = PackSequences(attention="varlen")
+    assert "masked" in (PackageAot().device_conflict("cpu", [varlen]) or "")
+    assert PackageAot().device_conflict("cuda", [varlen]) is None
+    assert PackageAot().conflict([UseBetterTransformer()]) and PackageAot().conflict([varlen, CaptureGraphs()])
+    packed = varlen(checkpoint.load(tiny()), Context(workdir=tmp_path)).model
+    with pytest.raises(Unsupported, match="attention: masked"):
+        PackageAot()(packed, Context(workdir=tmp_path))
