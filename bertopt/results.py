@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from bertopt.spec import Coverage
+
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
@@ -227,7 +229,7 @@ class Waiver(_Result):
     """Last day on which it holds."""
 
 
-Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency", "resources"]
+Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency", "resources", "coverage"]
 
 
 class Failure(_Result):
@@ -270,6 +272,7 @@ class Stage(_Result):
     """Every limit that is missed, waived or not."""
     invariance: Invariance | None = None
     ranking: Ranking | None = None
+    coverage: Coverage | None = None
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from bertopt.checks import parity, speed_limits
+from bertopt.checks import coverage, parity, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
@@ -105,6 +105,8 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
     ]
     if measurements.cases:
         failures += parity.failures(measurements.cases, limits)
+    if measurements.coverage:
+        failures += coverage.failures(measurements.coverage, limits)
     quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
     if limits.metric_drop_max is not None and quality and not -quality.change <= limits.metric_drop_max:
         text = f"{quality.metric} may drop by at most {limits.metric_drop_max:g}; got {quality.change:+.4f}"

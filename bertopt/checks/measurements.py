@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
+from bertopt.spec import Coverage
 
 
 class StageMeasurements(BaseModel):
@@ -32,3 +33,5 @@ class StageMeasurements(BaseModel):
     facts: dict[str, Any]
     peak_rss_bytes: int | None
     peak_gpu_bytes: int | None
+    coverage: Coverage | None = None
+    """None for the reference itself."""

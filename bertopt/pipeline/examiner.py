@@ -16,6 +16,7 @@ from bertopt.core import Device, Spec
 from bertopt.errors import Unsupported
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.race import Budget, race
+from bertopt.pipeline.sweeps import Sweeps
 from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
 from bertopt.runtime.batch_limits import MAX_BATCH
@@ -82,6 +83,7 @@ class Examiner:
             *probes.texts(plan.spec, self._encode, sample),
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
+        self.sweeps = Sweeps(plan.spec, reference.name, device)
         every: list[Text] = [*sample, *pairs]
         self.alone = [inputs for text in every for inputs in self._encode([text])]
         inputs = [
@@ -145,6 +147,11 @@ class Examiner:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
                 raise Unsupported("no probe fits any of the engine's profiles; widen them")
+        covered = None
+        if parent is not None:
+            self.progress(f"{name}: coverage")
+            ran = [probe for probe in self.probes if probe.name in self._answers[directory]]
+            covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout)
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
@@ -167,7 +174,8 @@ class Examiner:
         return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
-            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed, **stats,
+            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed,
+            coverage=covered, **stats,
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float) -> Worker:

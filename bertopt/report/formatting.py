@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertopt.results import Latency, Parity, Quality, Ratio, Report, Stage, Worst
+from bertopt.spec import Coverage
 
 NONE = "–"
 #: What a run with `timing: {quick: true}` must say.
@@ -104,6 +105,13 @@ def notes(stage: Stage) -> Iterator[tuple[str, str]]:
         yield "blame", words
     for waived in stage.waived:
         yield "waived", waived
+
+
+def coverage(found: Coverage) -> str:
+    """`100 % of ids, 100 % of positions, 100 % of batch sizes, 18 % of lengths`: what was run at least once."""
+    names = ("ids", "positions", "batch_sizes", "lengths", "token_types")
+    # Rounded down: 100 % is said of all alone.
+    return ", ".join(f"{math.floor(100 * getattr(found, name))} % of {name.replace('_', ' ')}" for name in names)
 
 
 def blame(stage: Stage) -> str | None:

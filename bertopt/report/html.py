@@ -64,7 +64,7 @@ def template(name: str) -> Template:
     )
     found.filters |= {
         "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity,
-        "quality": formatting.quality, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
+        "quality": formatting.quality, "coverage": formatting.coverage, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
     return found.get_template(name)

@@ -13,7 +13,7 @@ from bertopt.report.diff import Diff
 from bertopt.results import Gate, Report, Stage
 from bertopt.system import atomic_write
 
-GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency", "resources")
+GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency", "resources", "coverage")
 #: Everything that XML 1.0 has no place for, even escaped.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -78,6 +78,7 @@ def _stage(row: Stage) -> Iterator[Check]:
     figures: dict[Gate, Any] = {
         "effects": row.effects, "parity": row.parity, "invariance": row.invariance, "ranking": row.ranking,
         "quality": row.quality, "latency": row.latency, "resources": row.size_bytes,
+        "coverage": row.coverage,
     }  # fmt: skip
     for gate in GATES:
         texts = [failure.text for failure in missed if failure.gate == gate]

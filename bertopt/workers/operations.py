@@ -15,6 +15,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
+from bertopt.checks.probes import Probe
 from bertopt.core import Context, Device, Model, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.passes import registry
@@ -233,6 +234,22 @@ class Ops:
     def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(texts)}
+
+    def op_cover(self, arrays: dict[str, Array], probes: list[dict[str, Any]], seed: int) -> Reply:
+        """Run coverage sweeps: their inputs and the places compared are `<number>/<name>`, so are the vectors returned."""
+        from bertopt.checks import coverage
+        from bertopt.sessions import shipped
+
+        assert self.model is not None
+        run, finite, out = shipped.runner(self._session, self.model), [], {}
+        for number, fields in enumerate(probes):
+            inputs = {name: arrays[f"{number}/{name}"] for name in self.model.spec.inputs}
+            compared = arrays[f"{number}/compared"]
+            probe = Probe(**fields, inputs=inputs, compared=compared, rows=np.ones(len(compared), bool))
+            answers, whole = coverage.answer(run, probe, self.model.spec, self.model.shapes, seed)
+            finite.append(whole)
+            out.update({f"{number}/{name}": value for name, value in answers.items()})
+        return finite, out
 
     def op_debug(self, arrays: Any, do: str, ask: dict[str, Any]) -> Reply:
         """`open` a stage beside the reference, then call a method of `StageInspector`."""

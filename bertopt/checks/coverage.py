@@ -1,0 +1,263 @@
+"""Coverage: run every token id, every position and every batch size once, and refuse rows that stand out.
+
+The parity probes look closely at a few inputs; these sweeps look once at what those leave out. What is not looked at:
+batch sizes beyond `MAX_BATCH` other than the largest batch, pairs of a batch size and a length other than one for each batch
+size, ids and lengths beyond the budget of a large model, and of an output wider than `WIDE` all but that many columns.
+The shares are in the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.checks.probes import Probe
+from bertopt.core import ShapeLimits, Spec
+from bertopt.results import Failure, Limits, nan_max
+from bertopt.spec import Coverage, SweptOutput
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+    Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+#: Rows of 4 ids: one wrong embedding changes such a row by 0.54 at least, dynamic INT8 of MiniLM by 0.24 at most (rows of
+#: 8: 0.23 and 0.21; a row of 1 says nothing where post-norm layers forget a lone token).
+ID_LENGTH, ID_ROWS = 4, 128
+#: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn up to this share of them.
+MAX_BATCH, BATCH_TOKENS = 32, 256
+#: Length of the rows of the largest batch, and its tokens where each one has an answer over a vocabulary.
+LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
+#: Compared tokens of a row, where an output has a vector for each; a batch of one is compared everywhere.
+PLACES = 16
+#: Columns compared of a wider output.
+WIDE = 1024
+#: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
+BUDGET = 8e12
+#: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
+GROSS = 0.35
+#: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
+SHORT_ROWS = "ids in short rows"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared."""
+
+    seed: int
+    probes: tuple[Probe, ...]
+
+    def of(self, reduced: bool, shapes: ShapeLimits) -> list[Probe]:
+        """Return the sweeps of a stage that runs these shapes. Ids whose larger batches it cannot run are run in short rows."""
+        larger = [probe for probe in self.probes if probe.padding == "batch sizes"]
+        fitting = [probe for probe in larger if shapes.fit(*probe.shape) is not None]
+        short = reduced or len(fitting) < len(larger)
+        ids = [probe for probe in self.probes if probe.padding == "ids" or (short and probe.padding == SHORT_ROWS)]
+        return [*fitting, *(probe for probe in ids if _rows(probe, shapes) > 0)]
+
+
+def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
+    """Spread every id but the padding's over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
+    rng = np.random.default_rng([seed, 18])
+    width = spec.vocabulary if spec.task == "fill-mask" else 0
+    cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
+    room = int(BUDGET / cost)
+    ids = rng.permutation(np.delete(np.arange(spec.vocabulary), spec.pad_id) if spec.pad_id < spec.vocabulary else spec.vocabulary)
+    shapes = _shapes(spec, rng, min(most_tokens, WIDE_TOKENS if width else most_tokens))
+    taken, probes = 0, list[Probe]()
+    for shape in shapes:
+        mask = _lengths(shape, rng)
+        probes.append(_probe(spec, "batch sizes", len(probes), mask, _cycle(ids, taken, int(mask.sum())), rng))
+        taken += int(mask.sum())
+    room = max(room - taken, ID_ROWS * ID_LENGTH)
+    length = min(ID_LENGTH, spec.max_length)
+    for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
+        for start in range(0, len(some), ID_ROWS * length):
+            part = some[start : start + ID_ROWS * length]
+            mask = np.ones((-(-len(part) // length), length), np.int64)
+            probes.append(_probe(spec, padding, len(probes), mask, _cycle(part, 0, mask.size), rng))
+    return Plan(seed, tuple(probes))
+
+
+def answer(run: Run, probe: Probe, spec: Spec, shapes: ShapeLimits, seed: int) -> tuple[dict[str, Array], bool]:
+    """Return vectors [N, D] to compare for each output that `run` gives, and whether every output was finite."""
+    kept: dict[str, list[Array]] = {}
+    finite, rows = True, _rows(probe, shapes)
+    for start in range(0, probe.shape[0], rows):
+        part = slice(start, start + rows)
+        inputs = {name: np.ascontiguousarray(array[part]) for name, array in probe.inputs.items()}
+        for name, value in run(inputs).items():
+            finite = finite and bool(np.isfinite(value).all())
+            vectors = _vectors(value, probe.compared[part], spec, seed)
+            kept.setdefault(name, []).append(np.asarray(vectors, np.float32))
+    return {name: np.concatenate(parts) for name, parts in kept.items()}, finite
+
+
+def _vectors(value: Array, compared: Array, spec: Spec, seed: int) -> Array:
+    """Return the compared vectors [N, D] of one output."""
+    if spec.granularity == "span" and value.ndim == 2:
+        return np.where(compared, value[:, : compared.shape[1]], 0)
+    chosen = value[:, : compared.shape[1]][compared] if value.ndim == 3 else value
+    if chosen.shape[-1] <= WIDE:
+        return chosen
+    return chosen[:, np.random.default_rng([seed, 19]).choice(chosen.shape[-1], WIDE, replace=False)]
+
+
+class Comparer:
+    """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
+
+    def __init__(self, usual: Mapping[str, float]) -> None:
+        self.usual = usual
+        self._errors: dict[str, list[Array]] = {}
+        self._probes: dict[str, list[Probe]] = {}
+        self.finite = True
+
+    def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
+        """Compare the vectors of one probe, for each output that both give."""
+        self.finite = self.finite and finite
+        for name in sorted(got.keys() & reference.keys()):
+            self._errors.setdefault(name, []).append(self._rows(probe, got[name], reference[name], self.usual[name]))
+            self._probes.setdefault(name, []).append(probe)
+
+    def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
+        """Return the figures over all sweeps, for each output."""
+        return Coverage(
+            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self._probes.values()), [])),
+            finite=self.finite, outputs={name: self._swept(name) for name in self._errors}, **shares,
+        )  # fmt: skip
+
+    def _swept(self, name: str) -> SweptOutput:
+        every = np.concatenate(self._errors[name])
+        at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
+        ends = np.cumsum([len(errors) for errors in self._errors[name]])
+        number = int(np.searchsorted(ends, at, "right"))
+        row = at - int(ends[number]) + len(self._errors[name][number])
+        where = f"{name}[{row}], {self._probes[name][number].name}"
+        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
+
+    @staticmethod
+    def _rows(probe: Probe, got: Array, reference: Array, usual: float) -> Array:
+        """Return the relative difference [B] of each row."""
+        batch = probe.shape[0]
+        if got.shape != reference.shape:
+            return np.full(batch, np.inf)
+        of = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
+        b = reference.astype(np.float64)
+
+        def summed(squares: Array) -> Array:
+            return np.bincount(of, squares.sum(axis=-1), batch)
+
+        floor = (0.1 * usual) ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
+        return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
+
+
+def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+    """Return the root mean square of each of the reference's outputs."""
+    sums: dict[str, tuple[float, int]] = {}
+    for named in reference:
+        for name, value in named.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
+    return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}
+
+
+def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
+    """Return the shares of ids, positions, batch sizes up to `MAX_BATCH`, lengths and token types that `probes` run."""
+    ids, types = {spec.pad_id}, set[int]()
+    batches, lengths, positions = set[int](), set[int](), 0
+    for probe in probes:
+        batch, sequence = probe.shape
+        valid = probe.inputs["attention_mask"].astype(bool)
+        ids.update(np.unique(probe.inputs["input_ids"][valid]).tolist())
+        types.update(np.unique(probe.inputs["token_type_ids"][valid]).tolist() if "token_type_ids" in probe.inputs else ())
+        batches.add(batch)
+        lengths.add(sequence)
+        positions = max(positions, int(np.flatnonzero(np.any(valid, axis=0)).max(initial=-1)) + 1)
+    known = max(1, spec.token_types if any("token_type_ids" in probe.inputs for probe in probes) else 0)
+    return {
+        "ids": len({i for i in ids if i < spec.vocabulary}) / spec.vocabulary, "positions": min(1.0, positions / spec.max_length),
+        "batch_sizes": len(batches & set(range(1, MAX_BATCH + 1))) / MAX_BATCH,
+        "lengths": len(lengths & set(range(1, spec.max_length + 1))) / spec.max_length,
+        "token_types": min(1.0, len(types) / known) if types else 1.0,
+    }  # fmt: skip
+
+
+def failures(found: Coverage, limits: Limits) -> list[Failure]:
+    """Return what is grossly wrong: values that are not finite, a median row beyond `rel_l2`, a row that stands out.
+
+    In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. The rounding of reduced precision
+    spreads less, so there by 5 times the median or by 0.1.
+    """
+    texts = [] if found.finite else ["outputs of the coverage sweeps must be finite"]
+    limit = GROSS if limits.rel_l2 is None else limits.rel_l2
+    for output in found.outputs.values():
+        allowed = allowed_row(output.median, limit)
+        if not output.median <= limit:
+            texts.append(f"the median row of the coverage sweeps may differ by {limit:g}; got {output.median:.4g} ({output.where})")
+        elif not output.worst <= allowed:
+            texts.append(f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} ({output.where})")
+    return [Failure(gate="coverage", metric=None, text=text) for text in texts]
+
+
+def allowed_row(median: float, limit: float) -> float:
+    """Return the largest relative difference of a row that is not a gross fault."""
+    return max(limit, min(30 * median, max(5 * median, 0.1)))
+
+
+def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int) -> list[tuple[int, int]]:
+    """[B, S]: the longest row, every batch size with another length, and the largest batch."""
+    sizes = [(1, spec.max_length)]
+    for batch in range(1, MAX_BATCH + 1):
+        longest = max(2, min(spec.max_length, BATCH_TOKENS // batch))
+        sizes.append((batch, min(spec.max_length, int(np.exp(rng.uniform(np.log(2), np.log(longest + 1)))))))
+    length = min(spec.max_length, LARGEST_LENGTH)
+    return [*sizes, (max(1, most_tokens // length), length)]
+
+
+def _cycle(ids: Array, start: int, count: int) -> Array:
+    """Return `count` ids from `start` on, around the end where they are fewer."""
+    return ids[np.arange(start, start + count) % len(ids)]
+
+
+def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    """Return the mask [B, S] of rows from half as long as the longest, which is anywhere among them."""
+    batch, sequence = shape
+    lengths = rng.integers(max(1, sequence // 2), sequence + 1, batch)
+    lengths[int(rng.integers(batch))] = sequence
+    return (np.arange(sequence) < lengths[:, None]).astype(np.int64)
+
+
+def _probe(
+    spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator
+) -> Probe:  # fmt: skip
+    """A batch of the ids `valid` where `mask` [B, S] is 1."""
+    batch, sequence = mask.shape
+    ids = np.full(mask.shape, spec.pad_id, np.int64)
+    ids[mask == 1] = valid
+    types = np.zeros((batch, sequence), np.int64)
+    if spec.token_types > 1:
+        # Half the rows are pairs, which part anywhere.
+        second = rng.integers(0, 2 * sequence, batch)[:, None]
+        types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
+    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    compared = mask.astype(bool)
+    if batch > 1 and sequence > PLACES:
+        order = np.argsort(np.where(compared, rng.random(mask.shape), 2.0), axis=1)[:, :PLACES]
+        chosen = np.zeros_like(compared)
+        np.put_along_axis(chosen, order, True, axis=1)
+        compared &= chosen
+    inputs = {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}
+    return Probe(f"{batch} × {sequence}, sweep {number}: {padding}", padding, inputs, compared, np.ones(batch, bool))
+
+
+def _rows(probe: Probe, shapes: ShapeLimits) -> int:
+    """Return how many rows of a probe are run at once: all, or of an id sweep as many as the form runs."""
+    batch, sequence = probe.shape
+    if probe.padding == "batch sizes":
+        return batch
+    most = shapes.most_rows(sequence)
+    return batch if most is None else min(batch, most)

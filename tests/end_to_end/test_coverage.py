@@ -1,0 +1,157 @@
+"""Models that are wrong where no probe looks, and right ones: the coverage sweeps tell them apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import bertopt
+from bertopt import stages
+from bertopt.checks import coverage, probes
+from bertopt.core import ShapeLimits
+from bertopt.report import html, terminal
+from bertopt.results import Report
+from bertopt.runtime.tokenization import Tokenizer
+from tests.support import uncovered_passes
+from tests.support.shared_workers import cheap_workers
+from tests.support.tiny_models import Tiny, write_tiny
+
+assert uncovered_passes.ZeroEmbeddings.name() == "zero_embeddings"
+VOCABULARY = 3000
+SHAPES = [(1, 8), (2, 16)]
+NO_COVERAGE = "bertopt.checks.gates.coverage.failures"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    with cheap_workers("pipeline"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedding model of more ids than the probes read."""
+    import transformers
+
+    out = write_tiny(tmp_path_factory.mktemp("wide"), task="feature-extraction", pooling="mean")
+    network = transformers.AutoModel.from_pretrained(out)
+    network.resize_token_embeddings(VOCABULARY, mean_resizing=False)
+    weight = network.get_input_embeddings().weight
+    weight.data = weight.data[:83].repeat(37, 1)[:VOCABULARY].flip(1) + weight.data * 0.1
+    network.save_pretrained(out)
+    return out
+
+
+def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
+    recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "steps": list(steps), "inputs": {"shapes": SHAPES}}
+    return bertopt.run(recipe, out)
+
+
+def printed(report: Report) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(terminal.render(report))
+    return file.getvalue()
+
+
+def unprobed(out: Path) -> list[int]:
+    """The ids that no parity probe of a run with the built-in texts reads."""
+    directory = next((out / "stages").glob("reference-*"))
+    spec = stages.read_manifest(directory).spec
+    tokenizer = Tokenizer(directory, spec)
+    texts = probes.built_in_texts()
+    every = [
+        *probes.grid(spec, SHAPES, None), *probes.serving(spec, 32),
+        *probes.texts(spec, lambda of: [tokenizer.batch(tokenizer.encode(of))], texts),
+    ]  # fmt: skip
+    seen = set(np.concatenate([probe.inputs["input_ids"].ravel() for probe in every]).tolist())
+    return [number for number in range(spec.vocabulary) if number not in seen]
+
+
+def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_path: Path) -> None:
+    steps = [{"pass": "use_sdpa"}, {"pass": "cast_half", "dtype": "bfloat16"}, {"pass": "export_onnx", "after": "use_sdpa"},
+             {"pass": "quantize_int8"}]  # fmt: skip
+    report = run(tmp_path, model, *steps)
+    assert report.exit_code == 0, report.reason
+    assert report.stages[0].coverage is None
+    for row in report.stages[1:]:
+        found = row.coverage
+        assert found is not None and found.finite
+        assert (found.ids, found.positions, found.batch_sizes, found.token_types) == (1.0, 1.0, 1.0, 1.0)
+        assert 0.1 < found.lengths < 1.0
+        assert set(found.outputs) == {"last_hidden_state", "sentence_embedding"}
+    exact, rough = report.stage("export_onnx").coverage, report.stage("quantize_int8").coverage
+    assert exact is not None and rough is not None and exact.seed == rough.seed
+    assert rough.tokens > exact.tokens
+    for name, output in exact.outputs.items():
+        assert output.worst < 1e-5 < 1e-3 < rough.outputs[name].median
+    assert "checked: 100 % of ids, 100 % of positions, 100 % of batch sizes, " in printed(report)
+    assert "Run at least once: <b>100 % of ids" in html.page(report)
+    assert Report.model_validate_json(report.model_dump_json(by_alias=True)) == report
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"pass": "spoil_batches", "first": 9, "last": 31},
+        {"pass": "spoil_batches", "first": 17, "last": 17},
+        {"pass": "spoil_batches", "first": 100, "last": 999},
+        {"pass": "spoil_positions", "first": 40},
+        {"pass": "spoil_hidden"},
+        {"pass": "zero_embeddings"},
+        {"pass": "zero_embeddings", "claims": "bfloat16"},
+        {"pass": "zero_embeddings", "one": True},
+        {"pass": "zero_embeddings", "one": True, "claims": "bfloat16"},
+    ],
+    ids=lambda step: "-".join(map(str, step.values())),
+)
+def test_what_no_probe_looks_at_is_refused(
+    model: Path, tmp_path: Path, step: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = dict(step)
+    if step["pass"] == "zero_embeddings":
+        run(tmp_path, model, {"pass": "use_sdpa"})
+        ids = unprobed(tmp_path)
+        assert len(ids) > VOCABULARY / 3
+        step["ids"] = ids[500:501] if step.pop("one", False) else ids
+    report = run(tmp_path, model, step)
+    assert report.exit_code == 3 and report.delivered is None, report.stages[-1].coverage
+    assert "coverage" in [failure.gate for failure in report.stages[-1].failures]
+    if step["pass"] in ("spoil_batches", "spoil_hidden") or len(step.get("ids", ())) == 1:
+        # It is coverage alone that keeps this from being shipped; many wrong ids are met by chance as well.
+        monkeypatch.setattr(NO_COVERAGE, lambda *_: [])
+        assert run(tmp_path, model, step).exit_code == 0
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
+def test_every_task_is_swept(tiny: Tiny, tmp_path: Path, task: str) -> None:
+    report = run(tmp_path, tiny("bert", task), {"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "quantize_int8", "on_fail": "skip"})
+    found = report.stage("export_onnx").coverage
+    assert found is not None and found.ids == found.batch_sizes == 1.0 and all(output.worst < 1e-5 for output in found.outputs.values())
+    assert report.stage("quantize_int8").coverage is not None
+
+
+def test_an_engine_runs_the_sweeps_that_its_profiles_admit(model: Path, tmp_path: Path) -> None:
+    from bertopt.core import Profile
+
+    run(tmp_path, model, {"pass": "use_sdpa"})
+    spec = stages.read_manifest(next((tmp_path / "stages").glob("reference-*"))).spec
+    whole = coverage.plan(spec, 1, 8192)
+    narrow = ShapeLimits(longest=32, profiles=(Profile(opt=(4, 16), max=(8, 32)),))
+    some = whole.of(False, narrow)
+    assert {probe.padding for probe in some} == {"batch sizes", coverage.SHORT_ROWS}
+    shares = coverage.shares(spec, some)
+    assert 0 < shares["batch_sizes"] <= 8 / 32 and shares["positions"] <= 0.5 and shares["ids"] == 1.0
+
+    def run_rows(inputs: Any) -> dict[str, Any]:
+        assert narrow.fit(*inputs["input_ids"].shape) is not None
+        return {"sentence_embedding": inputs["input_ids"][:, :1].astype(np.float32)}
+
+    for probe in some:
+        answers, finite = coverage.answer(run_rows, probe, spec, narrow, 1)
+        assert finite and np.array_equal(answers["sentence_embedding"][:, 0], probe.inputs["input_ids"][:, 0])

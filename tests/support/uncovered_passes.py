@@ -1,0 +1,79 @@
+"""Passes that plant what random probes rarely look at. Workers import this module by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertopt.core import Context, Eager, Pass, Precision, Result
+from bertopt.passes import register
+
+
+@register
+class ZeroEmbeddings(Pass[Eager, Eager]):
+    """Zeroes the embeddings of these ids; says that it casts to `claims`, and does where that is bfloat16."""
+
+    ids: tuple[int, ...] = ()
+    claims: Precision = "float32"
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self, precision=self.claims)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        with torch.no_grad():
+            network.encoder.get_input_embeddings().weight[list(self.ids)] = 0
+            if self.claims == "bfloat16":
+                for weight in network.encoder.base_model.encoder.parameters():
+                    weight.copy_(weight.bfloat16().float())
+                network.autocast_dtype = torch.bfloat16
+        return {"rows": 1}
+
+
+@register
+class SpoilBatches(Pass[Eager, Eager]):
+    """Answers the rows of batches from `first` to `last` in another order."""
+
+    first: int
+    last: int
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.register_forward_hook(self._spoil)
+        return {"hooks": 1}
+
+    def _spoil(self, network: Any, inputs: Any, outputs: Any) -> Any:
+        rows = len(inputs[0])
+        return tuple(value.flip(0) for value in outputs) if self.first <= rows <= self.last else outputs
+
+
+@register
+class SpoilPositions(Pass[Eager, Eager]):
+    """Moves the position embeddings from `first` on by one place."""
+
+    first: int
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        weight = network.encoder.base_model.embeddings.position_embeddings.weight
+        with torch.no_grad():
+            weight[self.first :] = weight[self.first :].roll(1, 0)
+        return {"rows": 1}
+
+
+@register
+class SpoilHidden(Pass[Eager, Eager]):
+    """Changes only the output that others' loaders read."""
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.register_forward_hook(lambda network, inputs, outputs: (outputs[0], outputs[1] * 1.01))
+        return {"hooks": 1}
