@@ -97,7 +97,10 @@ async def root(call: Call, body: bytes) -> Any:
         return await embed(call, call.parse(Embed, body))
     if call.model.ranks and b'"query"' in body:
         return await rerank(call, call.parse(Rerank, body))
-    return await predict(call, call.parse(Predict, body))
+    asked = call.parse(Predict, body)
+    answer = await predict(call, asked)
+    # Hugging Face's clients expect a list of texts here, also where they sent one.
+    return [answer] if isinstance(asked.inputs, str) and call.model.spec.task == "text-classification" else answer
 
 
 def normalised(model: ServedModel, vectors: Array) -> Array:
