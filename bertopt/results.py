@@ -45,18 +45,10 @@ class Limits(_Result):
     cosine_mean: float | None = Field(None, ge=-1, le=1, description="smallest mean cosine of any case")
     label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change")
     metric_drop_max: float | None = Field(None, ge=0, le=1, description="largest drop of the task metric")
-    invariance_max: float | None = Field(
-        None, ge=0, description="largest absolute change of a text's output when batched with others or padded differently"
-    )
-    spearman_min: float | None = Field(
-        None, ge=-1, le=1, description="smallest rank correlation of the embeddings' pairwise similarities"
-    )
-    top_k_overlap_min: float | None = Field(
-        None, ge=0, le=1, description="smallest mean share of each text's nearest neighbours that stay"
-    )
-    speedup_min: float | None = Field(
-        None, gt=0, description="smallest end-to-end speed-up over the checkpoint; missed if its whole 95 % interval is below"
-    )
+    invariance_max: float | None = Field(None, ge=0, description="largest change of a text's output by its batch or padding")
+    spearman_min: float | None = Field(None, ge=-1, le=1, description="smallest rank correlation of pairwise similarities")
+    top_k_overlap_min: float | None = Field(None, ge=0, le=1, description="smallest mean share of neighbours that stay")
+    speedup_min: float | None = Field(None, gt=0, description="smallest end-to-end speed-up; missed if its interval is below")
     mix_p50_ms_max: float | None = Field(None, gt=0, description="largest median time of the timed texts, milliseconds")
     peak_rss_max: float | None = Field(None, gt=0, description="largest peak memory of the process, MB (10⁶ bytes)")
     size_max: float | None = Field(None, gt=0, description="largest size of the stage's files, MB (10⁶ bytes)")
@@ -141,13 +133,10 @@ class Comparison(_Result):
     def over(cls, cases: Sequence[Case]) -> Comparison:
         flips = [case.label_flips for case in cases if case.label_flips is not None]
         return cls(
-            max_abs=nan_max(case.max_abs for case in cases),
-            rel_l2=nan_max(case.rel_l2 for case in cases),
-            cosine_min=nan_min(case.cosine_min for case in cases),
-            cosine_mean=nan_min(case.cosine_mean for case in cases),
-            label_flips=sum(flips) if flips else None,
-            compared=sum(case.compared for case in cases),
-        )
+            max_abs=nan_max(case.max_abs for case in cases), rel_l2=nan_max(case.rel_l2 for case in cases),
+            cosine_min=nan_min(case.cosine_min for case in cases), cosine_mean=nan_min(case.cosine_mean for case in cases),
+            label_flips=sum(flips) if flips else None, compared=sum(case.compared for case in cases),
+        )  # fmt: skip
 
 
 class Parity(_Result):
@@ -192,8 +181,7 @@ class Latency(_Result):
     kind: Literal["shape", "mix"]
     batch: int | None
     sequence: int | None
-    n: int
-    """Samples (shape) or texts (mix)."""
+    n: int  # samples of a shape, texts of the mix
     p50_ms: float
     p90_ms: float
     p99_ms: float | None
@@ -210,11 +198,11 @@ class Quality(_Result):
     change: float
     n: int
     low: float | None = None
-    """The 95 % interval of `value`."""
     high: float | None = None
+    """The 95 % interval of `value`."""
     change_low: float | None = None
-    """The paired 95 % interval of `change`: the same texts answered by both."""
     change_high: float | None = None
+    """The paired 95 % interval of `change`: the same texts answered by both."""
 
 
 class Waiver(_Result):
@@ -284,12 +272,11 @@ class Stage(_Result):
 
     def slow(self) -> str | None:
         """Return a sentence where the stage is slower end to end than the checkpoint, or was not timed validly."""
-        texts = self.mix()
-        if texts is None or self.index == 0:
-            return None
-        if texts.vs_reference is None:
-            return f"its timing is not valid: {texts.warning}" if texts.warning else None
-        return f"it is {texts.vs_reference} against the checkpoint" if texts.vs_reference.verdict == "SLOWER" else None
+        texts = self.mix() if self.index else None
+        if texts and texts.vs_reference is None and texts.warning:
+            return f"its timing is not valid: {texts.warning}"
+        slower = texts and texts.vs_reference and texts.vs_reference.verdict == "SLOWER"
+        return f"it is {texts.vs_reference} against the checkpoint" if texts and slower else None
 
 
 class Delivered(_Result):

@@ -1,8 +1,8 @@
 """What was hashed is what is read: loaders open files by name, so nobody may change them between hash and open.
 
 Where others may write to the files, they are copied to a private directory first, hashed there, and loaded from there.
-Elsewhere they are loaded where they lie, and refused where one was replaced or written to meanwhile: such as by a
-deployment during the load. Not looked at: what is changed in place after the load by whoever may, and root.
+Elsewhere they are loaded where they lie, and refused where one was replaced or written to during the load, as by a
+deployment. Not looked at: what is changed in place after the load by whoever may, and root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""bertopt's side of its workers: start them, ask them, stop them."""
+"""Workers, seen from the process that uses them: start, call, stop."""
 
 from __future__ import annotations
 
@@ -28,24 +28,18 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 LOG_TAIL = 30
-#: A message that makes no progress for so long will never end: the worker hangs in the middle of it.
-STALL_S = 60
-#: How long a call may take where its caller does not say.
-CALL_S = 1800.0
-#: The share of the memory which this process may use that one worker may have. Looked at while bertopt waits for an answer:
-#: the kernel's own limits (RLIMIT_AS) count address space, of which torch, CUDA and mapped weights take many times what they
-#: use, and a cgroup of its own needs rights that a user seldom has. Not seen: what comes and goes between two looks, the
-#: memory of processes that a worker started, and of a GPU.
+#: Seconds after which a message that makes no progress counts as hung, and that a call may take by default.
+STALL_S, CALL_S = 60, 1800.0
+#: The share of this process's memory limit that one worker may use, looked at while bertopt waits for it: RLIMIT_AS counts
+#: address space, far more than torch and mapped weights use, and a cgroup needs rights that users seldom have. Not seen: peaks
+#: between two looks, memory of processes that a worker started, and of a GPU.
 MEMORY_SHARE = 0.9
-#: How often a waiting call looks whether its worker lives: something that the worker forked may keep the socket open.
-LOOK_S = 0.25
-#: How long a worker that hangs has to say where it is.
-WHERE_S = 1.0
+#: How often a waiting call looks whether its worker lives (its children may keep the socket open), and how long a worker that
+#: hangs has to say where it is.
+LOOK_S, WHERE_S = 0.25, 1.0
 #: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
 NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-
-#: What the server's log says where memory ended before it could say so itself.
+#: What the server's log says where it ran out of memory.
 _NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|failed to map segment|can't allocate|bad_alloc")
 
 
