@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 Device = Literal["cpu", "cuda"]
-Precision = Literal["float32", "float16", "bfloat16", "int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "float8"]
 
 
 class Rewrite(BaseModel):

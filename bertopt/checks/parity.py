@@ -26,6 +26,7 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float32": Limits(max_abs=1e-4, rel_l2=1e-5, cosine_min=0.999999, label_flips_max=0.0, invariance_max=1e-4),
     "float16": Limits(rel_l2=1e-2, cosine_min=0.9999, label_flips_max=0.01),
     "bfloat16": Limits(rel_l2=6e-2, cosine_min=0.999, label_flips_max=0.02),
+    "float8": Limits(rel_l2=0.2, cosine_min=0.97, cosine_mean=0.985, label_flips_max=0.06),
     "int8": Limits(rel_l2=0.35, cosine_min=0.90, cosine_mean=0.96, label_flips_max=0.06),
 }
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.

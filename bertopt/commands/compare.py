@@ -22,7 +22,7 @@ from bertopt.results import Limits, Report, Stage
 from bertopt.workers.client import Workers
 
 #: From the exactest to the one that may differ most.
-_PRECISIONS = ("float32", "float16", "bfloat16", "int8")
+_PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
 
 
 def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None) -> Diff:

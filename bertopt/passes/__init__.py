@@ -16,6 +16,7 @@ from bertopt.passes.keep_cls_only import KeepClsOnly
 from bertopt.passes.merge_qkv import MergeQkv
 from bertopt.passes.pack_sequences import PackSequences
 from bertopt.passes.package_aot import PackageAot
+from bertopt.passes.quantize_fp8 import QuantizeFp8
 from bertopt.passes.quantize_int8 import QuantizeInt8
 from bertopt.passes.registry import all_passes, get, register, require
 from bertopt.passes.use_better_transformer import UseBetterTransformer
@@ -34,6 +35,7 @@ __all__ = [
     "MergeQkv",
     "PackSequences",
     "PackageAot",
+    "QuantizeFp8",
     "QuantizeInt8",
     "UseBetterTransformer",
     "UseSdpa",
@@ -44,7 +46,7 @@ __all__ = [
 ]
 
 for _cls in (
-    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CaptureGraphs, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, PackageAot,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, QuantizeFp8, CaptureGraphs, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, PackageAot,
 ):  # fmt: skip
     register(_cls)
 

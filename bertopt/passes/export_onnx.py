@@ -28,6 +28,8 @@ class ExportOnnx(Pass[Eager, Onnx]):
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         if any(step.name() == "cast_half" and getattr(step, "mode", "") == "autocast" for step in before):
             return "autocast exists only while torch runs; use mode: cast, or cast_onnx_half after the export"
+        if any(step.name() == "quantize_fp8" for step in before):
+            return "the fp8 products are torch's; branch with after: from the network before quantize_fp8"
         if any(getattr(step, "attention", None) == "varlen" for step in before):
             return "ONNX has no attention over texts of several lengths; use pack_sequences with attention: masked"
         return super().conflict(before)

@@ -52,7 +52,8 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
     """Batches of one row each, whose attention goes from text to text. Rows are filled up to one of the sizes that the
     session has graphs of, the one that costs least: padding up to a graph's size is computed too."""
     longest, total = int(lengths.max()), int(lengths.sum())
-    most = max(longest, min(spec.row_length or limits.tokens, limits.tokens))
+    bounds = (spec.row_length or limits.tokens, limits.tokens, *limits.buckets[-1:])
+    most = max(longest, min(bounds))
     sizes = {most, *(size for size in limits.buckets if max(longest, SMALLEST) <= size <= most)}
     # A text takes at least its share of a graph's places for texts.
     room = np.maximum(lengths, packing.TEXT_ROOM) if limits.buckets else lengths

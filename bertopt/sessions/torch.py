@@ -34,6 +34,8 @@ class TorchSession(Session):
             raise Unsupported(
                 "torch sees no CUDA GPU here; set device: cpu, or install the driver and a CUDA build of torch"
             )
+        if device == "cuda" and model.precision == "float8" and (here := torch.cuda.get_device_capability()) < (8, 9):
+            raise Unsupported(f"fp8 needs a GPU of sm89 or later; this one is sm{here[0]}{here[1]}: export without quantize_fp8")
         if threads is not None:
             torch.set_num_threads(threads)
         self.spec = model.spec

@@ -62,7 +62,8 @@ def _in_network(model: Eager | Compiled) -> int:
     weights = [tensor for tensor in model.network.parameters() if tensor.dim() > 1]
     if str(getattr(model.network, "autocast_dtype", None)) == f"torch.{model.precision}":
         return len(weights)
-    return sum(str(tensor.dtype) == f"torch.{model.precision}" for tensor in weights)
+    # float8 has several kinds: torch.float8_e4m3fn.
+    return sum(str(tensor.dtype).partition("_")[0] == f"torch.{model.precision}" for tensor in weights)
 
 
 def _in_graph(model: Onnx) -> int:

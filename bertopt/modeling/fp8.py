@@ -1,0 +1,49 @@
+"""Linear layers whose products are in 8-bit floating point. N tokens, I inputs, O outputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import ScalingType, scaled_mm
+
+DTYPE = torch.float8_e4m3fn
+#: The largest number of `DTYPE`; what is larger would become NaN.
+LARGEST = torch.finfo(DTYPE).max
+#: GPUs multiply matrices whose sizes are multiples of so many.
+MULTIPLE = 16
+
+
+class Fp8Linear(nn.Module):
+    """`old`, with one scale for each row of the weight [O, I] and, computed in every forward, for each token [N, I].
+
+    A token's answer depends on that token alone. Gives bfloat16.
+    """
+
+    def __init__(self, old: nn.Linear) -> None:
+        super().__init__()
+        weight, scale = quantize(old.weight.float())
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = None if old.bias is None else nn.Parameter(old.bias.to(torch.bfloat16), requires_grad=False)
+        self.in_features, self.out_features = old.in_features, old.out_features
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        flat, scale = quantize(tokens.reshape(-1, self.in_features).float())
+        found = scaled_mm(
+            flat, self.weight.t(), scale, ScalingType.RowWise, self.scale.t(), ScalingType.RowWise,
+            bias=self.bias, output_dtype=torch.bfloat16,
+        )  # fmt: skip
+        return found.view(*tokens.shape[:-1], self.out_features)
+
+
+def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float32 rows [N, I] in `DTYPE`, and the scale of each, float32 [N, 1]."""
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST
+    return (rows / scale).clamp(-LARGEST, LARGEST).to(DTYPE), scale
+
+
+def takes(layer: nn.Module) -> bool:
+    """Whether a GPU can multiply by the layer in `DTYPE`: a bfloat16 linear layer whose sizes are multiples of 16."""
+    if not isinstance(layer, nn.Linear) or layer.weight.dtype != torch.bfloat16:
+        return False
+    return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

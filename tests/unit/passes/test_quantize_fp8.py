@@ -1,0 +1,126 @@
+"""Encoder products in fp8: what is quantised, what stays, and what it does to answers; the numbers are a CPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertopt.core import Context, Eager, RuntimeFacts
+from bertopt.errors import Unsupported
+from bertopt.modeling import checkpoint, fp8
+from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, QuantizeFp8, UseBetterTransformer, UseSdpa
+from bertopt.sessions import open_session
+from bertopt.stages.effects import claimed
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
+
+HALF = CastHalf()
+
+
+def built(model: Eager, *passes: Any, tmp_path: Path) -> Eager:
+    for step in passes:
+        model = step(model, Context(workdir=tmp_path)).model
+    return model
+
+
+@pytest.mark.parametrize("size", [(1, 16, 16), (7, 64, 32), (300, 32, 48)])
+def test_a_layer_is_near_the_one_it_replaces(size: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    tokens, inputs, outputs = size
+    old = nn.Linear(inputs, outputs, dtype=torch.bfloat16)
+    # Outliers: one token and one output far larger than the others, which scales of their own keep apart.
+    given = torch.randn(tokens, inputs, dtype=torch.bfloat16)
+    given[0] *= 1000
+    old.weight.data[0] *= 100
+    with torch.no_grad():
+        got, wanted = fp8.Fp8Linear(old)(given).float(), old(given).float()
+    assert got.shape == wanted.shape
+    # Each factor is rounded by at most 2^-4 of itself.
+    most = given.float().norm(dim=1)[:, None] * old.weight.float().norm(dim=1)
+    assert float(((got - wanted).abs() / (most + 1)).max()) < 2**-3
+
+
+def test_extreme_rows_stay_finite() -> None:
+    layer = fp8.Fp8Linear(nn.Linear(16, 16, dtype=torch.bfloat16))
+    largest = torch.finfo(torch.bfloat16).max
+    given = torch.stack([torch.zeros(16), torch.full((16,), 1e-30), torch.full((16,), largest / 1e4)]).bfloat16()
+    assert layer(given).isfinite().all()
+
+
+def test_a_token_depends_on_itself_alone() -> None:
+    layer = fp8.Fp8Linear(nn.Linear(32, 16, dtype=torch.bfloat16))
+    given = torch.randn(5, 32, dtype=torch.bfloat16)
+    other = torch.cat([given[:2], 1000 * given[2:]])
+    assert torch.equal(layer(given)[:2], layer(other)[:2])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    half = built(checkpoint.load(tiny(family)), HALF, tmp_path=tmp_path)
+    result = QuantizeFp8()(half, Context(workdir=tmp_path))
+    model = result.model
+    assert model.precision == "float8" and result.changes["linear_layers"] > 0
+    layers = [name for name, layer in model.network.named_modules() if isinstance(layer, fp8.Fp8Linear)]
+    assert not [name for name in layers if "classifier" in name or "pooler" in name]
+    shown = QuantizeFp8().effects(model, RuntimeFacts())
+    assert shown["linear layers in fp8"] == (len(layers), len(layers))
+    assert all(expected == got for expected, got in (shown | claimed(model, RuntimeFacts())).values())
+    example = model.network.example(3, 12)
+    with torch.inference_mode():
+        near = torch.nn.functional.cosine_similarity(model.network(*example)[0], half.network(*example)[0])
+    # Random weights, scaled up: a trained network is far nearer.
+    assert float(near.min()) > 0.8
+
+
+@pytest.mark.parametrize(
+    "before",
+    [(MergeQkv(), HALF), (UseSdpa(), PackSequences(), HALF), (HALF, PackSequences(attention="varlen"))],
+    ids=str,
+)
+def test_it_follows_the_other_rewrites(tiny: Tiny, tmp_path: Path, before: tuple[Any, ...]) -> None:
+    reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    model = built(reference, *before, QuantizeFp8(), tmp_path=tmp_path)
+    ids = np.random.default_rng(0).integers(5, 40, (3, 12))
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    got, wanted = open_session(model).run(inputs), open_session(reference).run(inputs)
+    near = (got["sentence_embedding"] * wanted["sentence_embedding"]).sum(axis=1)
+    assert near.min() > 0.95 * np.square(wanted["sentence_embedding"]).sum(axis=1).min()
+
+
+def test_what_is_kept_stays_in_bfloat16(tiny: Tiny, tmp_path: Path) -> None:
+    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    quantise = QuantizeFp8(keep_bf16=("layer.1.*", "query"))
+    result = quantise(half, Context(workdir=tmp_path))
+    assert result.changes == {"linear_layers": 5}
+    layer = result.model.network.base.encoder.layer
+    assert isinstance(layer[1].output.dense, nn.Linear) and isinstance(layer[0].attention.self.query, nn.Linear)
+    shown = quantise.effects(result.model, RuntimeFacts())
+    assert all(expected == got for expected, got in shown.values())
+    # A layer that lost its fp8 is seen.
+    layer[0].output.dense = nn.Linear(64, 32, dtype=torch.bfloat16)
+    assert quantise.effects(result.model, RuntimeFacts())["linear layers left in bfloat16"] == (0, 1)
+    with pytest.raises(Unsupported, match="keep_bf16 must name modules"):
+        QuantizeFp8(keep_bf16=("layer.9",))(half, Context(workdir=tmp_path))
+
+
+def test_what_it_does_not_fit_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in ([], [CastHalf(dtype="float16")], [CastHalf(mode="autocast")]):
+        assert "put cast_half with dtype: bfloat16" in (QuantizeFp8().conflict(before) or "")
+    assert QuantizeFp8().conflict([HALF]) is None
+    assert QuantizeFp8().conflict([HALF, UseBetterTransformer()])
+    assert ExportOnnx().conflict([HALF, QuantizeFp8()])
+    model = checkpoint.load(tiny())
+    with pytest.raises(Unsupported, match="cast_half"):
+        QuantizeFp8()(model, Context(workdir=tmp_path))
+    half = built(model, HALF, tmp_path=tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    with pytest.raises(Unsupported, match="sm89 or later; this one is sm80"):
+        QuantizeFp8()(half, Context(workdir=tmp_path, device="cuda"))
+    fast = built(half, QuantizeFp8(), tmp_path=tmp_path)
+    with pytest.raises(Unsupported, match="sm89 or later; this one is sm80"):
+        open_session(fast, "cuda")
