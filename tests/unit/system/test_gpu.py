@@ -13,13 +13,19 @@ from typing import Any
 
 import pytest
 
+from bertopt import stages
+from bertopt.commands import recipes
 from bertopt.errors import Unsupported
+from bertopt.passes import BuildTensorrt, CastHalf
 from bertopt.pipeline.store import Store
+from bertopt.recipe.parser import load
+from bertopt.recipe.texts import Texts
 from bertopt.system import cpu_contention, gpu
 from bertopt.system.cpu_contention import Seen
 from bertopt.system.gpu import GpuState
 from bertopt.workers.client import NO_CUDA_CALLS
 from bertopt.workers.server import _describe
+from tests.support.specs import spec as make_spec
 
 
 class NVMLError(Exception):
@@ -216,3 +222,34 @@ def test_the_real_binding_has_every_question() -> None:
         assert callable(getattr(nvml, f"nvml{question}"))
     for name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID", "NVML_CLOCK_SM", "NVMLError"):
         assert hasattr(nvml, name)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "ladder"])
+def test_the_first_recipes_run_on_the_cpu_where_there_is_a_gpu(name: str, tmp_path: Path) -> None:
+    recipe = load(recipes.find(recipes.FOLDER / f"{name}.yaml"))
+    store = Store(tmp_path, False, lambda _: None)
+    assert store.settle(Answers(), recipe.device)[0] == "cpu"  # type: ignore[arg-type]
+    assert store.gpu is None
+
+
+def test_another_gpu_is_another_engine_and_the_same_everything_else(tmp_path: Path) -> None:
+    engine, half = BuildTensorrt(), CastHalf()
+    built: list[str] = []
+    stages.write_manifest(tmp_path, {"form": "onnx", "precision": "float32", "spec": make_spec().model_dump(mode="json"), "key": "p"})
+
+    def keys(gpu_here: dict[str, Any] | None) -> list[str]:
+        store = Store(tmp_path, False, lambda _: None)
+        store.gpu = gpu_here
+        store._stage = lambda name, key, device, make: built.append(key)  # type: ignore[assignment,method-assign,return-value,func-returns-value]
+        built.clear()
+        for step in (engine, half):
+            asked = types.SimpleNamespace(pass_=step, name=step.name(), timeout=1.0)
+            store.build(None, asked, tmp_path, "cuda", [(1, 8)], Texts(()))  # type: ignore[arg-type]
+        return list(built)
+
+    here = {"name": "A10G", "capability": "sm86", "driver": "550.54", "cuda_version": "13.0"}
+    first = keys(here)
+    for field, other in (("name", "H100"), ("capability", "sm90"), ("driver", "580.1"), ("cuda_version", "12.8")):
+        there = keys(here | {field: other})
+        assert there[0] != first[0] and there[1] == first[1], field
+    assert keys(here) == first
