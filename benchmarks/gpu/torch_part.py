@@ -107,11 +107,11 @@ def _largest(session: Any) -> Row:
     while rows <= _LARGEST_ROWS:
         try:
             session.run(shared.batch(rows, _LARGEST_LENGTH))
-        except RuntimeError as error:
-            if "out of memory" not in str(error).lower():
-                raise
+        except Exception as error:  # whatever ends it: a kernel's limits count, too
+            memory = "out of memory" in str(error).lower()
             torch.cuda.empty_cache()
-            return {"key": "largest", "sequence": _LARGEST_LENGTH, "largest_batch": rows // 2, "ended_by": "memory"}
+            why = "memory" if memory else f"{type(error).__name__}: {str(error)[:200]}"
+            return {"key": "largest", "sequence": _LARGEST_LENGTH, "largest_batch": rows // 2, "ended_by": why}
         rows *= 2
     return {"key": "largest", "sequence": _LARGEST_LENGTH, "largest_batch": rows // 2, "ended_by": f"the cap of {_LARGEST_ROWS} rows"}
 

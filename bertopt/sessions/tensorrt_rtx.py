@@ -34,7 +34,7 @@ class KernelCache:
 
     @property
     def runtime_graphs(self) -> bool:
-        """Whether the library captures CUDA graphs by itself, where it is told to."""
+        """Whether the library captures CUDA graphs, and this session need not."""
         return self._config is not None
 
     def context(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,30 @@ def test_the_table_names_figures_gaps_and_failures() -> None:
                   "torch/bert-base/fp8: pass 'quantize_fp8' is not registered", "Unfinished: torch (1 cases)", "1 of 1 gave"):  # fmt: skip
         assert words in text, (words, text)
     assert table.failures(parts) == ["torch/bert-base/compile: RuntimeError: no"]
+
+
+_WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"pydantic", "optimum", "onnx", "onnxscript", "onnxruntime", "psutil", "scipy", "yaml", "sentence_transformers"}:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+sys.meta_path.insert(0, Blocker())
+from benchmarks.gpu import __main__ as gpu
+for part, case in (("torch", "tiny/bf16"), ("torch", "tiny/sentence_transformers_bf16"), ("mix", "tiny/bf16"), ("smoke", "masked_rows"),
+                   ("smoke", "graphs"), ("smoke", "aa"), ("onnxruntime", "tiny/fp32"), ("tensorrt", "tiny/tensorrt/fp16")):
+    gpu.work(part, {case: []}, "cpu", True)
+"""
+
+
+def test_what_is_not_installed_is_named_and_nothing_fails() -> None:
+    """A GPU machine may have torch and little else."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    rows = [json.loads(line.removeprefix("row ")) for line in done.stdout.splitlines() if line.startswith("row ")]
+    assert done.returncode == 0 and sum("finished" in row for row in rows) == 8, done.stderr
+    assert not [row for row in rows if "failure" in row]
+    said = {row["case"]: row["missing"] for row in rows if row.get("key") == "missing"}
+    assert "pydantic" in said["tiny/bf16"] and "onnxruntime" in said["tiny/fp32"] and "optimum" in said["aa"]
 
 
 def test_peaks_and_copies_need_torch_alone(tmp_path: Path) -> None:
