@@ -107,7 +107,10 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         formats = facts.output_formats or {}
         words = {"int8": "int8", "float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
         there = sum(count for kind, count in formats.items() if re.search(words, kind, re.IGNORECASE))
-        return {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
+        found = {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
+        # TensorRT-RTX captures graphs out of sight.
+        captured = {"captured graph, or more": (1, min(1, facts.captured_graphs))} if facts.captured_graphs is not None else {}
+        return found | captured
 
     def _library(self, ctx: Context) -> str:
         wanted = (

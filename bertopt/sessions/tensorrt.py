@@ -146,6 +146,7 @@ class TensorrtSession(Session):
     def facts(self) -> RuntimeFacts:
         return RuntimeFacts(
             runtime=f"{self._trt.__name__} {self._trt.__version__}", gpu=self._torch.cuda.get_device_name(),
+            captured_graphs=len(self._captured) if self._graphs else None,
             output_formats=output_formats(
                 self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
             ),

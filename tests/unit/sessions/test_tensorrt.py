@@ -380,6 +380,7 @@ def test_a_graph_is_captured_once_for_each_profile_and_replayed(graphs: Fake, tm
         assert np.array_equal(session.run(inputs)[OUTPUTS[0]], sums(inputs)), (rows, tokens)
     kinds = [call[0] for call in graphs.calls]
     assert kinds.count("capture") == 2 and kinds.count("replay") == 6 and kinds.count("profile") == 2
+    assert len(session._captured) == 2
     shapes = {call[2] for call in graphs.calls if call[0] == "shape"}
     assert shapes == {GENERAL.max, TIGHT.max}
     session.load(batch(3, 10))

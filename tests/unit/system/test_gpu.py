@@ -15,6 +15,7 @@ import pytest
 
 from bertopt import stages
 from bertopt.commands import recipes
+from bertopt.commands.verify import _other_gpu as other_gpu
 from bertopt.errors import Unsupported
 from bertopt.passes import BuildTensorrt, CastHalf
 from bertopt.pipeline.store import Store
@@ -24,6 +25,7 @@ from bertopt.system import cpu_contention, gpu
 from bertopt.system.cpu_contention import Seen
 from bertopt.system.gpu import GpuState
 from bertopt.workers.client import NO_CUDA_CALLS
+from bertopt.workers.operations import Ops
 from bertopt.workers.server import _describe
 from tests.support.specs import spec as make_spec
 
@@ -253,3 +255,52 @@ def test_another_gpu_is_another_engine_and_the_same_everything_else(tmp_path: Pa
         there = keys(here | {field: other})
         assert there[0] != first[0] and there[1] == first[1], field
     assert keys(here) == first
+
+
+class Asked:
+    """The workers of `verify`, of which one says what CUDA sees."""
+
+    def __init__(self, gpu_here: dict[str, Any] | None) -> None:
+        self.gpu = gpu_here
+
+    def start(self) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, op: str) -> dict[str, Any]:
+        return {"cuda": self.gpu is not None, "gpu": self.gpu}
+
+
+def test_verify_warns_of_another_gpu() -> None:
+    then = {"name": "A10G", "capability": "sm86", "driver": "550.54", "cuda_version": "13.0"}
+    fields = {"form": "onnx", "precision": "float32", "spec": make_spec().model_dump(mode="json")}
+    on_gpu, on_cpu = stages.Manifest.model_validate(fields | {"gpu": then}), stages.Manifest.model_validate(fields)
+    assert other_gpu(Asked(then), on_gpu) == other_gpu(Asked(None), on_gpu) == other_gpu(Asked(then), on_cpu) == []  # type: ignore[arg-type]
+    assert other_gpu(Asked(then | {"name": "H100", "driver": "580.1"}), on_gpu) == [  # type: ignore[arg-type]
+        "GPU name differs: exported on A10G, here H100", "GPU driver differs: exported on 550.54, here 580.1"
+    ]  # fmt: skip
+    # A manifest of the CPU is as it was before: no key, the same hash.
+    assert '"gpu"' not in on_cpu.sealed().text() and '"gpu"' in on_gpu.sealed().text()
+
+
+def test_peak_gpu_memory_is_the_process_s(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    ops = Ops()
+    assert torch.cuda.is_available() or ops._gpu_bytes() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 1 << 20)
+    plant(DeviceGetComputeRunningProcesses=[types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=7 << 30)])
+    assert ops._gpu_bytes() == 7 << 30
+    # NVML of another PID namespace: what the GPU lost since the model was opened.
+    plant(DeviceGetMemoryInfo=types.SimpleNamespace(used=5 << 30, total=24 << 30))
+    ops.gpu_used = 2 << 30
+    assert ops._gpu_bytes() == 3 << 30
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpu._device.cache_clear()
+    assert ops._gpu_bytes() == 1 << 20
