@@ -133,7 +133,8 @@ def tests(setting: Setting) -> Iterator[Row]:
     """`pytest -m gpu`; on a CPU the tests are collected only."""
     shared.need("pytest")
     root = Path(__file__).parents[2]
-    wanted = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/end_to_end/test_gpu.py"]
+    files = sorted(str(path.relative_to(root)) for path in root.glob("tests/end_to_end/test_gpu*.py"))
+    wanted = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     wanted += ["--collect-only"] if setting.device == "cpu" else []
     try:
         done = subprocess.run(wanted, cwd=root, capture_output=True, text=True, check=False, timeout=240)
