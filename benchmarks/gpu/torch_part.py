@@ -28,11 +28,14 @@ VARIANTS: dict[str, Steps] = {
     "fp8": [*_BF16, ("quantize_fp8", {})],
     "fp8_compile": [*_BF16, ("quantize_fp8", {}), ("compile_torch", {})],
     "package": [*_BF16, ("package_aot", {})],
-    "max_autotune": [*_BF16, ("compile_torch", {"mode": "max-autotune"})],
+    "unpadded_graphs_compile": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {})],
+    "unpadded_graphs_fp8_compile": [*_UNPADDED, ("quantize_fp8", {}), ("capture_graphs", {}), ("compile_torch", {})],
+    "max_autotune": [*_BF16, ("compile_torch", {"mode": "max-autotune-no-cudagraphs"})],
+    "max_autotune_graphs": [*_BF16, ("compile_torch", {"mode": "max-autotune"})],
 }
-PEAK = {"fp32": "float32", "sdpa": "float32", "tf32": "tf32", "fp8": "float8", "fp8_compile": "float8"}
-#: Left out by --quick: minutes of compiling.
-_SLOW = ("max_autotune", "fp8_compile")
+PEAK = {"fp32": "float32", "sdpa": "float32", "tf32": "tf32"} | {name: "float8" for name in VARIANTS if "fp8" in name}
+#: Minutes of compiling: last, and left out by --quick.
+_SLOW = ("max_autotune", "max_autotune_graphs")
 _SENTENCE_TRANSFORMERS = "sentence_transformers_bf16"
 #: Where the largest batch is sought, and its length.
 _LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 4096
@@ -40,11 +43,11 @@ _LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 40
 
 def cases(quick: bool) -> list[str]:
     if quick:
-        return [f"tiny/{variant}" for variant in (*VARIANTS, _SENTENCE_TRANSFORMERS) if variant not in _SLOW]
+        return [f"tiny/{variant}" for variant in (*VARIANTS, _SENTENCE_TRANSFORMERS) if variant not in (*_SLOW, "fp8_compile")]
     # What matters most first: a call that ends early has measured it.
     models = [name for name in MODELS if name != "tiny"]
-    variants = [name for name in (*VARIANTS, _SENTENCE_TRANSFORMERS) if name != "max_autotune"]
-    return [f"{model}/{name}" for model in models for name in variants] + [f"{model}/max_autotune" for model in models]
+    variants = [name for name in (*VARIANTS, _SENTENCE_TRANSFORMERS) if name not in _SLOW]
+    return [f"{model}/{name}" for names in (variants, _SLOW) for model in models for name in names]
 
 
 def shapes(quick: bool) -> list[tuple[int, int]]:
