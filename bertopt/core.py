@@ -112,13 +112,20 @@ class OpenVino(Model):
 
 @dataclass(frozen=True)
 class Engine(Model):
-    """A TensorRT plan for the compute capabilities in `targets` (`sm86`, …)."""
+    """A TensorRT plan for the compute capabilities in `targets` (`sm86`, …).
+
+    `sha256` is the plan's. `driver` and `cuda_version` are those it was built with, None where it was built without a GPU.
+    """
 
     path: Path
     library: str
     version: str
     targets: tuple[str, ...]
     profiles: tuple[Profile, ...]
+    sha256: str
+    driver: str | None = None
+    cuda_version: str | None = None
+    cuda_graphs: bool = False
 
     form: ClassVar[str] = "engine"
 

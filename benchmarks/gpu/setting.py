@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ MODELS = {
 }  # fmt: skip
 VOCABULARY, POSITIONS = 30522, 512
 #: Seconds of timing for each shape, and the fewest steps.
-SECONDS, STEPS = 0.4, 5
+SECONDS, STEPS = 0.25, 5
 
 
 class Missing(Exception):
@@ -47,9 +47,16 @@ class Setting:
 
 def need(*modules: str) -> None:
     """Raise Missing naming the modules that are not installed."""
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    absent = [name for name in modules if not _found(name)]
     if absent:
         raise Missing(f"not installed: {', '.join(absent)}")
+
+
+def _found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def synchronize(device: str) -> None:
@@ -174,8 +181,32 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(fields), "utf-8")
 
 
-def apply(model: Any, steps: list[tuple[str, dict[str, Any]]], setting: Setting, folder: Path) -> Any:
-    """`model` after passes named through the registry. Raises Missing where one is not registered or refuses."""
+def sentence_transformer(model: str, folder: Path, device: Any) -> Any:
+    """The same model in sentence-transformers, in bf16 with the attention it chooses."""
+    need("sentence_transformers")
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    made = eager(model, folder)
+    made.network.encoder.save_pretrained(folder)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
+        for number, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": MODELS[model][1], "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), "utf-8")
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": POSITIONS}), "utf-8")
+    return SentenceTransformer(str(folder), device=str(device), local_files_only=True).to(torch.bfloat16).eval()
+
+
+def apply(
+    model: Any, steps: list[tuple[str, dict[str, Any]]], setting: Setting, folder: Path, calibration: Sequence[str] = (),
+    encode: Callable[[Sequence[Any]], dict[str, Array]] | None = None,
+) -> Any:  # fmt: skip
+    """Return `model` after passes named through the registry. Raises Missing where one is not registered or refuses."""
     from pydantic import ValidationError
 
     from bertopt.core import Context
@@ -197,7 +228,8 @@ def apply(model: Any, steps: list[tuple[str, dict[str, Any]]], setting: Setting,
         work = folder / f"{len(before):02d}-{name}"
         work.mkdir(parents=True, exist_ok=True)
         try:
-            model = step(model, Context(work, setting.device, ((1, 16), (8, 128)))).model  # type: ignore[arg-type]
+            context = Context(work, setting.device, ((1, 16), (8, 128)), tuple(calibration), encode=encode)  # type: ignore[arg-type]
+            model = step(model, context).model
         except (Unsupported, ImportError) as error:
             raise Missing(f"{name}: {error}") from error
     return model

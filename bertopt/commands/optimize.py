@@ -68,7 +68,7 @@ def plan(
     data |= {"model": model, "task": task}
     data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": _fitting(data["inputs"]["shapes"], usable)}
     if name == "trt_fp16":
-        _for_this_gpu(data)
+        data["device"] = "cuda"  # never ahead of time for another GPU
     if portable:
         data["steps"] = without(data["steps"], "pack_sequences")
     if quick:
@@ -110,14 +110,6 @@ def without(steps: list[dict[str, Any]], pass_name: str) -> list[dict[str, Any]]
         if step["pass"] == pass_name or step["after"] in dropped:
             dropped.add(step["name"])
     return [step for step in steps if step["name"] not in dropped]
-
-
-def _for_this_gpu(data: dict[str, Any]) -> None:
-    """Change the recipe, which builds for other GPUs ahead of time, to build for the one here."""
-    data["device"] = "cuda"
-    for step in data["steps"]:
-        if step["pass"] == "build_tensorrt":  # noqa: S105  (no password)
-            step |= {"library": "tensorrt", "targets": []}
 
 
 def _fitting(shapes: list[list[int]], usable: int | None) -> list[list[int]]:

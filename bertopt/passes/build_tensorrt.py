@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -24,7 +25,8 @@ _NO_FLOAT32_ATTENTION = "TensorRT has no float32 Attention kernel: put cast_onnx
 class BuildTensorrt(Pass[Onnx, Engine]):
     """Build a strongly typed engine: the precision is the graph's, never a flag's. Counts layers per precision.
 
-    `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
+    `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here. With
+    `targets_if_no_gpu` it is for the GPU here where there is one, and for those where there is none.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {
@@ -41,8 +43,14 @@ class BuildTensorrt(Pass[Onnx, Engine]):
     targets: tuple[str, ...] = Field(
         (), description="compute capabilities to build for, such as sm86; empty: the GPU here"
     )
+    targets_if_no_gpu: tuple[str, ...] = Field(
+        (), description="compute capabilities to build for where there is no GPU; where there is one: the GPU here"
+    )
     timing_cache: str | None = Field(None, description="file that keeps kernel timings between builds; TensorRT-RTX has none")
     optimization_level: int = Field(3, ge=0, le=5, description="how long the builder searches")
+    cuda_graphs: bool = Field(
+        False, description="replay a CUDA graph: TensorRT then pads each batch to its profile's max, so state narrow profiles"
+    )
 
     def shape_conflict(self, shapes: Any) -> str | None:
         for batch, sequence in shapes:
@@ -87,8 +95,11 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         folder.mkdir(parents=True)
         path = folder / "model.plan"
         path.write_bytes(memoryview(plan))
-        profiles = tuple(self._clamped(model))
-        engine = Engine(model.spec, model.precision, path, library, str(trt.__version__), targets, profiles)
+        driver, cuda = tensorrt_import.built_with() if ctx.device == "cuda" else (None, None)
+        engine = Engine(
+            model.spec, model.precision, path, library, str(trt.__version__), targets, tuple(self._clamped(model)),
+            hashlib.sha256(memoryview(plan)).hexdigest(), driver, cuda, self.cuda_graphs,
+        )  # fmt: skip
         return Result(engine, layers)
 
     def effects(self, model: Engine, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
@@ -96,13 +107,16 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         formats = facts.output_formats or {}
         words = {"int8": "int8", "float16": "half|fp16", "bfloat16": "bf16|bfloat16", "float32": "float|fp32"}[model.precision]
         there = sum(count for kind, count in formats.items() if re.search(words, kind, re.IGNORECASE))
-        return {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
+        found = {f"layer output in {model.precision}, or more": (1, min(1, there))} if formats else {}
+        # TensorRT-RTX captures graphs out of sight.
+        captured = {"captured graph, or more": (1, min(1, facts.captured_graphs))} if facts.captured_graphs is not None else {}
+        return found | captured
 
     def _library(self, ctx: Context) -> str:
         wanted = (
             (
                 ["tensorrt", "tensorrt_rtx"]
-                if ctx.device == "cuda" and not self.targets
+                if ctx.device == "cuda" and not self._wanted(ctx)
                 else ["tensorrt_rtx", "tensorrt"]
             )
             if self.library == "auto"
@@ -141,7 +155,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         return config
 
     def _targets(self, trt: Any, config: Any, ctx: Context) -> tuple[str, ...]:
-        if not self.targets:
+        wanted = self._wanted(ctx)
+        if not wanted:
             if ctx.device == "cpu":
                 raise Unsupported(
                     "no GPU here to build for; name some with targets: [sm86, sm89] to build ahead of time"
@@ -156,13 +171,17 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         known = {
             name.lower(): value for name, value in trt.ComputeCapability.__members__.items() if name.startswith("SM")
         }
-        unknown = [target for target in self.targets if target not in known]
+        unknown = [target for target in wanted if target not in known]
         if unknown:
             raise Unsupported(f"targets must be among {', '.join(sorted(known))}; got {', '.join(unknown)}")
-        config.num_compute_capabilities = len(self.targets)
-        for index, target in enumerate(self.targets):
+        config.num_compute_capabilities = len(wanted)
+        for index, target in enumerate(wanted):
             config.set_compute_capability(known[target], index)
-        return self.targets
+        return wanted
+
+    def _wanted(self, ctx: Context) -> tuple[str, ...]:
+        """The targets of this build; none: the GPU here."""
+        return self.targets or (self.targets_if_no_gpu if ctx.device == "cpu" else ())
 
     def _read_cache(self, config: Any, logger: Any) -> Any:
         """The timing cache, or None where there is none to use: of another GPU or version, it would not be believed."""

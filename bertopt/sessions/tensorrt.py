@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import math
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Engine, RuntimeFacts, Session
-from bertopt.errors import ResourceError, Unsupported
+from bertopt.errors import IntegrityError, ResourceError, Unsupported
 from bertopt.sessions import tensorrt_rtx
 from bertopt.sessions.inputs import check
 from bertopt.system import tensorrt_import
@@ -23,7 +24,11 @@ PLACE = "cuda"
 
 
 class TensorrtSession(Session):
-    """Runs each batch in the tightest profile that takes it, widened to that profile's lower bounds.
+    """Runs each batch in the tightest profile that takes it, widened to that profile's lower bounds, or with CUDA graphs of
+    TensorRT to its upper ones, since a graph is of one shape. (TensorRT-RTX keeps graphs of several shapes itself.)
+
+    The plan is opened after its hash, the library's version, the GPU, its driver and CUDA were compared, and never with
+    host code. Not seen: what a plan of this hash does.
 
     A profile's buffers are allocated when it is first used. Addresses are set when the profile changes, shapes when they
     change, so that a timed step is the engine alone.
@@ -48,21 +53,24 @@ class TensorrtSession(Session):
             raise Unsupported(
                 f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version"
             )
+        if reason := tensorrt_import.refusal(model.driver, model.cuda_version):
+            raise Unsupported(reason)
+        plan = model.path.read_bytes()
+        if hashlib.sha256(plan).hexdigest() != model.sha256:
+            raise IntegrityError(f"'{model.path.name}' is not the engine that was built (sha256 differs); export again")
         self.spec, self.shapes = model.spec, model.shapes
         self._torch, self._trt = torch, trt
         self._logger = tensorrt_import.logger(trt)
         self._runtime = trt.Runtime(self._logger)
-        plan = model.path.read_bytes()
+        self._runtime.engine_host_code_allowed = False
         self.engine = self._runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
             raise self._failure(f"{model.library} {trt.__version__} refused the engine on {capability}")
-        self._cache = tensorrt_rtx.KernelCache(trt, self.engine, plan, capability)
-        self._context = self._cache.context()
-        if self._context is None:
-            raise ResourceError(
-                f"no GPU memory for the engine's execution context{tensorrt_import.free_memory()}; "
-                f"use smaller profiles, or free GPU memory: {self._logger.last}"
-            )
+        self._cache = tensorrt_rtx.KernelCache(trt, self.engine, plan, capability, model.cuda_graphs)
+        # One context for all profiles, or with graphs one for each: a graph holds its context's addresses.
+        self._graphs = model.cuda_graphs and not self._cache.runtime_graphs
+        self._context = self._new_context()
+        self._captured: dict[int, tuple[Any, Any]] = {}
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._buffers: dict[int, dict[str, Any]] = {}
         self._profile: int | None = None
@@ -77,19 +85,49 @@ class TensorrtSession(Session):
             ranges = "; ".join(f"{list(profile.min)} to {list(profile.max)}" for profile in self.shapes.profiles)
             raise Unsupported(f"shape [{batch}, {sequence}] is outside the engine's profiles ({ranges})")
         profile, shape = chosen
+        if self._graphs:
+            shape = self.shapes.profiles[profile].max
         if profile != self._profile:
             self._switch(profile)
         if shape != self._shape:
-            self._set_shape(shape)
+            if profile not in self._captured:
+                self._set_shape(shape)
             self._shape, self._new_shape = shape, True
         for name in self.spec.network_inputs:
             self._copy(name, inputs[name], shape)
+        if self._graphs and profile not in self._captured:
+            self._capture(profile)
         self._torch.cuda.synchronize()
 
     def step(self) -> None:
+        if self._profile in self._captured:
+            with self._torch.cuda.stream(self._stream):
+                self._captured[self._profile][1].replay()
+        else:
+            self._run()
+        self._stream.synchronize()
+
+    def _run(self) -> None:
         if not self._context.execute_async_v3(self._stream.cuda_stream):
             raise self._failure("TensorRT could not enqueue the engine")
+
+    def _capture(self, profile: int) -> None:
+        """Capture a graph of the profile. TensorRT finishes its set-up of a shape in the run before."""
+        self._run()
         self._stream.synchronize()
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph, stream=self._stream):
+            self._run()
+        self._captured[profile] = (self._context, graph)
+
+    def _new_context(self) -> Any:
+        context = self._cache.context()
+        if context is None:
+            raise ResourceError(
+                f"no GPU memory for the engine's execution context{tensorrt_import.free_memory()}; "
+                f"use smaller profiles, or free GPU memory: {self._logger.last}"
+            )
+        return context
 
     def fetch(self) -> dict[str, Array]:
         assert self._profile is not None, "load comes first"
@@ -108,6 +146,7 @@ class TensorrtSession(Session):
     def facts(self) -> RuntimeFacts:
         return RuntimeFacts(
             runtime=f"{self._trt.__name__} {self._trt.__version__}", gpu=self._torch.cuda.get_device_name(),
+            captured_graphs=len(self._captured) if self._graphs else None,
             output_formats=output_formats(
                 self.engine.create_engine_inspector().get_engine_information(self._trt.LayerInformationFormat.JSON)
             ),
@@ -116,6 +155,11 @@ class TensorrtSession(Session):
     def _switch(self, number: int) -> None:
         """Make `number` the profile that runs, with its own buffers."""
         self._profile = self._shape = None
+        if number in self._captured:
+            self._context, self._profile = self._captured[number][0], number
+            return
+        if self._captured:
+            self._context = self._new_context()
         self._need(
             self._context.set_optimization_profile_async(number, self._stream.cuda_stream), f"profile {number}"
         )

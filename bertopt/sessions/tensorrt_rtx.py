@@ -17,18 +17,25 @@ class KernelCache:
     capability: an artefact is never written to. For TensorRT itself, which compiles when it builds, this does nothing.
     """
 
-    def __init__(self, trt: Any, engine: Any, plan: bytes, capability: str) -> None:
+    def __init__(self, trt: Any, engine: Any, plan: bytes, capability: str, cuda_graphs: bool = False) -> None:
         self._engine, self._cache, self._config, self._shapes = engine, None, None, 0
         self.path = folder() / f"{hashlib.sha256(plan).hexdigest()}-{trt.__version__}-{capability}.kernels"
         if not hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):
             return
         self._config = engine.create_runtime_config()
         self._config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        if cuda_graphs:
+            self._config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         self._cache = self._config.create_runtime_cache()
         if self.path.is_file():
             # TensorRT-RTX compares the GPU and its own version, and refuses what does not fit: then it starts empty.
             self._cache.deserialize(self.path.read_bytes())
         self._config.set_runtime_cache(self._cache)
+
+    @property
+    def runtime_graphs(self) -> bool:
+        """Whether the library captures CUDA graphs, and this session need not."""
+        return self._config is not None
 
     def context(self) -> Any:
         """Return the engine's execution context, None where there is no memory for it."""

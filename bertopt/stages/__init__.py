@@ -110,6 +110,9 @@ def describe(model: Model, out: Path) -> dict[str, Any]:
             "library": model.library,
             "version": model.version,
             "targets": model.targets,
+            "driver": model.driver,
+            "cuda_version": model.cuda_version,
+            "cuda_graphs": model.cuda_graphs,
             "profiles": [profile.model_dump(mode="json") for profile in model.profiles],
         }
     return entry
@@ -144,7 +147,10 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
     if form == "openvino":
         return OpenVino(spec, precision, path)
     if form == "engine" and (built := manifest.engine) is not None:
-        return Engine(spec, precision, path, built.library, built.version, built.targets, built.profiles)
+        return Engine(
+            spec, precision, path, built.library, built.version, built.targets, built.profiles,
+            manifest.files[manifest.path].sha256, built.driver, built.cuda_version, built.cuda_graphs,
+        )  # fmt: skip
     if form == "packaged" and manifest.package is not None:
         return Packaged(spec, precision, path, manifest.package)
     raise IntegrityError(f"{MANIFEST}: unknown form '{form}'")

@@ -39,6 +39,9 @@ class EngineEntry(_Frozen):
     version: str
     targets: tuple[str, ...]
     profiles: tuple[Profile, ...]
+    driver: str | None = None
+    cuda_version: str | None = None
+    cuda_graphs: bool = False
 
 
 class GpuEntry(_Frozen):

@@ -16,8 +16,8 @@ _IDLE_BYTES = 2 << 30
 def no_gpu(machine: Machine) -> Finding | None:
     if machine.gpus:
         return None
-    found, fix = "no NVIDIA device (/dev/nvidia0) is here", "run where one is, or use --target cpu"
-    if machine.gpu.container:
+    found, fix = "no NVIDIA device (/dev/nvidia0) is here", "run where one is (docker run --gpus all), or use --target cpu"
+    if machine.gpu.in_pci and machine.gpu.container:
         found, fix = "this container was started without GPUs: it has no /dev/nvidia0", "docker run --gpus all"
     elif machine.gpu.in_pci:
         found, fix = "the GPU's driver is not loaded: there is no /dev/nvidia0", "apt-get install nvidia-driver, then restart"

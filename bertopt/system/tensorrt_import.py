@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from bertopt.errors import BertoptError, ResourceError, Unsupported
+from bertopt.system import gpu
 
 _MEMORY = re.compile(r"out ?of ?memory|cudaErrorMemoryAllocation|insufficient (device )?memory|bad_alloc", re.IGNORECASE)
 
@@ -39,6 +40,30 @@ def capability() -> str:
     import torch
 
     return "sm{}{}".format(*torch.cuda.get_device_capability())
+
+
+def built_with() -> tuple[str | None, str | None]:
+    """Return the driver's version and the CUDA version of torch, whose libraries TensorRT shares."""
+    import torch
+
+    return gpu.driver(), torch.version.cuda
+
+
+def refusal(driver: str | None, cuda_version: str | None) -> str | None:
+    """Return the reason why a plan that was built with these may not be opened here, or None.
+
+    Within one major version CUDA's libraries fit each other, and a newer driver runs what an older one ran.
+    """
+    driver_here, cuda_here = built_with()
+    if driver and driver_here and _numbers(driver_here) < _numbers(driver):
+        return f"the engine was built with driver {driver}; here is {driver_here}: update the driver, or rebuild the engine here"
+    if cuda_version and cuda_here and _numbers(cuda_version)[0] != _numbers(cuda_here)[0]:
+        return f"the engine was built with CUDA {cuda_version}; torch here has {cuda_here}: install that version, or rebuild the engine here"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def free_memory() -> str:

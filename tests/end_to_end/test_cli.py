@@ -129,7 +129,7 @@ def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch
     assert len(lines) == len(rows) and [line.split()[0] for line in lines] == [row["name"] for row in rows]
     for name in ("trt_fp16", "recipes/trt_fp16.yaml"):
         found = call("export", name, "--dry-run")
-        assert found.exit_code == 0 and "build_tensorrt(library=tensorrt_rtx" in found.stdout
+        assert found.exit_code == 0 and "build_tensorrt(profiles=" in found.stdout
     found = call("export", "trt_fp17", "--dry-run")
     assert found.exit_code == 2 and "did you mean 'trt_fp16'?" in last_line(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from bertopt.passes import (
     UseSdpa,
 )
 from bertopt.sessions import open_session
+from bertopt.system import gpu
 from tests.support.tiny_models import Tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -82,17 +84,27 @@ def test_onnxruntime_cuda(reference: Eager, tmp_path: Path) -> None:
     agrees(CastOnnxHalf()(graph, context(tmp_path, "fp16")).model, reference)
 
 
+def test_nvml_sees_this_process_and_its_gpu(reference: Eager) -> None:
+    pytest.importorskip("pynvml")
+    before = gpu.state()
+    assert before is not None and before.capability == "sm{}{}".format(*torch.cuda.get_device_capability())
+    assert before.total_bytes > 1 << 30 and before.driver_cuda >= (11, 0)
+    session = open_session(reference, "cuda")
+    held = gpu.memory_of(os.getpid(), before.used_bytes)
+    assert session is not None and held is not None and held > 0
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("library", ["tensorrt", "tensorrt_rtx"])
-def test_tensorrt(reference: Eager, tmp_path: Path, library: str) -> None:
+def test_tensorrt(reference: Eager, tmp_path: Path, library: str, cuda_graphs: bool) -> None:
     pytest.importorskip(library)
     model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
     graph = CastOnnxHalf()(ExportOnnx()(model, context(tmp_path, "onnx")).model, context(tmp_path, "fp16")).model
     # Two profiles, so that one is switched for the other, and no targets: the engine is for the GPU here.
     profiles = ({"min": (1, 1), "opt": (1, 16), "max": (1, 64)}, {"min": (2, 8), "opt": (4, 16), "max": (8, 32)})
     try:
-        built = BuildTensorrt.model_validate({"library": library, "profiles": profiles})(
-            graph, context(tmp_path, "engine")
-        )
+        options = {"library": library, "profiles": profiles, "cuda_graphs": cuda_graphs}
+        built = BuildTensorrt.model_validate(options)(graph, context(tmp_path, "engine"))
     except Unsupported as error:
         pytest.skip(str(error))
     agrees(built.model, reference)

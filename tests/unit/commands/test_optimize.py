@@ -61,7 +61,7 @@ def test_tensorrt_builds_for_the_gpu_here(tiny: Tiny, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module.environment, "versions", lambda: TRT)
     made = plan(str(tiny()), "gpu")
     options = made.recipe.steps[-1].pass_.model_dump()
-    assert made.recipe.device == "cuda" and options["library"] == "tensorrt" and options["targets"] == ()
+    assert made.recipe.device == "cuda" and options["library"] == "auto" and options["targets"] == ()
 
 
 @pytest.mark.parametrize(

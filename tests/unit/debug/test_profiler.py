@@ -111,7 +111,7 @@ def test_what_cannot_be_profiled_says_so(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must fit the model's 64 tokens; got 1 × 65"):
         profiler.profile(model, tiny(), "cpu", (1, 65), [], tmp_path)
     with pytest.raises(Unsupported, match="profile the ONNX stage"):
-        profiler._profiler(Engine(model.spec, "float16", tmp_path, "tensorrt", "11", (), ()), tmp_path)
+        profiler._profiler(Engine(model.spec, "float16", tmp_path, "tensorrt", "11", (), (), ""), tmp_path)
 
 
 def test_layers_follow_the_values() -> None:

@@ -5,6 +5,7 @@ Nothing here was run on a GPU.
 
 from __future__ import annotations
 
+import hashlib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -243,6 +244,30 @@ def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx]
     result = build(graphs[precision], context())
     assert result.model.profiles == PROFILES and result.model.path.stat().st_size > 10_000
     assert (result.changes.get("dequantize_layers", 0) > 0) == (precision == "int8")
+
+
+@pytest.mark.parametrize(("family", "precision"), [("roberta", "float16"), ("distilbert", "bfloat16"), ("bert", "bfloat16")])
+def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, tmp_path: Path, family: str, precision: Any) -> None:
+    eager = SDPA(checkpoint.load(tiny(family)), context()).model
+    ctx = [Context(tmp_path / str(number)) for number in range(2)]
+    for one in ctx:
+        one.workdir.mkdir()
+    half = CastOnnxHalf(dtype=precision)(ExportOnnx(opset=20)(eager, ctx[0]).model, ctx[1]).model
+    profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
+    built = BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets_if_no_gpu=("sm86", "sm89", "sm120"))(half, context())
+    assert built.model.targets == ("sm86", "sm89", "sm120") and len(built.model.profiles) == 3
+    assert built.model.sha256 == hashlib.sha256(built.model.path.read_bytes()).hexdigest()
+    assert (built.model.driver, built.model.cuda_version) == (None, None)
+
+
+def test_targets_of_a_machine_without_a_gpu_do_not_matter_where_there_is_one(
+    rtx: Any, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    step = BuildTensorrt(library="tensorrt_rtx", targets_if_no_gpu=("sm86",))
+    config = config_of(rtx).builder.create_builder_config()
+    assert step._targets(rtx, config, context("cuda")) == ("sm120",)
+    assert step._targets(rtx, config, context("cpu")) == ("sm86",)
 
 
 def test_zero_points_are_why_tensorrt_refuses_int8(rtx: Any, reference: Eager, graphs: dict[str, Onnx]) -> None:

@@ -28,7 +28,7 @@ WIDENED = Profile(min=(4, 16), opt=(4, 16), max=(8, 48))
 
 
 def engine(profiles: tuple[Profile, ...]) -> Engine:
-    return Engine(SPEC, "float16", Path("model.plan"), "tensorrt", "10.8", ("sm86",), profiles)
+    return Engine(SPEC, "float16", Path("model.plan"), "tensorrt", "10.8", ("sm86",), profiles, "")
 
 
 def random_profile(rng: random.Random) -> Profile:

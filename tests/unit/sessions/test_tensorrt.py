@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 import torch
 
 from bertopt.core import Engine, Profile, Spec
-from bertopt.errors import ResourceError, Unsupported
+from bertopt.errors import IntegrityError, ResourceError, Unsupported
 from bertopt.sessions import tensorrt
 from bertopt.sessions.tensorrt import TensorrtSession, output_formats
 from tests.support.specs import spec as make_spec
@@ -21,6 +24,8 @@ from tests.support.specs import spec as make_spec
 GENERAL = Profile(min=(1, 1), opt=(4, 16), max=(8, 32))
 TIGHT = Profile(min=(2, 8), opt=(2, 8), max=(4, 16))
 TEXT = make_spec()
+PLAN = np.random.default_rng(0).bytes(2048)
+PLAN_SHA256 = hashlib.sha256(PLAN).hexdigest()
 INPUTS, OUTPUTS = TEXT.network_inputs, TEXT.outputs
 
 
@@ -72,6 +77,7 @@ class Fake:
     """The module `tensorrt` as far as the session uses it, with the calls made in order."""
 
     __name__, __version__ = "tensorrt", "11.4"
+    engine_host_code_allowed = True
 
     def __init__(self, profiles: tuple[Profile, ...]) -> None:
         self.profiles, self.calls = profiles, list[tuple[Any, ...]]()
@@ -87,10 +93,13 @@ class Fake:
         self.ILogger = ILogger
 
     def Runtime(self, logger: Any) -> Any:
+        self.calls.append(("runtime",))
         self.logger = logger
         return self
 
     def deserialize_cuda_engine(self, plan: bytes) -> Any:
+        assert self.engine_host_code_allowed is False
+        self.calls.append(("deserialize", plan))
         return None if "engine" in self.refused else self
 
     def create_execution_context(self) -> Any:
@@ -108,7 +117,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     made = Fake((GENERAL, TIGHT))
-    (tmp_path / "model.plan").write_bytes(b"plan")
+    (tmp_path / "model.plan").write_bytes(PLAN)
     monkeypatch.setitem(sys.modules, "tensorrt", made)  # type: ignore[arg-type]
     monkeypatch.setattr(tensorrt, "PLACE", "cpu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -121,9 +130,13 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     return made
 
 
+def an_engine(fake: Fake, tmp_path: Path, spec: Spec = TEXT, **fields: Any) -> Engine:
+    made = Engine(spec, "float16", tmp_path / "model.plan", "tensorrt", "11.4", ("sm90",), fake.profiles, PLAN_SHA256)
+    return replace(made, **fields)
+
+
 def opened(fake: Fake, tmp_path: Path, spec: Spec = TEXT) -> TensorrtSession:
-    engine = Engine(spec, "float16", tmp_path / "model.plan", "tensorrt", "11.4", ("sm90",), fake.profiles)
-    return TensorrtSession(engine, "cuda")
+    return TensorrtSession(an_engine(fake, tmp_path, spec), "cuda")
 
 
 def batch(rows: int, tokens: int, first: int = 1) -> dict[str, Any]:
@@ -279,3 +292,106 @@ def test_what_is_used_of_tensorrt_rtx_exists() -> None:
         "IBuilderConfig": "clear_flag set_compute_capability num_compute_capabilities create_timing_cache set_timing_cache",
     }.items():
         assert not [name for name in names.split() if not hasattr(getattr(trt, owner), name)], owner
+
+
+# Which plans are opened
+
+
+def test_a_damaged_truncated_or_foreign_plan_reaches_no_library(fake: Fake, tmp_path: Path) -> None:
+    dice, path, engine = np.random.default_rng(1), tmp_path / "model.plan", an_engine(fake, tmp_path)
+    for number in range(500):
+        kind = number % 3
+        data = bytearray(PLAN)
+        if kind == 0:
+            data[int(dice.integers(len(data)))] ^= 1 << int(dice.integers(8))
+        elif kind == 1:
+            data = data[: int(dice.integers(len(data)))]
+        else:
+            data = bytearray(dice.bytes(len(data)))
+        path.write_bytes(data)
+        with pytest.raises(IntegrityError, match="sha256 differs") as raised:
+            TensorrtSession(engine, "cuda")
+        assert raised.value.exit_code == 6
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"version": "11.3"}, "needs tensorrt 11.3; got 11.4"),
+        ({"targets": ("sm80", "sm86")}, "for sm80, sm86; the GPU here is sm90"),
+        ({"library": "tensorrt_of_nobody"}, "needs tensorrt_of_nobody 11.4"),
+        ({"driver": "590.10"}, "built with driver 590.10; here is 580.65.06: update the driver"),
+        ({"cuda_version": "12.8"}, "built with CUDA 12.8; torch here has 13.0"),
+    ],
+)
+def test_what_does_not_fit_is_exit_4_and_reaches_no_library(
+    fake: Fake, tmp_path: Path, fields: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt.tensorrt_import, "built_with", lambda: ("580.65.06", "13.0"))
+    with pytest.raises(Unsupported, match=words) as raised:
+        TensorrtSession(an_engine(fake, tmp_path, **fields), "cuda")
+    assert raised.value.exit_code == 4 and fake.calls == []
+
+
+@pytest.mark.parametrize("fields", [{}, {"driver": "580.65.06", "cuda_version": "13.0"}, {"driver": "570.1", "cuda_version": "13.2"}])
+def test_what_fits_is_opened_without_host_code(
+    fake: Fake, tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt.tensorrt_import, "built_with", lambda: ("580.65.06", "13.0"))
+    TensorrtSession(an_engine(fake, tmp_path, **fields), "cuda")
+    assert fake.calls[:2] == [("runtime",), ("deserialize", PLAN)] and fake.engine_host_code_allowed is False
+
+
+# CUDA graphs
+
+
+@pytest.fixture
+def graphs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """torch's graphs: what is enqueued while one is captured is enqueued again, with the same addresses, when it is replayed."""
+
+    class Graph:
+        contexts: tuple[Any, ...] = ()
+
+        def replay(self) -> None:
+            fake.calls.append(("replay",))
+            for context in self.contexts:
+                context.execute_async_v3(7)
+
+    @contextlib.contextmanager
+    def capture(graph: Graph, stream: Any) -> Any:
+        fake.calls.append(("capture",))
+        held: list[Any] = []
+        monkeypatch.setattr(Context, "execute_async_v3", lambda context, stream: not held.append(context))  # type: ignore[func-returns-value]
+        yield
+        monkeypatch.setattr(Context, "execute_async_v3", run)
+        graph.contexts = tuple(held)
+
+    run = Context.execute_async_v3
+    for name, does in {"CUDAGraph": Graph, "graph": capture, "stream": lambda stream: contextlib.nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, does)
+    return fake
+
+
+def test_a_graph_is_captured_once_for_each_profile_and_replayed(graphs: Fake, tmp_path: Path) -> None:
+    session = TensorrtSession(an_engine(graphs, tmp_path, cuda_graphs=True), "cuda")
+    for rows, tokens in [(3, 10), (2, 8), (8, 32), (4, 16), (5, 20), (3, 9)]:
+        inputs = batch(rows, tokens)
+        assert np.array_equal(session.run(inputs)[OUTPUTS[0]], sums(inputs)), (rows, tokens)
+    kinds = [call[0] for call in graphs.calls]
+    assert kinds.count("capture") == 2 and kinds.count("replay") == 6 and kinds.count("profile") == 2
+    assert len(session._captured) == 2
+    shapes = {call[2] for call in graphs.calls if call[0] == "shape"}
+    assert shapes == {GENERAL.max, TIGHT.max}
+    session.load(batch(3, 10))
+    graphs.calls.clear()
+    session.step()
+    assert graphs.calls == [("replay",), ("run",)]
+
+
+def test_no_memory_for_a_second_context_is_a_resource(graphs: Fake, tmp_path: Path) -> None:
+    session = TensorrtSession(an_engine(graphs, tmp_path, cuda_graphs=True), "cuda")
+    session.run(batch(2, 8))
+    graphs.refused.add("context")
+    with pytest.raises(ResourceError, match="no GPU memory for the engine's execution context"):
+        session.run(batch(8, 32))

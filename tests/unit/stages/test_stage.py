@@ -251,7 +251,7 @@ def test_files_of_other_forms_come_and_go(committed: Path, tmp_path: Path) -> No
         (made / name).write_text(name)
     profiles = (Profile(opt=(4, 32), max=(8, 64)), Profile(min=(8, 1), opt=(16, 64), max=(32, 64)))
     plan = made / "engines" / "tensorrt-10_sm86" / "model.plan"
-    engine = Engine(SPEC, "float16", plan, "tensorrt", "10.8", ("sm86",), profiles)
+    engine = Engine(SPEC, "float16", plan, "tensorrt", "10.8", ("sm86",), profiles, sha256(plan))
     for model in (engine, OpenVino(SPEC, "int8", made / "openvino" / "openvino_model.xml")):
         directory = out / model.form
         directory.mkdir(parents=True)

@@ -13,13 +13,21 @@ from typing import Any
 
 import pytest
 
+from bertopt import stages
+from bertopt.commands import recipes
+from bertopt.commands.verify import _other_gpu as other_gpu
 from bertopt.errors import Unsupported
+from bertopt.passes import BuildTensorrt, CastHalf
 from bertopt.pipeline.store import Store
+from bertopt.recipe.parser import load
+from bertopt.recipe.texts import Texts
 from bertopt.system import cpu_contention, gpu
 from bertopt.system.cpu_contention import Seen
 from bertopt.system.gpu import GpuState
 from bertopt.workers.client import NO_CUDA_CALLS
+from bertopt.workers.operations import Ops
 from bertopt.workers.server import _describe
+from tests.support.specs import spec as make_spec
 
 
 class NVMLError(Exception):
@@ -216,3 +224,83 @@ def test_the_real_binding_has_every_question() -> None:
         assert callable(getattr(nvml, f"nvml{question}"))
     for name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByUUID", "NVML_CLOCK_SM", "NVMLError"):
         assert hasattr(nvml, name)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "ladder"])
+def test_the_first_recipes_run_on_the_cpu_where_there_is_a_gpu(name: str, tmp_path: Path) -> None:
+    recipe = load(recipes.find(recipes.FOLDER / f"{name}.yaml"))
+    store = Store(tmp_path, False, lambda _: None)
+    assert store.settle(Answers(), recipe.device)[0] == "cpu"  # type: ignore[arg-type]
+    assert store.gpu is None
+
+
+def test_another_gpu_is_another_engine_and_the_same_everything_else(tmp_path: Path) -> None:
+    engine, half = BuildTensorrt(), CastHalf()
+    built: list[str] = []
+    stages.write_manifest(tmp_path, {"form": "onnx", "precision": "float32", "spec": make_spec().model_dump(mode="json"), "key": "p"})
+
+    def keys(gpu_here: dict[str, Any] | None) -> list[str]:
+        store = Store(tmp_path, False, lambda _: None)
+        store.gpu = gpu_here
+        store._stage = lambda name, key, device, make: built.append(key)  # type: ignore[assignment,method-assign,return-value,func-returns-value]
+        built.clear()
+        for step in (engine, half):
+            asked = types.SimpleNamespace(pass_=step, name=step.name(), timeout=1.0)
+            store.build(None, asked, tmp_path, "cuda", [(1, 8)], Texts(()))  # type: ignore[arg-type]
+        return list(built)
+
+    here = {"name": "A10G", "capability": "sm86", "driver": "550.54", "cuda_version": "13.0"}
+    first = keys(here)
+    for field, other in (("name", "H100"), ("capability", "sm90"), ("driver", "580.1"), ("cuda_version", "12.8")):
+        there = keys(here | {field: other})
+        assert there[0] != first[0] and there[1] == first[1], field
+    assert keys(here) == first
+
+
+class Asked:
+    """The workers of `verify`, of which one says what CUDA sees."""
+
+    def __init__(self, gpu_here: dict[str, Any] | None) -> None:
+        self.gpu = gpu_here
+
+    def start(self) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, op: str) -> dict[str, Any]:
+        return {"cuda": self.gpu is not None, "gpu": self.gpu}
+
+
+def test_verify_warns_of_another_gpu() -> None:
+    then = {"name": "A10G", "capability": "sm86", "driver": "550.54", "cuda_version": "13.0"}
+    fields = {"form": "onnx", "precision": "float32", "spec": make_spec().model_dump(mode="json")}
+    on_gpu, on_cpu = stages.Manifest.model_validate(fields | {"gpu": then}), stages.Manifest.model_validate(fields)
+    assert other_gpu(Asked(then), on_gpu) == other_gpu(Asked(None), on_gpu) == other_gpu(Asked(then), on_cpu) == []  # type: ignore[arg-type]
+    assert other_gpu(Asked(then | {"name": "H100", "driver": "580.1"}), on_gpu) == [  # type: ignore[arg-type]
+        "GPU name differs: exported on A10G, here H100", "GPU driver differs: exported on 550.54, here 580.1"
+    ]  # fmt: skip
+    # A manifest of the CPU is as it was before: no key, the same hash.
+    assert '"gpu"' not in on_cpu.sealed().text() and '"gpu"' in on_gpu.sealed().text()
+
+
+def test_peak_gpu_memory_is_the_process_s(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    ops = Ops()
+    assert torch.cuda.is_available() or ops._gpu_bytes() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 1 << 20)
+    plant(DeviceGetComputeRunningProcesses=[types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=7 << 30)])
+    assert ops._gpu_bytes() == 7 << 30
+    # NVML of another PID namespace: what the GPU lost since the model was opened.
+    plant(DeviceGetMemoryInfo=types.SimpleNamespace(used=5 << 30, total=24 << 30))
+    ops.gpu_used = 2 << 30
+    assert ops._gpu_bytes() == 3 << 30
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpu._device.cache_clear()
+    assert ops._gpu_bytes() == 1 << 20

@@ -1,0 +1,183 @@
+"""What a GPU does with BERT: peaks, every variant, texts end to end, ONNX Runtime, TensorRT. No network, random weights.
+
+    python -m benchmarks.gpu --part smoke|torch|mix|onnxruntime|tensorrt [--out DIR]   each under 9 minutes; call again to go on
+    python -m benchmarks.gpu                                                          all parts
+    python -m benchmarks.gpu --table                                                  the table of what is in DIR
+    python -m benchmarks.gpu --device cpu --quick                                     all of it small, to see that it works
+
+Runs with what is installed: what is missing is named in its row. Every case runs in a process that ends with it, so that
+an error of the device costs one case. DIR/<part>.json is written after every row; finished cases are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.gpu import graph_runtimes, mix, smoke, table, torch_part
+from benchmarks.gpu.setting import Missing, Setting
+
+ROOT = Path(__file__).parents[2]
+#: Seconds of one part in one call, the last case's end included.
+PART_S = 520.0
+#: Seconds that must be left to begin a case.
+CASE_S = 20.0
+_ROW = "row "
+
+
+class Part(NamedTuple):
+    cases: Callable[[bool], list[str]]
+    run: Callable[[str, Setting], Iterator[dict[str, Any]]]
+
+
+PARTS = {
+    "smoke": Part(smoke.cases, smoke.run), "torch": Part(torch_part.cases, torch_part.run), "mix": Part(mix.cases, mix.run),
+    "onnxruntime": Part(graph_runtimes.onnx_cases, graph_runtimes.run_onnx),
+    "tensorrt": Part(graph_runtimes.engine_cases, graph_runtimes.run_engine),
+}  # fmt: skip
+
+
+def run_part(name: str, setting: Setting, seconds: float) -> dict[str, Any]:
+    """Run the cases of a part that are not finished, each in a process; return what is in its file."""
+    path = setting.out / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if found.get("setting") != [setting.device, setting.quick]:
+        found = {"part": name, "setting": [setting.device, setting.quick], "environment": environment(), "cases": {}}
+    waiting = [case for case in PARTS[name].cases(setting.quick) if not found["cases"].get(case, {}).get("finished")]
+    end = time.monotonic() + seconds
+    # Quick cases are small: one process runs them all, so that starting it is paid once.
+    groups = [waiting] if setting.quick and waiting else [[case] for case in waiting]
+    for group in groups:
+        if end - time.monotonic() < CASE_S:
+            break
+        _run_group(name, group, found, setting, path, end)
+    left = [case for case in PARTS[name].cases(setting.quick) if not found["cases"].get(case, {}).get("finished")]
+    found["unfinished"] = left
+    _write(path, found)
+    print(f"{name}: {f'{len(left)} cases are left: call again' if left else 'complete'}", file=sys.stderr)
+    return found
+
+
+def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Setting, path: Path, end: float) -> None:
+    done = {case: sorted(found["cases"].get(case, {}).get("rows", {})) for case in group}
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", name, "--device", setting.device, "--worker", json.dumps(done)]
+    command += ["--quick"] if setting.quick else []
+    print(f"{name}: {', '.join(group)}", file=sys.stderr, flush=True)
+    with (setting.out / f"{name}.log").open("a", encoding="utf-8") as log:
+        # Tiny shapes gain nothing from threads, and waiting ones spin.
+        variables = {**os.environ, **({"OMP_NUM_THREADS": "1"} if setting.quick else {})}
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
+        timer = _ends_at(process, end)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith(_ROW):
+                continue
+            row = json.loads(line.removeprefix(_ROW))
+            case = found["cases"].setdefault(row.pop("case"), {"rows": {}, "finished": False})
+            if row.pop("finished", False):
+                case["finished"] = True
+            else:
+                case["rows"][row.pop("key")] = row
+            _write(path, found)
+        code = process.wait()
+        timer.cancel()
+    late = time.monotonic() >= end
+    for case in group:
+        entry = found["cases"].setdefault(case, {"rows": {}, "finished": False})
+        if code and not late and not entry["finished"]:
+            # A crash: it would come again, and its rows so far count.
+            entry["rows"]["crash"] = {"failure": f"the process ended with {code}; see {name}.log"}
+            entry["finished"] = True
+
+
+def _ends_at(process: subprocess.Popen[str], end: float) -> threading.Timer:
+    timer = threading.Timer(max(0.1, end - time.monotonic()), process.kill)
+    timer.start()
+    return timer
+
+
+def work(name: str, done: dict[str, list[str]], device: str, quick: bool) -> None:
+    """Run cases in this process and print every row as it comes."""
+
+    def say(case: str, row: dict[str, Any]) -> None:
+        print(_ROW + json.dumps({"case": case, **row}), flush=True)
+
+    for case, keys in done.items():
+        setting = Setting(device, quick, Path(), frozenset(keys))
+        try:
+            for row in PARTS[name].run(case, setting):
+                say(case, row)
+        except Missing as error:
+            say(case, {"key": "missing", "missing": str(error)})
+        except ImportError as error:
+            say(case, {"key": "missing", "missing": f"not installed: {error.name or error}"})
+        except Exception as error:
+            traceback.print_exc()
+            say(case, {"key": "failure", "failure": f"{type(error).__name__}: {str(error)[:400]}"})
+        say(case, {"finished": True})
+
+
+def environment() -> dict[str, Any]:
+    """Versions and the GPU, as far as they can be asked."""
+    from importlib import metadata
+
+    names = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "sentence-transformers")
+    found: dict[str, Any] = {"python": sys.version.split()[0], "packages": {}}
+    for name in names:
+        try:
+            found["packages"][name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    code = (
+        "import json, torch; c = torch.cuda.is_available(); p = torch.cuda.get_device_properties(0) if c else None\n"
+        "print(json.dumps({'cuda': torch.version.cuda, 'gpu': p and p.name, 'sms': p and p.multi_processor_count,"
+        " 'memory_bytes': p and p.total_memory}))"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return found | (json.loads(asked.stdout) if asked.returncode == 0 else {"torch": asked.stderr.strip().splitlines()[-1:]})
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    part.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=tuple(PARTS), action="append")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: to see that it works")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
+    parser.add_argument("--seconds", type=float, default=PART_S, help="of each part")
+    parser.add_argument("--table", action="store_true", help="print the table of what was measured")
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.worker is not None:
+        work(asked.part[0], asked.worker, asked.device, asked.quick)
+        return 0
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if not asked.table:
+        for name in asked.part or PARTS:
+            run_part(name, Setting(asked.device, asked.quick, asked.out), asked.seconds)
+    parts = {name: json.loads((asked.out / f"{name}.json").read_text("utf-8")) for name in PARTS if (asked.out / f"{name}.json").is_file()}
+    text = table.markdown(parts)
+    (asked.out / "gpu.md").write_text(text, "utf-8")
+    print(text)
+    failures = table.failures(parts)
+    for line in failures:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""The table of what the parts measured, in Markdown; what failed; what was missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Parts = Mapping[str, Mapping[str, Any]]
+#: Shapes shown; all are in the files.
+SHOWN = ("1x128", "8x128", "32x128", "128x128", "32x512")
+QUICK_SHOWN = ("1x16", "4x16")
+
+
+def markdown(parts: Parts) -> str:
+    """One text: hardware, peaks, times by shape, end to end, what was missing."""
+    lines: list[str] = []
+    for part in parts.values():
+        there = part["environment"]
+        packages = ", ".join(f"{name} {version}" for name, version in there["packages"].items())
+        lines += [f"{there.get('gpu') or 'CPU'}, CUDA {there.get('cuda')}; {packages}; Python {there['python']}", ""]
+        break
+    peaks = _peaks(parts)
+    if peaks:
+        lines += ["| matrix products | TFLOP/s |", "| :-- | --: |", *(f"| {kind} | {value:.4g} |" for kind, value in peaks.items()), ""]
+    quick = any(part["setting"][1] for part in parts.values())
+    # Of tiny shapes a share means nothing.
+    lines += [*_smoke(parts), *_times(parts, {} if quick else peaks), *_mix(parts), *_builds(parts)]
+    missing = sorted({f"{part}/{case}: {reason}" for part, case, key, reason in _said(parts, "missing") if key in ("missing", "run")})
+    if missing:
+        lines += ["Missing:", "", *(f"- {line}" for line in missing), ""]
+    waiting = [f"{name} ({len(part['unfinished'])} cases)" for name, part in parts.items() if part.get("unfinished")]
+    if waiting:
+        lines += [f"Unfinished: {', '.join(waiting)}", ""]
+    return "\n".join(lines)
+
+
+def failures(parts: Parts) -> list[str]:
+    """Cases that ended with an error, that a GPU should have run: what is missing is none."""
+    return [f"{part}/{case}: {reason}" for part, case, _, reason in _said(parts, "failure")]
+
+
+def _said(parts: Parts, word: str) -> Iterator[tuple[str, str, str, str]]:
+    for name, part in parts.items():
+        for case, entry in part["cases"].items():
+            for key, row in entry["rows"].items():
+                if word in row:
+                    yield name, case, key, str(row[word])
+
+
+def _rows(parts: Parts, part: str, case: str) -> dict[str, Any]:
+    found: dict[str, Any] = parts.get(part, {}).get("cases", {}).get(case, {}).get("rows", {})
+    return found
+
+
+def _peaks(parts: Parts) -> dict[str, float]:
+    best: dict[str, float] = defaultdict(float)
+    for row in _rows(parts, "smoke", "peaks").values():
+        if "tflops" in row:
+            best[row["kind"]] = max(best[row["kind"]], row["tflops"])
+    return dict(best)
+
+
+def _smoke(parts: Parts) -> list[str]:
+    lines = [f"- copies, {key}: {row['gb_per_s']:.4g} GB/s" for key, row in _rows(parts, "smoke", "copies").items() if "gb_per_s" in row]
+    masked = _rows(parts, "smoke", "masked_rows")
+    bad = [key for key, row in masked.items() if row.get("finite") is False]
+    if masked:
+        lines.append(f"- fully masked rows: {'NOT finite in ' + ', '.join(bad) if bad else 'finite'} ({len(masked)} cases)")
+    for row in _rows(parts, "smoke", "graphs").values():
+        if "graphs" in row:
+            lines.append(f"- compile_torch over {len(row['lengths'])} lengths: {row['graphs']} graphs")
+    for row in _rows(parts, "smoke", "pytest").values():
+        counts = ", ".join(f"{number} {word}" for word, number in row.items() if isinstance(number, int) and word != "exit_code")
+        lines.append(f"- pytest -m gpu: {counts or 'nothing ran'}, exit code {row.get('exit_code')}")
+    races = [row for row in _rows(parts, "smoke", "aa").values() if "verdict" in row]
+    if races:
+        lines.append(f"- A/A races: {sum(row['false_verdict'] for row in races)} of {len(races)} gave a verdict that is false")
+    return [*lines, ""] if lines else []
+
+
+def _times(parts: Parts, peaks: Mapping[str, float]) -> list[str]:
+    lines: list[str] = []
+    for part in ("torch", "onnxruntime", "tensorrt"):
+        cases = parts.get(part, {}).get("cases", {})
+        shown = QUICK_SHOWN if parts.get(part, {}).get("setting", ["", False])[1] else SHOWN
+        if not any(shape in entry["rows"] for entry in cases.values() for shape in shown):
+            continue
+        lines += [f"{part}, ms (share of the measured peak)", "", f"| case | {' | '.join(shown)} | memory | largest × 512 | rel_l2 | cosine |",
+                  "| :-- |" + " --: |" * (len(shown) + 4)]  # fmt: skip
+        for case, entry in cases.items():
+            rows = entry["rows"]
+            timed = [row for row in rows.values() if "p50_ms" in row]
+            if not timed:
+                continue
+            cells = [_cell(rows.get(shape), peaks) for shape in shown]
+            held = max((row.get("process_bytes") or row.get("torch_peak_bytes") or 0 for row in timed), default=0)
+            parity = rows.get("parity", {})
+            figures = [f"{parity[name]:.3g}" if name == "rel_l2" else f"{parity[name]:.6f}" for name in ("rel_l2", "cosine_min") if name in parity]
+            cells += [f"{held / 2**30:.2f} GiB" if held else "–", str(rows.get("largest", {}).get("largest_batch", "–")), *(figures or ["–", "–"])]
+            lines.append(f"| {case} | {' | '.join(cells)} |")
+        lines.append("")
+    return lines
+
+
+def _cell(row: Mapping[str, Any] | None, peaks: Mapping[str, float]) -> str:
+    if row is None or "p50_ms" not in row:
+        return "–"
+    peak = peaks.get(row["peak_kind"])
+    return f"{row['p50_ms']:.4g}" + (f" ({row['tflops'] / peak:.0%})" if peak else "")
+
+
+def _mix(parts: Parts) -> list[str]:
+    cases = {case: entry["rows"] for case, entry in parts.get("mix", {}).get("cases", {}).items() if "offline" in entry["rows"]}
+    if not cases:
+        return []
+    keys = list(dict.fromkeys(key for rows in cases.values() for key in rows))
+    lines = ["end to end, texts/s", "", f"| case | {' | '.join(keys)} |", "| :-- |" + " --: |" * len(keys)]
+    for case, rows in cases.items():
+        cells = [f"{rows[key]['texts_per_s']:,.0f}" if key in rows else "–" for key in keys]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _builds(parts: Parts) -> list[str]:
+    built = {case: entry["rows"]["build"] for case, entry in parts.get("tensorrt", {}).get("cases", {}).items() if "build" in entry["rows"]}
+    lines = [
+        f"- {case}: {row['version']} for {', '.join(row['targets'])}, {row['build_s']:.1f} s, {row['size_bytes'] / 1e6:.1f} MB"
+        for case, row in built.items()
+    ]
+    return ["engines", "", *lines, ""] if lines else []

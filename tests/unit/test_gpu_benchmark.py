@@ -1,0 +1,203 @@
+"""The GPU benchmark without a GPU: wheels in parts, cases that go on, the table, what is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import graph_runtimes, mix, setting, smoke, table, torch_part, wheels
+from benchmarks.gpu.setting import Missing, Setting
+from bertopt.core import Context
+from bertopt.passes import registry
+
+# Wheels
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    dice = np.random.default_rng(0)
+    (tmp_path / "wheels").mkdir()
+    for name, size in (("a-1-py3-none-any.whl", 2500), ("b-2-py3-none-any.whl", 1000), ("c-3-py3-none-any.whl", 0)):
+        (tmp_path / "wheels" / name).write_bytes(dice.bytes(size))
+    assert wheels.split(tmp_path / "wheels", tmp_path / "parts", 1000) == 4
+    return tmp_path / "parts"
+
+
+def test_wheels_are_the_same_after_split_and_join(parts: Path, tmp_path: Path) -> None:
+    assert max(path.stat().st_size for path in parts.glob("*.bin")) == 1000
+    assert wheels.join(parts, tmp_path / "joined") == []
+    for wheel in (tmp_path / "wheels").iterdir():
+        assert (tmp_path / "joined" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "swap", "missing", "index", "escape"])
+def test_damaged_parts_are_refused(parts: Path, tmp_path: Path, harm: str) -> None:
+    first, second = parts / "part-0000.bin", parts / "part-0001.bin"
+    index = json.loads((parts / wheels.INDEX).read_text())
+    if harm == "flip":
+        first.write_bytes(bytes([first.read_bytes()[0] ^ 1]) + first.read_bytes()[1:])
+    elif harm == "cut":
+        first.write_bytes(first.read_bytes()[:-1])
+    elif harm == "swap":
+        held = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(held)
+    elif harm == "missing":
+        first.unlink()
+    elif harm == "index":
+        index["a-1-py3-none-any.whl"]["parts"].pop()
+    else:
+        index["../evil.whl"] = index.pop("a-1-py3-none-any.whl")
+    (parts / wheels.INDEX).write_text(json.dumps(index))
+    with pytest.raises(wheels.Damaged):
+        wheels.join(parts, tmp_path / "joined")
+    assert not (tmp_path / "joined" / "a-1-py3-none-any.whl").exists() and not (tmp_path / "evil.whl").exists()
+
+
+def test_parts_that_are_still_to_come_are_named(parts: Path, tmp_path: Path) -> None:
+    (parts / "part-0000.bin").unlink()
+    assert wheels.join(parts, tmp_path / "joined", partial=True) == ["a-1-py3-none-any.whl"]
+    assert (tmp_path / "joined" / "b-2-py3-none-any.whl").is_file()
+
+
+# Cases
+
+
+def test_every_pass_and_option_of_a_variant_is_the_library_s_or_a_known_gap() -> None:
+    """A misspelt option would read as a missing pass on the one day that there is a GPU."""
+    for steps in (*torch_part.VARIANTS.values(), *graph_runtimes.ONNX.values(), *graph_runtimes.ENGINES.values()):
+        before: list[Any] = []
+        for name, options in steps:
+            kind = registry.get(name)
+            if kind is None or not set(options) <= set(kind.model_fields):
+                assert name in ("capture_graphs", "quantize_fp8", "package_aot", "pack_sequences"), name
+                break
+            before.append(kind.model_validate(options))
+            assert before[-1].conflict(before[:-1]) is None and before[-1].device_conflict("cuda", before[:-1]) is None
+    for profiles in (graph_runtimes.PROFILES, graph_runtimes._QUICK_PROFILES):
+        registry.require("build_tensorrt").model_validate({"profiles": profiles})
+    assert set(mix.WANTED) <= set(torch_part.VARIANTS)
+
+
+def test_every_shape_fits_a_profile() -> None:
+    for quick, profiles in ((False, graph_runtimes.PROFILES), (True, graph_runtimes._QUICK_PROFILES)):
+        build = registry.require("build_tensorrt").model_validate({"profiles": profiles})
+        assert build.shape_conflict(torch_part.shapes(quick)) is None
+    assert len(torch_part.shapes(False)) == 16 and torch_part.shapes(False)[0] == (128, 128)
+
+
+def test_lengths_are_committed_and_texts_have_them(tmp_path: Path) -> None:
+    known = setting.lengths(3000)
+    assert known[:1024] == known[1024:2048] and min(known) >= 3 and max(known) <= setting.POSITIONS
+    setting.write_tokenizer(tmp_path)
+    from tokenizers import Tokenizer
+
+    fast = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [len(one.ids) for one in fast.encode_batch(setting.texts(50))] == known[:50]
+
+
+def test_operations_of_bert_base() -> None:
+    """2 × 85 M weights a token, and the attention's own products."""
+    assert setting.flops("bert-base", 1, 128) == pytest.approx(128 * (2 * 84.9e6 + 12 * 4 * 128 * 768), rel=1e-3)
+
+
+def test_a_pass_that_is_not_there_is_missing_by_name(tmp_path: Path) -> None:
+    here = Setting("cpu", True, tmp_path)
+    for steps, words in [
+        ([("no_such_pass", {})], "pass 'no_such_pass' is not registered"),
+        ([("use_sdpa", {"bakend": "x"})], "pass 'use_sdpa' does not take"),
+        ([("cast_half", {}), ("cast_half", {})], "half precision already"),
+        ([("use_sdpa", {"backend": "cudnn"})], "use_sdpa: "),
+    ]:
+        with pytest.raises(Missing, match=words):
+            setting.apply(setting.eager("tiny", tmp_path), steps, here, tmp_path)
+    with pytest.raises(Missing, match="not installed: no_such_module"):
+        setting.need("json", "no_such_module")
+    assert Context is not None
+
+
+def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that is cut off is begun again with the rows that it has; a finished one and a crash are not."""
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "for case, done in json.loads(sys.argv[-1]).items():\n"
+        "    say = lambda **row: print('row ' + json.dumps({'case': case, **row}), flush=True)\n"
+        "    if case == 'crash': say(key='first', p50_ms=1.0); os._exit(3)\n"
+        "    say(key=f'after {len(done)}')\n"
+        "    if case == 'slow' and not done: import time; time.sleep(60)\n"
+        "    say(finished=True)\n"
+    )
+    original = gpu.subprocess.Popen
+    monkeypatch.setattr(
+        gpu.subprocess, "Popen", lambda command, **how: original([sys.executable, str(script), command[command.index("--worker") + 1]], **how)
+    )
+    monkeypatch.setattr(gpu, "environment", lambda: {})
+    monkeypatch.setattr(gpu, "CASE_S", 0.0)
+    monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow"], smoke.run))
+    here = Setting("cuda", False, tmp_path)
+    first = gpu.run_part("smoke", here, 6.0)
+    assert first["unfinished"] == ["slow"] and first["cases"]["slow"]["rows"] == {"after 0": {}}
+    assert "ended with 3" in first["cases"]["crash"]["rows"]["crash"]["failure"]
+    second = gpu.run_part("smoke", here, 30.0)
+    assert second["unfinished"] == [] and list(second["cases"]["slow"]["rows"]) == ["after 0", "after 1"]
+    assert list(second["cases"]["good"]["rows"]) == ["after 0"]
+    # Another device or size is another measurement.
+    assert list(gpu.run_part("smoke", Setting("cpu", False, tmp_path), 0.0)["cases"]) == []
+
+
+def test_the_table_names_figures_gaps_and_failures() -> None:
+    about = {"environment": {"gpu": "H100", "cuda": "13.0", "packages": {"torch": "2.11"}, "python": "3.12"}, "setting": ["cuda", False], "unfinished": []}
+    timed = {"p50_ms": 2.0, "tflops": 400.0, "peak_kind": "bfloat16", "torch_peak_bytes": 1 << 30, "process_bytes": 3 << 30}
+    parts: Any = {
+        "smoke": {**about, "cases": {"peaks": {"rows": {"x": {"kind": "bfloat16", "tflops": 800.0}}}, "aa": {"rows": {"0": {"verdict": "FASTER", "false_verdict": True}}}}},
+        "torch": {**about, "unfinished": ["bert-large/fp8"], "cases": {
+            "bert-base/bf16": {"rows": {"128x128": timed, "parity": {"rel_l2": 0.004, "cosine_min": 0.99998}, "largest": {"largest_batch": 2048}}},
+            "bert-base/fp8": {"rows": {"missing": {"missing": "pass 'quantize_fp8' is not registered"}}},
+            "bert-base/compile": {"rows": {"failure": {"failure": "RuntimeError: no"}}}}},
+        "mix": {**about, "cases": {"bert-base/bf16": {"rows": {"offline": {"texts_per_s": 12345.6}}}}},
+    }  # fmt: skip
+    text = table.markdown(parts)
+    for words in ("H100, CUDA 13.0", "| bfloat16 | 800 |", "| 2 (50%) |", "3.00 GiB | 2048 | 0.004 | 0.999980 |", "12,346",
+                  "torch/bert-base/fp8: pass 'quantize_fp8' is not registered", "Unfinished: torch (1 cases)", "1 of 1 gave"):  # fmt: skip
+        assert words in text, (words, text)
+    assert table.failures(parts) == ["torch/bert-base/compile: RuntimeError: no"]
+
+
+_WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"pydantic", "optimum", "onnx", "onnxscript", "onnxruntime", "psutil", "scipy", "yaml", "sentence_transformers"}:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+sys.meta_path.insert(0, Blocker())
+from benchmarks.gpu import __main__ as gpu
+for part, case in (("torch", "tiny/bf16"), ("torch", "tiny/sentence_transformers_bf16"), ("mix", "tiny/bf16"), ("smoke", "masked_rows"),
+                   ("smoke", "graphs"), ("smoke", "aa"), ("onnxruntime", "tiny/fp32"), ("tensorrt", "tiny/tensorrt/fp16")):
+    gpu.work(part, {case: []}, "cpu", True)
+"""
+
+
+def test_what_is_not_installed_is_named_and_nothing_fails() -> None:
+    """A GPU machine may have torch and little else."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    rows = [json.loads(line.removeprefix("row ")) for line in done.stdout.splitlines() if line.startswith("row ")]
+    assert done.returncode == 0 and sum("finished" in row for row in rows) == 8, done.stderr
+    assert not [row for row in rows if "failure" in row]
+    said = {row["case"]: row["missing"] for row in rows if row.get("key") == "missing"}
+    assert "pydantic" in said["tiny/bf16"] and "onnxruntime" in said["tiny/fp32"] and "optimum" in said["aa"]
+
+
+def test_peaks_and_copies_need_torch_alone(tmp_path: Path) -> None:
+    here = Setting("cpu", True, tmp_path, frozenset({"bfloat16-256x256x256"}))
+    rows = list(smoke.run("peaks", here))
+    assert [row["kind"] for row in rows] == ["float32", "tf32", "float16", "float8"]
+    assert all("tflops" in row or "missing" in row for row in rows)
+    assert {row["key"] for row in smoke.run("copies", here)} == {"device", "pageable"}
