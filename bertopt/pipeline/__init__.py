@@ -57,8 +57,8 @@ def run(
             record()
         job.deliver(build_only)
         record()
-        if job.complete:
-            store.prune()
+        if not job.stopped:
+            store.prune(job.unreached)
         progress(None)
     return report
 

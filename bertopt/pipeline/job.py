@@ -51,8 +51,8 @@ class Job:
         self.texts, self.budget, self.progress = texts, budget, progress
         self.done: dict[str, _Done] = {}
         self.stopped: str | None = None
-        #: Whether every step was reached: only then are the stages of earlier runs of no more use.
-        self.complete = True
+        #: Steps that were not reached: what earlier runs built of them is still of use.
+        self.unreached: set[str] = set()
 
     # The reference: load → verify → measure → record.
 
@@ -108,6 +108,7 @@ class Job:
         start = self.done[parent]
         if self.stopped or start.row.status not in ("ok", "unverified"):
             reason = f"'{parent}', which it starts from, is {start.row.status}"
+            self.unreached.add(step.name)
             outcome = GateOutcome("skipped", f"the run stopped at '{self.stopped}'" if self.stopped else reason)
             self._record(_Done(self._row(step, outcome), step.name, parent, exit_code=start.exit_code))
         else:
@@ -165,9 +166,8 @@ class Job:
         if step.on_fail == "revert" and outcome.exit_code != IntegrityError.exit_code:
             return replace(outcome, status="reverted")
         if step.on_fail == "skip" and outcome.exit_code != IntegrityError.exit_code:
-            self.complete = False
             return replace(outcome, status="skipped", reason=f"on_fail: skip ended the branch here: {outcome.reason}")
-        self.stopped, self.complete = step.name, False
+        self.stopped = step.name
         how = "changed nothing" if outcome.status == "noop" else "failed"
         self.report.exit_code, self.report.reason = outcome.exit_code, f"'{step.name}' {how}: {outcome.reason}"
         return outcome

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,13 +46,20 @@ class Store:
     def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out must be a directory; '{self.out}' is a file")
-        self.out.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.out / ".lock")
         try:
+            self.out.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             self.tell(f"waiting for another run in {self.out}")
             self._lock.acquire()
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            raise UsageError(
+                f"'{self.out}' is on a read-only file system; choose another --out. A finished run opens there as it is: "
+                f"bertopt verify '{self.out / 'artifact'}'"
+            ) from error
         try:
             self._take_over()
         except BaseException:
@@ -173,10 +181,10 @@ class Store:
         part.write_text(report.model_dump_json(by_alias=True, indent=2) + "\n", "utf-8")
         part.replace(self.out / "report.json")
 
-    def prune(self) -> None:
-        """Remove stages that the recipe no longer has. What is no stage of ours stays."""
+    def prune(self, unreached: Container[str] = ()) -> None:
+        """Remove stages that this run did not use, but of the steps `unreached`. What is no stage of ours stays."""
         for path in self.stages.iterdir():
-            if path not in self._used and _is_stage(path):
+            if path not in self._used and path.name.rpartition("-")[0] not in unreached and _is_stage(path):
                 shutil.rmtree(path)
 
 

@@ -168,6 +168,9 @@ class Live:
         """Show `report` as it stands; `doing` is like `quantize_int8: parity`."""
         if doing != self._doing:
             self._doing, self._since = doing, time.monotonic()
+            if doing and doing.startswith("waiting ") and self._enabled and not self._live:
+                # It may take hours, and nothing else would be said.
+                self._console.print(doing, markup=False, highlight=False, soft_wrap=True)
         if self._live:
             self._table = _Fitted(report, None)
             self._live.refresh()

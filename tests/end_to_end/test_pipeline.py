@@ -319,11 +319,13 @@ def test_every_failure_can_be_skipped(run: Run, begun: Path, step: dict[str, Any
 
 def test_a_run_that_stops_early_keeps_the_stages_behind(run: Run, begun: Path) -> None:
     steps = [{"pass": "touch", "name": name} for name in ("first", "second")]
-    assert run(begun, steps).exit_code == 0
+    assert run(begun, [*steps, {"pass": "touch", "name": "old", "after": "reference"}]).exit_code == 0
     for bad in ({"limits": {"rel_l2": 0.0, "max_abs": 0.0}, "allow_noop": False}, {"on_fail": "skip"}):
         report = run(begun, [{"pass": "swap_labels", "name": "bad", **bad}, {**steps[0], "after": "bad"}, *steps[1:]])
         assert set(statuses(report).values()) <= {"failed", "skipped"}
         assert {"first", "second"} <= set(stage_names(begun))
+        # What no step is called goes once a run was not stopped.
+        assert ("old" in stage_names(begun)) == ("on_fail" not in bad)
     assert reused(run(begun, steps)) == ["reference", "first", "second"]
     assert stage_names(begun) == ["first", "reference", "second"]
 

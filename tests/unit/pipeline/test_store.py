@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_only_stages_and_records_of_ours_are_removed(tmp_path: Path, fresh: bool
     open_and_prune(tmp_path, fresh)
     assert not ours.exists() and not unfinished.exists() and record.exists() != fresh
     assert all(path.read_text() == "x" for path in kept)
+
+
+def test_stages_of_steps_that_were_not_reached_are_kept(tmp_path: Path) -> None:
+    needed, dropped = stage(tmp_path, "export_onnx"), stage(tmp_path, "cast_half")
+    with Store(tmp_path, False, lambda _: None) as store:
+        store.prune({"export_onnx"})
+    assert needed.is_dir() and not dropped.exists()
+
+
+def test_a_read_only_file_system_is_named_with_what_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    with pytest.raises(UsageError, match=r"read-only file system; choose another --out.*bertopt verify"):
+        open_and_prune(tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["stages", "checks"])

@@ -316,6 +316,13 @@ def test_live_without_a_terminal_tells_each_stage_once() -> None:
     assert "cast_half: failed, cosine_min NaN, 45.6 MB (cosine_min must be at least 0.98; got nan)" in lines
 
 
+def test_live_without_a_terminal_says_that_it_waits() -> None:
+    file = io.StringIO()
+    with terminal.Live(True, Console(file=file, width=80)) as live:
+        live.update(report().model_copy(update={"stages": []}), "waiting for another run in /a [b] directory")
+    assert file.getvalue() == "waiting for another run in /a [b] directory\n"
+
+
 def test_live_on_a_terminal() -> None:
     file = io.StringIO()
     with terminal.Live(True, Console(file=file, width=120, force_terminal=True)) as live:

@@ -391,6 +391,19 @@ def test_an_edit_of_anything_that_a_pass_imports_is_another_source(tmp_path: Pat
     assert len(set(seen)) == len(seen)
 
 
+def test_what_another_environment_installed_is_not_followed(tmp_path: Path) -> None:
+    installed = tmp_path / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "heavy_library.py").write_text("size = 1\n")
+    (tmp_path / "own.py").write_text("import heavy_library\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(installed)
+        before = source_hash.of_files([tmp_path / "own.py"])
+        (installed / "heavy_library.py").write_text("size = 2\n")
+        os.utime(installed / "heavy_library.py", ns=(2, 2))
+        assert source_hash.of_files([tmp_path / "own.py"]) == before
+
+
 @pytest.mark.parametrize(
     ("of", "helper"),
     [
