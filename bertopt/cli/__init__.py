@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from bertopt.cli import (
     bench,
+    bulk,
     compare,
     debug,
     doctor,
@@ -24,7 +25,7 @@ from bertopt.cli import (
 )
 from bertopt.cli.app import app
 
-__all__ = ["app", "bench", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
+__all__ = ["app", "bench", "bulk", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
            "report", "serve", "sign", "verify"]  # fmt: skip
 
 

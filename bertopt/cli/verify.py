@@ -29,6 +29,11 @@ def verify(
     key: Annotated[
         Path | None, typer.Option(help="A public key: the artefact must be signed with it (`bertopt sign`).", metavar="FILE.pub")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running server: compare its answers with the artefact's here.", metavar="URL")
+    ] = None,
+    latency_ms: Annotated[float | None, typer.Option(help="With --url: limit of the 95th percentile of single requests [ms].")] = None,
+    api_key: Annotated[str | None, typer.Option(help="With --url: the server's key.", envvar="BERTOPT_API_KEY", show_default=False)] = None,
     limits: LimitValues = None,
     slower: Slower = 0.05,
     bigger: Bigger = 0.10,
@@ -44,6 +49,10 @@ def verify(
     with exit_codes(verbose):
         from bertopt.commands.verify import verify as check
 
+        if url is not None:
+            if against is not None or baseline is not None or key is not None:
+                raise UsageError("--url compares with the artefact here; give --against, --baseline or --key in a call without it")
+            _url(directory, url, texts, latency_ms, api_key, json_)
         tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
         if baseline is not None:
             from bertopt.commands.compare import delivered, read_report, with_baseline
@@ -70,3 +79,13 @@ def verify(
             print(f"warning: {warning}", file=sys.stderr)
         print(report.reason, file=sys.stderr if report.exit_code or json_ else sys.stdout)
         raise typer.Exit(report.exit_code)
+
+
+def _url(directory: Path, url: str, texts: Path | None, latency_ms: float | None, api_key: str | None, json_: bool) -> None:
+    from bertopt.commands.verify_url import verify_url
+
+    done = verify_url(directory, url, texts, latency_ms, api_key)
+    if json_:
+        print(done.model_dump_json())
+    print(done.reason, file=sys.stderr if done.exit_code or json_ else sys.stdout)
+    raise typer.Exit(done.exit_code)

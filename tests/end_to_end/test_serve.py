@@ -183,3 +183,22 @@ def test_a_port_that_is_taken_is_said(embeddings: Served, directories: dict[str,
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 2 and "choose a free port" in done.stderr
+
+
+def test_verify_holds_a_running_server_to_the_artefact(
+    embeddings: Served, directories: dict[str, Path], tiny: Tiny, tmp_path: Path
+) -> None:
+    from bertopt.commands.verify_url import verify_url
+    from bertopt.errors import Unsupported, UsageError
+
+    same = verify_url(directories["embeddings"], embeddings.url)
+    assert same.exit_code == 0 and same.max_abs < 1e-5 and same.p95_ms > 0, same
+    slow = verify_url(directories["embeddings"], embeddings.url, latency_ms=1e-6)
+    assert slow.exit_code == 3 and "p95" in slow.reason
+    other = write_artefact(tiny(task="feature-extraction", pooling="mean", seed=1), tmp_path / "other")
+    wrong = verify_url(other, embeddings.url)
+    assert wrong.exit_code == 3 and "max_abs" in wrong.reason
+    with pytest.raises(UsageError, match="answered 424"):
+        verify_url(directories["sentiment"], embeddings.url)
+    with pytest.raises(Unsupported, match="does not answer"):
+        verify_url(directories["embeddings"], f"http://127.0.0.1:{free_port()}")

@@ -1,0 +1,34 @@
+"""`bertopt bulk`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertopt.cli.app import Verbose, app, exit_codes
+
+
+@app.command()
+def bulk(
+    source: Annotated[Path, typer.Argument(help="Texts: .jsonl, .csv or .parquet.", metavar="IN")],
+    out: Annotated[Path, typer.Argument(help="Directory for the parts.", metavar="OUT")],
+    artifact: Annotated[Path, typer.Option(help="The artefact that answers.", metavar="DIR")],
+    column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
+    pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs.")] = None,
+    part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default all cores.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a whole file of texts: one row out for each row in, going on where an interrupted call stopped."""
+    with exit_codes(verbose):
+        from bertopt.commands.bulk import bulk as run
+
+        def shown(rows: int) -> None:
+            if sys.stderr.isatty():
+                print(f"\r{rows:,} rows", end="", file=sys.stderr, flush=True)
+
+        rows = run(source, out, artifact, column, pair, part_rows, threads, shown)
+        print(f"{rows} rows in {out}")

@@ -1,0 +1,157 @@
+"""`bertopt bulk`: the answers to a file of texts, in parts, exactly one row for each row read.
+
+A part is written under another name and renamed, so that what stands is whole: after an interruption the same call goes on
+with the part that is missing. What it does not notice: an input that was changed without its size or time changing.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt import stages
+from bertopt._version import __version__
+from bertopt.errors import UsageError
+from bertopt.runtime.load import load
+from bertopt.runtime.tokenization import Text
+from bertopt.system import atomic_write
+
+PART_ROWS = 10_000
+STATE = "bulk.json"
+_FORMATS = (".jsonl", ".csv", ".parquet")
+#: The longest field of a CSV file; Python's own limit is 128 KiB.
+_FIELD = 1 << 27
+
+Row = dict[str, Any]
+
+
+def bulk(
+    source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
+    threads: int | None = None, progress: Callable[[int], None] | None = None,
+) -> int:  # fmt: skip
+    """Answer the texts of `column` (with `pair`, pairs of two columns) of a .jsonl, .csv or .parquet file; return the rows.
+
+    Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
+    are kept if input, artefact and options are the same; UsageError otherwise. `progress` is called with the rows done.
+    """
+    if source.suffix not in _FORMATS:
+        raise UsageError(f"the input must end in one of {', '.join(_FORMATS)}; got '{source.name}'")
+    if part_rows < 1:
+        raise UsageError(f"a part must have at least 1 row; got {part_rows}")
+    manifest, stat = stages.verify(artefact), source.stat()
+    wanted = {
+        "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
+        "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
+    }  # fmt: skip
+    _check_state(out, wanted)
+    key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
+    predictor = None
+    rows, done = _rows(source), 0
+    for number in range(10**9):
+        part = list(islice(rows, part_rows))
+        if not part:
+            break
+        path = out / f"part-{number:05d}{source.suffix}"
+        if not path.exists():
+            texts = [_text(row, column, pair, done + i) for i, row in enumerate(part)]
+            predictor = predictor or load(artefact, threads=threads)
+            values = predictor(texts)
+            _write(path, [{**row, key: _plain(value)} for row, value in zip(part, values, strict=True)])
+        done += len(part)
+        if progress is not None:
+            progress(done)
+    atomic_write.write(out / STATE, json.dumps({**wanted, "rows": done, "complete": True}, indent=2) + "\n")
+    return done
+
+
+def _check_state(out: Path, wanted: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / STATE
+    if path.is_file():
+        there = json.loads(path.read_text("utf-8"))
+        other = [name for name, value in wanted.items() if there.get(name) != value]
+        if other:
+            raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
+    elif any(out.iterdir()):
+        raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
+    else:
+        atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
+
+
+def _text(row: Row, column: str, pair: str | None, number: int) -> Text:
+    found = []
+    for name in (column,) if pair is None else (column, pair):
+        if name not in row:
+            raise UsageError(f"row {number} has no column '{name}'; it has {', '.join(map(str, row))}")
+        if not isinstance(row[name], str):
+            raise UsageError(f"row {number}: column '{name}' must be a text; got {type(row[name]).__name__}")
+        found.append(row[name])
+    return found[0] if pair is None else (found[0], found[1])
+
+
+def _rows(source: Path) -> Iterator[Row]:
+    if source.suffix == ".parquet":
+        parquet = _parquet()
+        for batch in parquet.ParquetFile(source).iter_batches():
+            yield from batch.to_pylist()
+        return
+    with source.open(encoding="utf-8", newline="" if source.suffix == ".csv" else None) as file:
+        if source.suffix == ".csv":
+            csv.field_size_limit(_FIELD)
+            for number, row in enumerate(csv.DictReader(file)):
+                if None in row:
+                    raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
+                yield row
+            return
+        for number, line in enumerate(file):
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UsageError(f"'{source}', line {number + 1} is no JSON ({error}); one object a line is expected") from error
+            if not isinstance(row, dict):
+                raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
+            yield row
+
+
+def _write(path: Path, rows: list[Row]) -> None:
+    part = path.with_name(f".{path.name}.part")
+    if path.suffix == ".parquet":
+        import pyarrow
+
+        _parquet().write_table(pyarrow.Table.from_pylist(rows), part)
+    else:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(_lines(rows)) if path.suffix == ".jsonl" else _write_csv(file, rows)
+            file.flush()
+            os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _lines(rows: list[Row]) -> Iterable[str]:
+    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write_csv(file: Any, rows: list[Row]) -> None:
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: value if isinstance(value, str) or value is None else json.dumps(value) for name, value in row.items()})
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow; pip install pyarrow, or give JSON Lines or CSV") from error
+    return parquet

@@ -1,0 +1,99 @@
+"""`bertopt bulk`: one row out for each row in, and nothing computed twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertopt
+from bertopt.commands import bulk as command
+from bertopt.errors import UsageError
+from tests.support.artefacts import write_artefact
+from tests.support.tiny_models import Tiny
+
+
+@pytest.fixture(scope="module")
+def artefact(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path_factory.mktemp("bulk") / "artefact")
+
+
+TEXTS = [f"{'the cat sat on ' * (i % 5)}a mat {i}" for i in range(25)]
+
+
+def jsonl(folder: Path) -> Path:
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)))
+    return path
+
+
+def read(out: Path) -> Iterator[dict[str, Any]]:
+    for part in sorted(out.glob("part-*.jsonl")):
+        yield from map(json.loads, part.read_text().splitlines())
+
+
+def test_every_row_comes_out_once_in_order_with_the_predictor_s_answer(artefact: Path, tmp_path: Path) -> None:
+    done: list[int] = []
+    assert command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10, progress=done.append) == 25
+    rows = list(read(tmp_path / "out"))
+    assert [row["id"] for row in rows] == list(range(25)) and done == [10, 20, 25]
+    expected = bertopt.load(artefact)(TEXTS)
+    assert np.abs(np.array([row["embedding"] for row in rows]) - expected).max() < 1e-6
+
+
+def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = jsonl(tmp_path), tmp_path / "out"
+    write, written = command._write, []
+
+    def dying(path: Path, rows: list[Any]) -> None:
+        if path.name == "part-00001.jsonl" and not written:
+            written.append(path)
+            raise KeyboardInterrupt
+        write(path, rows)
+
+    monkeypatch.setattr(command, "_write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        command.bulk(source, out, artefact, part_rows=10)
+    first = (out / "part-00000.jsonl").stat().st_mtime_ns
+    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
+    assert [row["id"] for row in read(out)] == list(range(25))
+    assert json.loads((out / "bulk.json").read_text())["complete"] is True
+
+
+def test_parts_of_another_call_are_not_mixed_in(artefact: Path, tmp_path: Path) -> None:
+    source, out = jsonl(tmp_path), tmp_path / "out"
+    command.bulk(source, out, artefact, part_rows=10)
+    with pytest.raises(UsageError, match="part_rows differ"):
+        command.bulk(source, out, artefact, part_rows=5)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    with pytest.raises(UsageError, match="is not empty"):
+        command.bulk(source, tmp_path / "full", artefact)
+
+
+def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["name", "body"], ["one", 'a "cat", sat\non it'], ["two", "the dog"]])
+    assert command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact, column="body") == 2
+    with (tmp_path / "out" / "part-00000.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["one", "two"] and rows[0]["body"] == 'a "cat", sat\non it'
+    assert len(json.loads(rows[1]["embedding"])) == 32
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("{}", "row 0 has no column 'text'"), ('{"text": null}', "must be a text; got NoneType"), ("[1]", "must be a JSON object"), ("{", "line 1 is no JSON")]
+)
+def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(line + "\n")
+    with pytest.raises(UsageError, match=words):
+        command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
