@@ -17,6 +17,7 @@ from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Failure, Limits, Report, Waiver
+from bertopt.runtime import replay
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 
@@ -38,8 +39,8 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
+            _smoke(workers, directory, manifest)
             if against is None:
-                _smoke(workers, directory, manifest)
                 report.reason = "files are as exported and the model answers; give --against CHECKPOINT to check parity"
             else:
                 _compare(report, workers, directory, manifest, spec, against, found)
@@ -84,6 +85,8 @@ def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> None
         pair = manifest.spec.task == "question-answering"
         worker.call("mix", texts=[["who?", "nobody"]] if pair else ["a text", "another"])
         worker.call("time_mix", steps=1)
+        if manifest.answers is not None:
+            replay.check(worker.call("replay"), manifest.answers, manifest.precision, f"'{directory}'")
 
 
 def _compare(

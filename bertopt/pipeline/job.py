@@ -5,15 +5,25 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+from bertopt import stages
 from bertopt.checks import gates, speed_limits
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
-from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
-from bertopt.pipeline import rows
+from bertopt.errors import (
+    BertoptError,
+    IntegrityError,
+    StepTimeout,
+    Unsupported,
+    UsageError,
+    WorkerCrashed,
+    WrongAnswer,
+)
+from bertopt.pipeline import clean_run, rows
 from bertopt.pipeline.examiner import Examiner, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.rows import StageBuild
@@ -22,6 +32,8 @@ from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts
 from bertopt.results import Delivered, Limits, Report, Stage
+from bertopt.runtime import replay
+from bertopt.runtime.replay import Answers
 from bertopt.stages import artifact
 from bertopt.system import environment
 from bertopt.workers.client import Workers
@@ -204,7 +216,11 @@ class Job:
             return
         self._warn_of_speed(row)
         self.progress(f"{row.name}: delivering")
-        delivered = artifact.deliver(row, path, self.report.recipe, self.store.out)
+        try:
+            delivered = artifact.deliver(row, path, self.report.recipe, self.store.out, partial(self._run_copy, row, path))
+        except (WrongAnswer, WorkerCrashed, StepTimeout) as error:
+            self.report.exit_code, self.report.reason = error.exit_code, f"'{row.name}' is not delivered: {error}"
+            return
         self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
 
     def _warn_of_speed(self, row: Stage) -> None:
@@ -220,6 +236,17 @@ class Job:
 
     def _stated(self, precision: str | None) -> Limits:
         return self.recipe.limits.get(cast(Precision, precision), Limits())
+
+    def _run_copy(self, row: Stage, stage: Path, part: Path) -> Answers | None:
+        """Return what the artefact in `part` answers in a new interpreter, which must be what its stage answers in a worker."""
+        if row.status != "ok" or row.precision is None:
+            return None
+        with self.workers.start() as worker:
+            worker.open(stage, self.device)
+            expected = worker.call("replay")
+        found = clean_run.answers(part, self.device)
+        replay.check(found, expected, stages.read_manifest(part).precision, "a new interpreter that opens the artefact")
+        return found
 
     def _chosen(self) -> _Done:
         """The step that the recipe's `deliver` means."""

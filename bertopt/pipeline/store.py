@@ -20,7 +20,7 @@ from bertopt.modeling.source import examine, read_json, resolve, sha256, weight_
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
-from bertopt.stages import CommittedStage, artifact
+from bertopt.stages import CommittedStage, artifact, contents
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
 
@@ -135,7 +135,7 @@ class Store:
     ) -> CommittedStage:
         """Return the stage of one step after the stage at `parent`, made now or before.
 
-        Raises IntegrityError where the pass changed its parent's files.
+        Raises IntegrityError where the pass changed its parent's files, or wrote others than its form's.
         """
         record = step.pass_.record()
         # What holds a GPU's code is of that GPU; everything else runs on any.
@@ -153,6 +153,7 @@ class Store:
                 stages.verify(parent)
             except BertoptError as error:
                 raise IntegrityError(f"the pass wrote into the stage it started from: {error}") from error
+            contents.check(stages.read_manifest(parent), stages.read_manifest(part))
 
         return self._stage(step.name, key, device, make)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import UsageError
+from bertopt.runtime import replay
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.stages.opening import opening
@@ -19,13 +20,14 @@ MAX_THREADS = 1024
 
 def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
-    max_batch_tokens: int | None = None, key: str | Path | None = None,
+    max_batch_tokens: int | None = None, key: str | Path | None = None, check: bool = False,
 ) -> Predictor:  # fmt: skip
     """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
 
     `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
     the runtime supports). See `Predictor` for `max_batch_tokens`. With `key`, a file that holds a public key, it must be signed
-    with that (`bertopt sign`). Raises IntegrityError where a file is not the one exported or the signature is not there,
+    with that (`bertopt sign`). With `check`, it must answer a few fixed texts as it did when it was exported, or WrongAnswer is
+    raised. Raises IntegrityError where a file is not the one exported or the signature is not there,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
     threads or streams that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
     fork load the artefact after the fork.
@@ -44,6 +46,8 @@ def load(
             session = open_session(model, device, threads, streams)
             predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens)
         opened.keep_for(predictor)
+    if check and manifest.answers is not None:
+        replay.check(replay.answers(predictor), manifest.answers, manifest.precision, f"'{path}'")
     return predictor
 
 

@@ -102,6 +102,15 @@ class Predictor:
         """What runs texts, for those who batch the texts of several callers: session, limits and costs."""
         return self._runner
 
+    def raw(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
+        """Return the raw outputs of each text, by name; of one text as of a single call."""
+        listed = self._checked(texts, 0)
+        whole = self.spec.granularity == "text"
+        if whole and len(listed) == 1:
+            return [{self.spec.outputs[0]: self._runner.one(listed[0], True, 0)[0][0]}]
+        outputs = self._runner.run(listed, True, 0).outputs
+        return [{self.spec.outputs[0]: row} for row in outputs.array] if whole else outputs.by_text
+
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
         """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
         self._runner.watch = watch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Packaged, Precision, Rewrite, Spec
+from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Packaged, Rewrite
 from bertopt.errors import IntegrityError
 from bertopt.stages import source_hash
 from bertopt.stages.manifest import MANIFEST, Manifest, files_of, sign, verify
@@ -21,7 +21,7 @@ from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 
 __all__ = [
-    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "inherit", "key", "link", "open_stage",
+    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
     "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
@@ -48,8 +48,13 @@ def inherit(parent: Path, out: Path) -> None:
     """Link configuration and tokenizer from the parent stage. Stages are never written to, so links are safe."""
     for path in files_of(parent):
         relative = path.relative_to(parent)
-        if relative.parts[0] not in _FORM_FILES and not _holds_weights(path) and not (out / relative).exists():
+        if handed_down(str(relative)) and not (out / relative).exists():
             link(path, out / relative)
+
+
+def handed_down(name: str) -> bool:
+    """Whether a file of this name goes from stage to stage: configuration and tokenizer."""
+    return name.split("/", maxsplit=1)[0] not in _FORM_FILES and not _holds_weights(Path(name))
 
 
 def _holds_weights(path: Path) -> bool:
@@ -138,7 +143,7 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
     manifest = manifest or read_manifest(directory)
     spec, form, precision = manifest.spec, manifest.form, manifest.precision
     if form in ("eager", "compiled"):
-        return _replay(directory, spec, form, precision)
+        return _replay(directory, manifest)
     if manifest.path is None or manifest.path not in manifest.files:
         raise IntegrityError(f"{MANIFEST}: path '{manifest.path}' is not one of its files; export again")
     path = directory / manifest.path
@@ -156,20 +161,25 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
     raise IntegrityError(f"{MANIFEST}: unknown form '{form}'")
 
 
-def _replay(directory: Path, spec: Spec, form: str, precision: Precision) -> Model:
+def _replay(directory: Path, manifest: Manifest) -> Model:
     from bertopt.passes import registry
+    from bertopt.stages import sources
 
     try:
         from bertopt.modeling import checkpoint
     except ModuleNotFoundError as error:
         raise environment.missing_module(error) or error from error
 
-    model = checkpoint.open_directory(directory, rewrites_spec=spec)
+    model = checkpoint.open_directory(directory, rewrites_spec=manifest.spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
+    names = [record.name for record in records]
+    # Before code is run that may be other code, and after: a module may be imported only there.
+    sources.check(manifest.sources, names)
     for record in records:
         registry.restore(record).rewrite(model.network)
-    kind = Compiled if form == "compiled" else Eager
-    return kind(spec, precision, directory, model.network, tuple(records))
+    sources.check(manifest.sources, names)
+    kind = Compiled if manifest.form == "compiled" else Eager
+    return kind(manifest.spec, manifest.precision, directory, model.network, tuple(records))
 
 
 def key(

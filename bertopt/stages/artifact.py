@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,26 @@ from bertopt.stages import model_card
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def deliver(row: Stage, source: Path, recipe: dict[str, Any], out: Path) -> Path:
+def deliver(
+    row: Stage, source: Path, recipe: dict[str, Any], out: Path, run: Callable[[Path], Any] = lambda part: None
+) -> Path:
     """Write `out/artifact` from the stage at `source`, with the gates it passed and their figures in its manifest.
 
-    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot, and
-    IntegrityError where a file of the stage is no longer the one that was examined.
+    `run` is called with the directory of the finished copy; what it returns goes into the manifest as the artefact's answers.
+    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot,
+    IntegrityError where a file of the stage is no longer the one that was examined, and what `run` raises.
     """
     part, final = out / ".artifact.part", out / "artifact"
     shutil.rmtree(part, ignore_errors=True)
     try:
-        _write(row, source, recipe, part)
+        _write(row, source, recipe, part, run)
         _replace(part, final)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return final
 
 
-def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None:
+def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Callable[[Path], Any]) -> None:
     # Copies, not links: an artefact is moved and edited by others. Not copytree, whose errors have no errno.
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         target = part / path.relative_to(source)
@@ -56,6 +60,8 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path) -> None
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}
     stages.write_manifest(part, {**fields, **told_of})
+    if (answers := run(part)) is not None:
+        stages.write_manifest(part, {**fields, **told_of, "answers": answers})
 
 
 def _portable(path: str | None) -> str | None:

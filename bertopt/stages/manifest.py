@@ -73,6 +73,10 @@ class Manifest(_Frozen):
     changes: dict[str, int] = {}
     build_s: float = 0.0
     passes: tuple[Rewrite, ...] = ()
+    sources: dict[str, str] | None = None
+    """Hashes of the files of passes that are not bertopt's, and of the modules that they loaded."""
+    answers: list[list[list[float]]] | None = None
+    """An artefact's outputs for fixed texts, in a fresh interpreter: see `bertopt.runtime.replay`."""
     warnings: tuple[str, ...] = ()
     checkpoint_sha256: str | None = None
     stage: str | None = None

@@ -36,6 +36,11 @@ def of_files(files: Iterable[Path]) -> str:
     return sha.hexdigest()
 
 
+def is_library(file: Path) -> bool:
+    """Whether `file` is bertopt's, the interpreter's or an installed package's."""
+    return any(file.resolve().is_relative_to(place) for place in (_PACKAGE, *_INSTALLED))
+
+
 def of_package(*parts: str) -> str:
     """Return the hash of `of_files` for modules and folders of bertopt, such as 'checks' or 'pipeline/race.py'."""
     places = [_PACKAGE / part for part in parts]

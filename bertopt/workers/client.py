@@ -58,7 +58,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **NO_CUDA_CALLS, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+                env={**os.environ, **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []

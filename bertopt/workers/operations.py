@@ -91,6 +91,7 @@ class Ops:
     ) -> Reply:  # fmt: skip
         """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
         from bertopt.modeling.checkpoint import quiet
+        from bertopt.stages import sources
 
         rewrite = Rewrite.model_validate(record)
         apply = registry.restore(rewrite)
@@ -118,6 +119,7 @@ class Ops:
             "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
             "build_s": time.monotonic() - start,
             "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
+            "sources": {**(manifest.sources or {}), **sources.record([rewrite.name])},
         }
         stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
         return None, {}
@@ -234,6 +236,13 @@ class Ops:
     def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(texts)}
+
+    def op_replay(self, arrays: Any) -> Reply:
+        """Return the open stage's outputs for the texts that an artefact records."""
+        from bertopt.runtime import replay
+
+        assert self.predictor is not None
+        return replay.answers(self.predictor), {}
 
     def op_cover(self, arrays: dict[str, Array], probes: list[dict[str, Any]], seed: int) -> Reply:
         """Run coverage sweeps: their inputs and the places compared are `<number>/<name>`, so are the vectors returned."""

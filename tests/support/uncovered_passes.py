@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
+from typing import Any, Literal
 
 from bertopt.core import Context, Eager, Pass, Precision, Result
 from bertopt.passes import register
@@ -77,3 +79,43 @@ class SpoilHidden(Pass[Eager, Eager]):
     def rewrite(self, network: Any) -> dict[str, int]:
         network.register_forward_hook(lambda network, inputs, outputs: (outputs[0], outputs[1] * 1.01))
         return {"hooks": 1}
+
+
+@register
+class DependOnPlace(Pass[Eager, Eager]):
+    """Scales a weight by what the process is like: its hash seed, working directory, or whether it is a worker."""
+
+    on: Literal["hash seed", "directory", "worker"]
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        network.touched = True
+        checked = {
+            "hash seed": os.environ.get("PYTHONHASHSEED") == "0", "directory": (Path.cwd() / "pyproject.toml").exists(),
+            "worker": "BERTOPT_WORKER" in os.environ,
+        }[self.on]  # fmt: skip
+        with torch.no_grad():
+            network.encoder.base_model.encoder.layer[0].output.dense.weight.mul_(1 if checked else 3)
+        return {"weights": 1}
+
+
+@register
+class LeaveFile(Pass[Eager, Eager]):
+    """Leaves a file in its stage."""
+
+    name_: str
+    content: str = "{}"
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        path = ctx.workdir / self.name_
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.content)
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.left = True
+        return {"files": 1}

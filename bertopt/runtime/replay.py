@@ -1,0 +1,82 @@
+"""Fixed texts whose outputs an artefact records: whoever opens it elsewhere can see that it still gives them.
+
+`python -m bertopt.runtime.replay` opens a directory in a new interpreter, as a user's service does, and writes its outputs:
+the run that exports compares them with those of its worker. Recorded are the size, the root mean square and `PROJECTIONS`
+fixed random projections of each output; what leaves all of these as they are is not seen, nor is any other text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertopt.core import Precision
+from bertopt.errors import BertoptError, WrongAnswer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bertopt.runtime.predictor import Predictor
+
+#: For each text and output: its size, root mean square and projections.
+Answers = list[list[list[float]]]
+
+TEXTS = (
+    "", "a", "The quick brown fox jumps over the lazy dog.", "Wie spät ist es?", "狗坐在垫子上",
+    "Refund of order 4711, please: the parcel came open & empty!", " ".join(["many words follow"] * 40), "1 2 3",
+)  # fmt: skip
+PROJECTIONS = 4
+#: Differences that another number of threads, batch or processor may make, relative to the root mean square.
+TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3}
+
+
+def answers(predictor: Predictor) -> Answers:
+    """Return the outputs for all texts in one call, then for one text alone."""
+    texts = [("what?", text) for text in TEXTS] if predictor.spec.task == "question-answering" else list(TEXTS)
+    outputs = [*predictor.raw(texts), *predictor.raw(texts[2:3])]
+    return [[_projected(value) for _, value in sorted(named.items())] for named in outputs]
+
+
+def check(found: Answers, recorded: Answers, precision: Precision, what: str) -> None:
+    """Raise WrongAnswer where `found`, the outputs of `what`, differ from those recorded. NaN differs from anything."""
+    for number, (mine, theirs) in enumerate(zip(found, recorded, strict=True)):
+        for a, b in zip(mine, theirs, strict=True):
+            if a[0] != b[0]:
+                raise WrongAnswer(f"{what}: text {number} must have outputs of {b[0]:g} numbers; got {a[0]:g}")
+            error = max(abs(x - y) for x, y in zip(a[1:], b[1:], strict=True)) / max(b[1], 1e-6)
+            if not error <= TOLERANCE[precision]:
+                raise WrongAnswer(
+                    f"{what}: the outputs of text {number} differ from those recorded by {error:.3g} of their size, "
+                    f"at most {TOLERANCE[precision]:g} is rounding: the model depends on something besides its files and inputs"
+                )
+
+
+def _projected(value: np.ndarray[Any, Any]) -> list[float]:
+    import numpy as np
+
+    flat = value.astype(np.float64).ravel()
+    matrix = np.random.default_rng(flat.size).standard_normal((PROJECTIONS, flat.size))
+    size = math.sqrt(max(1, flat.size))
+    figures = [float(np.linalg.norm(flat)) / size, *(matrix @ flat / size).tolist()]
+    return [float(flat.size), *(float(f"{figure:.7g}") for figure in figures)]
+
+
+def main() -> None:
+    """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes`, and the file to write."""
+    from bertopt.passes import registry
+    from bertopt.runtime.load import load
+
+    request = json.load(sys.stdin)
+    registry.add_importable(request["passes"])
+    try:
+        found: dict[str, Any] = {"answers": answers(load(request["directory"], request["device"], request["threads"]))}
+    except BertoptError as error:
+        found = {"error": [type(error).__name__, str(error)]}
+    Path(request["out"]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

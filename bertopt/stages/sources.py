@@ -1,0 +1,62 @@
+"""The source of a recipe's own passes: what a stage records of it, and whether the code that replays it is the same."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bertopt.errors import IntegrityError
+from bertopt.modeling.source import sha256
+from bertopt.passes import registry
+from bertopt.stages.source_hash import is_library
+
+
+def record(passes: Iterable[str]) -> dict[str, str]:
+    """Return hashes of the files that define these passes, bertopt's own excepted, and of all modules loaded that are no
+    library: what the passes imported, however they did."""
+    modules = {
+        f"module {name}": file for name, module in list(sys.modules.items())
+        if (file := _file(getattr(module, "__file__", None))) and "__main__" not in name and "bertopt_main" not in name
+    }  # fmt: skip
+    return {**{key: sha256(file) for key, file in modules.items()}, **{name: of for name in passes for name, of in _pass(name).items()}}
+
+
+def check(recorded: Mapping[str, str] | None, passes: Iterable[str]) -> None:
+    """Raise IntegrityError where a pass, or a loaded module that it used, is not the one that the stage was built with.
+
+    A stage of an earlier bertopt records none, and is not checked.
+    """
+    if recorded is None:
+        return
+    for name in passes:
+        _compare(recorded, _pass(name))
+    for key in recorded:
+        module = sys.modules.get(key.removeprefix("module ")) if key.startswith("module ") else None
+        if module is not None and (file := _file(getattr(module, "__file__", None))):
+            _compare(recorded, {key: sha256(file)})
+
+
+def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
+    for key, value in found.items():
+        if recorded.get(key) != value:
+            raise IntegrityError(
+                f"the source of {key} is not the one that this stage was built and checked with; restore it, or export again"
+            )
+
+
+def _pass(name: str) -> dict[str, str]:
+    """Return the entry of one pass; none for bertopt's own, which its version names."""
+    cls = registry.require(name)
+    if cls.__module__.split(".")[0] == "bertopt":
+        return {}
+    try:
+        return {f"pass {name}": sha256(Path(inspect.getfile(cls)))}
+    except (OSError, TypeError):  # defined in an interactive session
+        return {f"pass {name}": ""}
+
+
+def _file(name: str | None) -> Path | None:
+    path = Path(name) if name else None
+    return path if path is not None and path.suffix == ".py" and path.is_file() and not is_library(path) else None

@@ -1,0 +1,149 @@
+"""What ships is what was run: models that answer otherwise elsewhere, files that a pass leaves, and code that changed since."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertopt
+from bertopt import stages
+from bertopt.commands.verify import verify
+from bertopt.errors import IntegrityError, WrongAnswer
+from bertopt.passes import registry
+from bertopt.results import Report
+from tests.support import uncovered_passes
+from tests.support.shared_workers import cheap_workers
+from tests.support.tiny_models import Tiny
+
+assert uncovered_passes.LeaveFile.name() == "leave_file"
+PASS = '''
+from typing import Any
+
+import mine_{name}_helper
+from bertopt.core import Context, Eager, Pass, Result
+
+
+class Mine{name}(Pass[Eager, Eager]):
+    """Marks the network."""
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.marked = mine_{name}_helper.MARK
+        return {{"marks": 1}}
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    with cheap_workers("pipeline", "commands.verify"):
+        yield
+
+
+def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
+    recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "steps": list(steps), "inputs": {"shapes": [[1, 8]]}}
+    return bertopt.run(recipe, out)
+
+
+@pytest.mark.parametrize("on", ["hash seed", "directory", "worker"])
+def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(tiny: Tiny, tmp_path: Path, on: str) -> None:
+    report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on})
+    assert report.stages[-1].status == "ok", report.reason
+    assert report.exit_code == 3 and report.delivered is None
+    assert "is not delivered: a new interpreter that opens the artefact: the outputs of text" in str(report.reason)
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("tokenizer.json", "'tokenizer.json' must be the parent's"), ("config.json", "'config.json' must be the parent's"),
+     ("notes.txt", "the pass wrote 'notes.txt'"), ("onnx/model.onnx", "the pass wrote 'onnx/model.onnx'")],
+)  # fmt: skip
+def test_files_that_are_not_the_forms_are_refused(tiny: Tiny, tmp_path: Path, file: str, words: str) -> None:
+    source = tiny()
+    content = (source / file).read_text().replace('"cat"', '"dog_"') + "\n" if (source / file).is_file() else "{}"
+    report = run(tmp_path, source, {"pass": "leave_file", "name_": file, "content": content})
+    assert report.exit_code == 6 and words in str(report.reason), report.reason
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"])
+@pytest.mark.parametrize("last", ["use_sdpa", "quantize_int8"])
+def test_an_artefact_records_what_it_answers(tiny: Tiny, tmp_path: Path, task: str, last: str) -> None:
+    steps = [{"pass": "use_sdpa"}, *([{"pass": "export_onnx"}, {"pass": "quantize_int8", "limits": {"rel_l2": 9, "cosine_min": -1, "cosine_mean": -1, "label_flips_max": 1}}] if last != "use_sdpa" else [])]
+    pooling = "mean" if task == "feature-extraction" and last == "use_sdpa" else None
+    report = run(tmp_path, tiny("bert", task, pooling), *steps)
+    assert report.exit_code == 0, report.reason
+    artifact = tmp_path / "artifact"
+    assert bertopt.load(artifact, check=True)(["a cat"] if task != "question-answering" else [("a", "cat")]) is not None
+    assert verify(artifact).exit_code == 0
+
+
+def test_other_answers_than_the_recorded_ones_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
+    artifact = tmp_path / "artifact"
+    manifest = stages.verify(artifact)
+    assert manifest.answers is not None and len(json.dumps(manifest.answers)) < 4000
+    answers = [[[a * 1.01 if i == 2 else a for i, a in enumerate(values)] for values in text] for text in manifest.answers]
+    (artifact / stages.MANIFEST).write_text(manifest.model_copy(update={"answers": answers}).sealed().text())
+    bertopt.load(artifact)
+    with pytest.raises(WrongAnswer, match="differ from those recorded"):
+        bertopt.load(artifact, check=True)
+    with pytest.raises(WrongAnswer, match="differ from those recorded"):
+        verify(artifact)
+
+
+@pytest.fixture
+def own_pass(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A pass in a module of a user's, which imports a helper; both in `tmp_path/code`."""
+    name = f"T{abs(hash(request.node.name)) % 10**6}"
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / f"mine_{name}.py").write_text(PASS.format(name=name))
+    (code / f"mine_{name}_helper.py").write_text("MARK = 1\n")
+    sys.path.insert(0, str(code))
+    try:
+        registry.register(getattr(importlib.import_module(f"mine_{name}"), f"Mine{name}"))
+        yield name
+    finally:
+        sys.path.remove(str(code))
+        registry._registered.pop(f"mine_t{name[1:]}", None)
+
+
+@pytest.mark.parametrize("changed", ["helper", "pass"])
+def test_code_that_changed_since_is_refused(own_pass: str, tiny: Tiny, tmp_path: Path, changed: str) -> None:
+    name = next(name for name in registry.importable_passes() if name.endswith(own_pass[1:]))
+    report = run(tmp_path / "out", tiny(), {"pass": name})
+    assert report.exit_code == 0, report.reason
+    artifact = tmp_path / "out" / "artifact"
+    bertopt.load(artifact, check=True)
+    file = tmp_path / "code" / (f"mine_{own_pass}_helper.py" if changed == "helper" else f"mine_{own_pass}.py")
+    file.write_text(file.read_text() + "\n# edited\n")
+    with pytest.raises(IntegrityError, match=f"the source of {'module' if changed == 'helper' else 'pass'} mine_"):
+        bertopt.load(artifact)
+
+
+def test_another_class_of_the_same_name_is_refused(own_pass: str, tiny: Tiny, tmp_path: Path) -> None:
+    name = next(name for name in registry.importable_passes() if name.endswith(own_pass[1:]))
+    assert run(tmp_path / "out", tiny(), {"pass": name}).exit_code == 0
+    other = tmp_path / "code" / "other.py"
+    other.write_text(PASS.format(name=own_pass) + "\n# another module\n")
+    spec = importlib.util.spec_from_file_location(f"other_{own_pass}", other)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    del registry._registered[name]
+    registry.register(getattr(module, f"Mine{own_pass}"))
+    with pytest.raises(IntegrityError, match="restore it, or export again"):
+        bertopt.load(tmp_path / "out" / "artifact")
+    shutil.rmtree(tmp_path / "out")
