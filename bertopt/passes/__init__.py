@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from bertopt.passes.build_native import BuildNative
 from bertopt.passes.build_tensorrt import BuildTensorrt
 from bertopt.passes.cast_half import CastHalf
 from bertopt.passes.cast_onnx_half import CastOnnxHalf
@@ -20,6 +21,7 @@ from bertopt.passes.use_better_transformer import UseBetterTransformer
 from bertopt.passes.use_sdpa import UseSdpa
 
 __all__ = [
+    "BuildNative",
     "BuildTensorrt",
     "CastHalf",
     "CastOnnxHalf",
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 for _cls in (
-    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, BuildNative,
 ):  # fmt: skip
     register(_cls)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Precision, Rewrite, Spec
+from bertopt.core import Compiled, Eager, Engine, Model, Native, Onnx, OpenVino, Precision, Rewrite, Spec
 from bertopt.errors import IntegrityError
 from bertopt.stages import source_hash
 from bertopt.stages.manifest import MANIFEST, Manifest, files_of, verify
@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 #: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
-_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", MANIFEST)
+_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "native", MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,9 @@ def write_form(model: Model, out: Path) -> None:
             link(model.path.with_suffix(suffix), out / "openvino" / f"openvino_model{suffix}")
     elif isinstance(model, Engine) and not model.path.is_relative_to(out):
         link(model.path, out / "engines" / model.path.parent.name / "model.plan")
+    elif isinstance(model, Native) and not model.path.is_relative_to(out):
+        for path in sorted(model.path.parent.iterdir()):
+            link(path, out / "native" / path.name)
 
 
 def describe(model: Model, out: Path) -> dict[str, Any]:
@@ -89,6 +92,8 @@ def describe(model: Model, out: Path) -> dict[str, Any]:
         entry["path"] = "onnx/model.onnx"
     elif isinstance(model, OpenVino):
         entry["path"] = "openvino/openvino_model.xml"
+    elif isinstance(model, Native):
+        entry["path"] = "native/model.bin"
     elif isinstance(model, Engine):
         entry["path"] = f"engines/{model.path.parent.name}/model.plan"
         entry["device"] = "cuda"
@@ -129,6 +134,8 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
         return Onnx(spec, precision, path)
     if form == "openvino":
         return OpenVino(spec, precision, path)
+    if form == "native":
+        return Native(spec, precision, path)
     if form == "engine" and (built := manifest.engine) is not None:
         return Engine(spec, precision, path, built.library, built.version, built.targets, built.profiles)
     raise IntegrityError(f"{MANIFEST}: unknown form '{form}'")

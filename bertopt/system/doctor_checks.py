@@ -25,6 +25,7 @@ _NEEDED_BY: dict[str, tuple[str, ...]] = {
     "torch": (ALL,), "transformers": (ALL,), "optimum": (ALL,), "tokenizers": (ALL,), "safetensors": (ALL,), "numpy": (ALL,),
     "onnx": _ONNX, "onnxscript": _ONNX, "onnxruntime": _RUN_ONNX, "openvino": ("convert_openvino",),
     "nncf": ("openvino_int8",), "tensorrt": ("build_tensorrt",), "tensorrt_rtx": ("build_tensorrt",),
+    "bertopt_native": ("build_native",),
 }  # fmt: skip
 #: Debian's package for libraries that runtimes commonly miss.
 _SYSTEM_PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6", "libGL.so.1": "libgl1", "libz.so.1": "zlib1g"}
@@ -62,7 +63,7 @@ def missing_packages(machine: Machine) -> list[Finding]:
             continue
         if module == "tensorrt_rtx" and "tensorrt" in machine.packages:
             continue
-        extra = {"tensorrt_rtx": "[rtx]", "onnxruntime": "[gpu]" if machine.gpus else "[cpu]"}.get(module, "[cpu]")
+        extra = {"tensorrt_rtx": "[rtx]", "bertopt_native": "[native]", "onnxruntime": "[gpu]" if machine.gpus else "[cpu]"}.get(module, "[cpu]")
         fix = f"pip install 'bertopt{'' if concerns == (ALL,) else extra}'"
         findings.append(
             Finding(check="missing_packages", found=f"{wheels[0]} is not installed", stops=_stops(concerns), fix=fix,
