@@ -9,7 +9,20 @@ from bertopt._version import __version__
 if TYPE_CHECKING:
     from bertopt.commands.export import run
     from bertopt.commands.optimize import optimize
-    from bertopt.core import Compiled, Context, Eager, Engine, Model, Onnx, OpenVino, Packaged, Pass, Result, Session
+    from bertopt.core import (
+        Compiled,
+        Context,
+        Eager,
+        Engine,
+        Model,
+        Native,
+        Onnx,
+        OpenVino,
+        Packaged,
+        Pass,
+        Result,
+        Session,
+    )
     from bertopt.errors import BertoptError, Unsupported
     from bertopt.passes import register
     from bertopt.results import Report
@@ -19,7 +32,7 @@ if TYPE_CHECKING:
 #: Where each public name lives. They are imported when first used, so that `import bertopt` stays instant.
 _HOMES = {
     **dict.fromkeys(
-        ("Compiled", "Context", "Eager", "Engine", "Model", "Onnx", "OpenVino", "Packaged", "Pass", "Result", "Session"),
+        ("Compiled", "Context", "Eager", "Engine", "Model", "Native", "Onnx", "OpenVino", "Packaged", "Pass", "Result", "Session"),
         "bertopt.core",
     ),
     **dict.fromkeys(("BertoptError", "Unsupported"), "bertopt.errors"),
@@ -38,6 +51,7 @@ __all__ = [
     "Eager",
     "Engine",
     "Model",
+    "Native",
     "Onnx",
     "OpenVino",
     "Packaged",

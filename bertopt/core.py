@@ -1,6 +1,6 @@
 """All the nouns of bertopt. Read this file first.
 
-A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`, `Packaged`). A *pass* maps one form to
+A *model* is a value in one *form* (`Eager`, `Compiled`, `Onnx`, `OpenVino`, `Engine`, `Packaged`, `Native`). A *pass* maps one form to
 another. A *session* runs one model on one device. `bertopt.results` has the numbers, `bertopt.errors` the errors.
 Shapes are written in brackets throughout: B batch, S sequence, H hidden, C classes, V vocabulary.
 """
@@ -108,6 +108,15 @@ class OpenVino(Model):
     path: Path
 
     form: ClassVar[str] = "openvino"
+
+
+@dataclass(frozen=True)
+class Native(Model):
+    """Weights packed for bertopt-native: `path` is its file; a task head in float32 lies beside it in `head.safetensors`."""
+
+    path: Path
+
+    form: ClassVar[str] = "native"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ class Spec(BaseModel):
     """How the network is fed: one text a row, or rows that each hold several (see `network_inputs`). Sessions of
     either take padded batches."""
     row_length: int | None = None
-    """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded."""
+    """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded, or packed rows may have any length: a
+    batch is then one row."""
     one_row: bool = False
     """Whether a packed batch is always one row, whose attention goes from text to text and needs no mask."""
     layers: int
@@ -195,6 +196,8 @@ class RuntimeFacts(BaseModel):
     """Those of them that do more than arithmetic on shapes."""
     kernels: dict[str, int] | None = None
     """Matrix products of a quantised graph by the operator that runs them."""
+    isa: str | None = None
+    """Instruction set that the native encoder chose."""
     products: dict[str, int] | None = None
     """Matrix products by the precision that they run in."""
     output_formats: dict[str, int] | None = None

@@ -70,7 +70,7 @@ def plan(
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU
     if portable:
-        data["steps"] = without(data["steps"], "pack_sequences")
+        data["steps"] = without(without(data["steps"], "pack_sequences"), "build_native")
     if quick:
         data["timing"]["quick"] = True
     return Plan(from_dict(data, name), name, Path(out) if out is not None else Path("out") / short_name(model), notes)

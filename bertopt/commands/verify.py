@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bertopt import stages
 from bertopt._version import __version__
@@ -39,9 +41,9 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
-            _smoke(workers, directory, manifest)
+            runs = _kernels(_smoke(workers, directory, manifest))
             if against is None:
-                report.reason = "files are as exported and the model answers; give --against CHECKPOINT to check parity"
+                report.reason = f"files are as exported and the model answers{runs}; give --against CHECKPOINT to check parity"
             else:
                 _compare(report, workers, directory, manifest, spec, against, found)
         except Unsupported as error:
@@ -53,7 +55,7 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
 def _differences(manifest: stages.Manifest) -> list[str]:
     """How this machine differs from the one that exported, where it matters to figures or kernels."""
     then, now = manifest.environment, environment.describe()
-    runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino"}.get(
+    runtime = {"eager": "torch", "compiled": "torch", "onnx": "onnxruntime", "openvino": "openvino", "native": "bertopt-native"}.get(
         manifest.form
     )
     notes = [
@@ -79,7 +81,8 @@ def _other_gpu(workers: Workers, manifest: stages.Manifest) -> list[str]:
     ]
 
 
-def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> None:
+def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> dict[str, Any]:
+    """Run the model on two texts; return what its session says of itself."""
     with workers.start() as worker:
         worker.call("open", directory=str(directory.resolve()), device=manifest.device)
         pair = manifest.spec.task == "question-answering"
@@ -87,6 +90,13 @@ def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> None
         worker.call("time_mix", steps=1)
         if manifest.answers is not None:
             replay.check(worker.call("replay"), manifest.answers, manifest.precision, f"'{directory}'")
+        facts: dict[str, Any] = worker.call("stats")["facts"]
+        return facts
+
+
+def _kernels(facts: Mapping[str, Any]) -> str:
+    """The instruction set that runs the model, where its runtime says it."""
+    return f" on {facts['isa']} kernels" if "isa" in facts else ""
 
 
 def _compare(
@@ -119,6 +129,7 @@ def _compare(
     report.reason = f"'{row.name}' failed: {row.reason}"
     if row.status == "ok":
         report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
+        report.reason += _kernels(row.facts)
 
 
 def _waivers(manifest: stages.Manifest) -> list[Waiver]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from bertopt.passes.build_native import BuildNative
 from bertopt.passes.build_tensorrt import BuildTensorrt
 from bertopt.passes.capture_graphs import CaptureGraphs
 from bertopt.passes.cast_half import CastHalf
@@ -23,6 +24,7 @@ from bertopt.passes.use_better_transformer import UseBetterTransformer
 from bertopt.passes.use_sdpa import UseSdpa
 
 __all__ = [
+    "BuildNative",
     "BuildTensorrt",
     "CaptureGraphs",
     "CastHalf",
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 for _cls in (
-    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, QuantizeFp8, CaptureGraphs, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, PackageAot,
+    UseSdpa, UseBetterTransformer, KeepClsOnly, MergeQkv, PackSequences, CastHalf, QuantizeFp8, CaptureGraphs, CompileTorch, ExportOnnx, FuseOrt, CastOnnxHalf, QuantizeInt8, ConvertOpenvino, BuildTensorrt, PackageAot, BuildNative,
 ):  # fmt: skip
     register(_cls)
 

@@ -44,6 +44,8 @@ def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
         limits = replace(limits, tokens=min(limits.tokens, costs.tokens_max))
     if spec.one_row:
         return _one_row(spec, lengths, costs, limits)
+    if spec.layout == "packed" and spec.row_length is None:
+        return _one_row_each(lengths, limits)
     found = (_batched(rows, costs, limits) for rows in _ways(spec, whole(lengths, limits.block), limits))
     return min(found, key=lambda each: each.cost)
 
@@ -75,6 +77,21 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
 
     tried = sorted(size for size in sizes if size <= 2 * total) or [min(sizes)]
     return min((way(size) for size in tried[-TRIED:]), key=lambda each: each.cost)
+
+
+def _one_row_each(lengths: Array, limits: BatchLimits) -> Plan:
+    """One row, the texts in their order, for each batch of as many tokens as it may have: nothing depends on the rows."""
+    row, column = np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths
+    used = [0]
+    if int(lengths.sum()) > limits.tokens:
+        for text, length in enumerate(lengths.tolist()):
+            if used[-1] and used[-1] + length > limits.tokens:
+                used.append(0)
+            row[text], column[text] = len(used) - 1, used[-1]
+            used[-1] += length
+    else:
+        used = [int(lengths.sum())]
+    return Plan(Rows(row, column, np.array(used, np.int64)), [(n, n + 1) for n in range(len(used))], float(lengths.sum()))
 
 
 def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:

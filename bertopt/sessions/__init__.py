@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertopt.core import Compiled, Device, Eager, Engine, Model, Onnx, OpenVino, Packaged, Session
+from bertopt.core import Compiled, Device, Eager, Engine, Model, Native, Onnx, OpenVino, Packaged, Session
 from bertopt.errors import Unsupported, UsageError
 
 
@@ -47,4 +47,8 @@ def _open(model: Model, device: Device, threads: int | None, streams: int | None
         from bertopt.sessions.tensorrt import TensorrtSession
 
         return TensorrtSession(model, device)
+    if isinstance(model, Native):
+        from bertopt.sessions.native import NativeSession
+
+        return NativeSession(model, device, threads)
     raise Unsupported(f"no session for form '{model.form}'")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Engine, Model, Onnx, OpenVino, Packaged, Rewrite
+from bertopt.core import Compiled, Eager, Engine, Model, Native, Onnx, OpenVino, Packaged, Rewrite
 from bertopt.errors import IntegrityError
 from bertopt.stages import source_hash
 from bertopt.stages.manifest import MANIFEST, Manifest, files_of, sign, verify
@@ -29,7 +29,7 @@ __all__ = [
 DEVICE_FORMS = ("engine", "packaged")
 
 #: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
-_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "package", MANIFEST, SIGNATURE)
+_FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "native", "package", MANIFEST, SIGNATURE)
 
 #: Where a stage keeps a package of compiled code.
 PACKAGE = "package/model.pt2"
@@ -91,6 +91,9 @@ def write_form(model: Model, out: Path) -> None:
         link(model.path, out / "engines" / model.path.parent.name / "model.plan")
     elif isinstance(model, Packaged) and not model.path.is_relative_to(out):
         link(model.path, out / PACKAGE)
+    elif isinstance(model, Native) and not model.path.is_relative_to(out):
+        for path in sorted(model.path.parent.iterdir()):
+            link(path, out / "native" / path.name)
 
 
 def describe(model: Model, out: Path) -> dict[str, Any]:
@@ -108,6 +111,8 @@ def describe(model: Model, out: Path) -> dict[str, Any]:
         entry["path"] = PACKAGE
         entry["device"] = model.built.device
         entry["package"] = model.built.model_dump(mode="json")
+    elif isinstance(model, Native):
+        entry["path"] = "native/model.bin"
     elif isinstance(model, Engine):
         entry["path"] = f"engines/{model.path.parent.name}/model.plan"
         entry["device"] = "cuda"
@@ -151,6 +156,8 @@ def open_stage(directory: Path, manifest: Manifest | None = None) -> Model:
         return Onnx(spec, precision, path)
     if form == "openvino":
         return OpenVino(spec, precision, path)
+    if form == "native":
+        return Native(spec, precision, path)
     if form == "engine" and (built := manifest.engine) is not None:
         return Engine(
             spec, precision, path, built.library, built.version, built.targets, built.profiles,

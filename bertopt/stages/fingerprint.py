@@ -7,9 +7,10 @@ import functools
 import hashlib
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Model, Onnx, OpenVino
+from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
 
 #: Where a model was read from is no part of what it is; torch.compile's own bookkeeping differs from run to run.
 _NOT_THE_MODEL = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "_compiled_call_impl"})
@@ -29,7 +30,11 @@ def fingerprint(model: Model) -> str:
     if isinstance(model, Onnx):
         return _graph_hash(model)
     digest = hashlib.sha256(model.form.encode())
-    files = [model.path] if not isinstance(model, OpenVino) else [model.path, model.path.with_suffix(".bin")]  # type: ignore[attr-defined]
+    files: list[Path] = [model.path]  # type: ignore[attr-defined]
+    if isinstance(model, OpenVino):
+        files.append(model.path.with_suffix(".bin"))
+    elif isinstance(model, Native):
+        files = sorted(model.path.parent.iterdir())
     for path in files:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -20,6 +20,11 @@ PACKED = (
     "Rows hold several texts: only bertopt opens this artefact. `bertopt optimize MODEL --portable` makes one that others open."
 )
 
+NATIVE = (
+    "Weights are packed for bertopt-native: only bertopt opens this artefact, on x86-64 CPUs with AVX512-VNNI. "
+    "`bertopt optimize MODEL --portable` makes one that others open."
+)
+
 
 def write(row: Stage, manifest: Manifest, model: str) -> str:
     """Return the card of an artefact made of the stage of `row` from the checkpoint `model`, as Markdown."""
@@ -28,6 +33,8 @@ def write(row: Stage, manifest: Manifest, model: str) -> str:
 
 def opened_by(form: str, spec: Spec) -> str:
     """Return one sentence that says what opens an artefact of this form."""
+    if form == "native":
+        return NATIVE
     if spec.layout == "packed":
         return PACKED
     if form not in BACKENDS:
@@ -63,7 +70,7 @@ def _lines(row: Stage, manifest: Manifest, model: str) -> Iterator[str]:
     yield from (f"- accepted although it misses a limit: {text}" for text in row.waived)
     yield from (f"- {_speed(case)}" for case in row.latency or () if case.vs_reference is not None)
     packages = environment["packages"]
-    names = [name for name in ("torch", "onnxruntime", "openvino") if packages.get(name)]
+    names = [name for name in ("torch", "onnxruntime", "openvino", "bertopt-native") if packages.get(name)]
     yield f"- measured on: {environment['cpu']}, {', '.join(f'{name} {packages[name]}' for name in names)}"
     yield ""
     yield "## How to load it"

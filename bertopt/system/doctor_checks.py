@@ -22,6 +22,7 @@ _NEEDED_BY: dict[str, tuple[str, ...]] = {
     "torch": (ALL,), "transformers": (ALL,), "optimum": (ALL,), "tokenizers": (ALL,), "safetensors": (ALL,), "numpy": (ALL,),
     "onnx": _ONNX, "onnxscript": _ONNX, "onnxruntime": _RUN_ONNX, "openvino": ("convert_openvino",),
     "nncf": ("openvino_int8",), "tensorrt": ("build_tensorrt",), "tensorrt_rtx": ("build_tensorrt",),
+    "bertopt_native": ("build_native",),
 }  # fmt: skip
 #: What building needs and running an artefact does not. Where none of it is installed, that is on purpose.
 _BUILDING = ("torch", "transformers", "optimum")
@@ -46,7 +47,7 @@ def missing_packages(machine: Machine) -> list[Finding]:
             continue
         runs_only = module in _BUILDING and not machine.packages.keys() & set(_BUILDING)
         building = "[gpu]" if machine.gpus else "[cpu]"
-        extra = {"tensorrt_rtx": "[rtx]", "onnxruntime": building, **dict.fromkeys(_BUILDING, building)}.get(module, "[cpu]")
+        extra = {"tensorrt_rtx": "[rtx]", "bertopt_native": "[native]", "onnxruntime": building, **dict.fromkeys(_BUILDING, building)}.get(module, "[cpu]")
         fix = f"pip install 'bertopt{'' if module in ('tokenizers', 'safetensors', 'numpy') else extra}'"
         findings.append(
             Finding(check="missing_packages", found=f"{wheels[0]} is not installed", stops=_stops(concerns), fix=fix,

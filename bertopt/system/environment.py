@@ -17,6 +17,7 @@ from bertopt.system import limits
 PACKAGES = (
     "bertopt", "torch", "transformers", "tokenizers", "safetensors", "optimum", "numpy", "onnx", "onnx-ir", "onnxscript",
     "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "tensorrt", "tensorrt-rtx",
+    "bertopt-native",
 )  # fmt: skip
 #: CPU features that decide which kernels run.
 ISA = (

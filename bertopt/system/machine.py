@@ -23,10 +23,10 @@ MODULES = {
     "torch": "torch", "transformers": "transformers", "optimum": "optimum", "tokenizers": "tokenizers",
     "safetensors": "safetensors", "numpy": "numpy", "onnx": "onnx", "onnxscript": "onnxscript",
     "onnxruntime": "onnxruntime", "onnxruntime-gpu": "onnxruntime", "openvino": "openvino", "nncf": "nncf",
-    "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx",
+    "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx", "bertopt-native": "bertopt_native",
 }  # fmt: skip
 #: Modules whose import loads libraries of the system, so that it is tried.
-RUNTIMES = ("torch", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx")
+RUNTIMES = ("torch", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "bertopt_native")
 IMPORT_TIMEOUT_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (only looked at)
 

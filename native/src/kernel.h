@@ -35,6 +35,8 @@ struct Work {
     uint8_t* context;      // [tokens][context_stride], attention's output
     float* row_scale;      // [tokens] scale and zero point of a quantised row
     float* row_zero;
+    int32_t* row_outlier;  // [tokens] an element that is quantised as 0, -1: none; and what it is, in the row's steps
+    float* row_excess;
     Inner inner;
     size_t input_stride, context_stride;
 };
@@ -58,6 +60,8 @@ struct Kernel {
     size_t attention_bytes;  // an element of attention's operands
     void (*group)(const Network&, const Batch&, size_t first_text, size_t last_text, const Work&, const Scratch&, Team*);
     void (*int8_product)(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out);
+    // x [rows][k] times weight [n][k] plus bias [n], in float32; a row's sums do not depend on the others.
+    void (*float_linear)(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out);
 };
 
 extern const Kernel AVX512_BF16;

@@ -104,6 +104,25 @@ nb::ndarray<nb::numpy, int32_t, nb::ndim<2>> int8_product(
     return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(out, {rows, n}, owner);
 }
 
+// Task heads: a BLAS gives a row other bits beside other rows.
+Result float_linear(const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& x,
+                    const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& weight,
+                    const nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>& bias) {
+    const size_t rows = x.shape(0), k = x.shape(1), n = weight.shape(0);
+    if (weight.shape(1) != k || bias.shape(0) != n)
+        throw BadInput("expected x [rows, k], weight [n, k] and bias [n]; got " + std::to_string(k) + " and " +
+                       std::to_string(weight.shape(1)) + " for k, " + std::to_string(n) + " and " + std::to_string(bias.shape(0)) + " for n");
+    if (n && rows > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / n) throw std::bad_alloc();
+    auto* out = new float[rows * n + 1];
+    nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    const Kernel& kernel = choose_kernel("");
+    {
+        nb::gil_scoped_release free;
+        kernel.float_linear(x.data(), rows, weight.data(), bias.data(), n, k, out);
+    }
+    return Result(out, {rows, n}, owner);
+}
+
 std::vector<std::string> supported() {
     std::vector<std::string> names;
     for (const Kernel* k : supported_kernels()) names.emplace_back(k->name);
@@ -123,6 +142,7 @@ NB_MODULE(_core, m) {
         .def("info", &info);
     m.def("isa", [](const std::string& name) { return std::string(choose_kernel(name).name); }, "name"_a = "");
     m.def("supported", &supported);
+    m.def("float_linear", &float_linear, "x"_a, "weight"_a, "bias"_a);
     m.def("int8_product", &int8_product, "a"_a, "packed"_a, "isa"_a = "");
     m.attr("LAYOUT_VERSION") = LAYOUT_VERSION;
 }

@@ -32,13 +32,25 @@ def test_products_do_not_saturate(isa: str) -> None:
         assert (got == 255 * 65536 * value).all()
 
 
-def quantised(x: NDArray[np.float32], low: float | None = None) -> NDArray[np.float64]:
-    """Return rows as the encoder's uint8 represents them."""
-    low_row = np.minimum(x.min(1), 0) if low is None else np.full(len(x), low, np.float32)
-    scale = (np.maximum(x.max(1), 0) - low_row) / np.float32(255)
-    zero = -low_row / scale
+def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:
+    """Return rows as the encoder's uint8 represents them: an element without which a row's range halves is exact."""
+    rows = np.arange(len(x))
+    largest = np.abs(x).argmax(1)
+    others = x.copy()
+    others[rows, largest] = 0
+
+    def ends(of: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return np.minimum(of.min(1), np.float32(low)), np.maximum(of.max(1), np.float32(0))
+
+    (least, most), (rest_least, rest_most) = ends(x), ends(others)
+    outlying = rest_most - rest_least < np.float32(0.5) * (most - least)
+    least, most = np.where(outlying, rest_least, least), np.where(outlying, rest_most, most)
+    scale = (most - least) / np.float32(255)
+    zero = -least / scale
     q = np.clip(np.rint(x / scale[:, None] + zero[:, None]), 0, 255)
-    return np.asarray(((q - zero[:, None]) * scale[:, None]), np.float64)
+    out = np.asarray((q - zero[:, None]) * scale[:, None], np.float64)
+    out[rows[outlying], largest[outlying]] = x[rows[outlying], largest[outlying]]
+    return out
 
 
 def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
@@ -55,7 +67,7 @@ def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
             x / np.sqrt((x**2).mean(1, keepdims=True) + net.epsilon) * t[f"{name}.weight"] + t[f"{name}.bias"]
         )
 
-    def linear(x: NDArray[Any], wb: tuple[Any, Any], low: float | None = None) -> NDArray[np.float64]:
+    def linear(x: NDArray[Any], wb: tuple[Any, Any], low: float = 0.0) -> NDArray[np.float64]:
         q, scale = quantize.to_int8(wb[0])
         return quantised(x.astype(np.float32), low) @ (q.astype(np.float64) * scale[:, None]).T + wb[1]
 
@@ -88,6 +100,43 @@ def test_encoder_follows_the_model_in_numpy(isa: str, tmp_path: Path) -> None:
     lost = 1 - cosines(got, reference(model, ids, starts)).mean()
     differs = 1 - cosines(got, numpy_encoder(model, ids)).mean()
     assert differs < lost / 2, (differs, lost)  # what is left is bf16 in attention
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channel", [0, 17, 63])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_outlying_channel_takes_no_precision_from_the_others(sign: int, channel: int, isa: str, tmp_path: Path) -> None:
+    """A channel 100 times as large as the rest in every normalisation, which int8 products read."""
+    import torch
+    from conftest import cosines, reference
+
+    model = network("bert", num_hidden_layers=2)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "LayerNorm.bias" in name:
+                p[channel] = sign * 100.0
+            elif p.ndim == 2 and p.shape[1] == 64 and "embeddings" not in name:
+                p[:, channel] *= 0.01
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model))
+    ids, starts = texts_of([60])
+    got = bertopt_native.Encoder(tmp_path / "m", isa=isa).run(ids, starts)
+    want = reference(model, ids, starts)
+    others = np.arange(64) != channel
+    assert cosines(got[:, others], want[:, others]).mean() > 0.995
+    again = bertopt_native.Encoder(tmp_path / "m", isa=isa, threads=3).run(np.tile(ids, 3), [0, 60, 120, 180])
+    assert (again == np.tile(got, (3, 1))).all()
+
+
+@pytest.mark.parametrize("k", [1, 15, 16, 33, 384])
+def test_float_linear_is_the_same_for_every_row(k: int) -> None:
+    rng = np.random.default_rng(k)
+    for n in (1, 3, 4, 9):
+        x, w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((21, k), (n, k), (n,)))
+        got = bertopt_native.float_linear(x, w, b)
+        np.testing.assert_allclose(got, x.astype(np.float64) @ w.T + b, atol=1e-4)
+        assert all((bertopt_native.float_linear(x[i : i + 1], w, b)[0] == got[i]).all() for i in range(21))
+    with pytest.raises(ValueError, match="for k"):
+        bertopt_native.float_linear(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32), np.zeros(2, np.float32))
 
 
 def test_bf16_rounds_to_nearest_even() -> None:

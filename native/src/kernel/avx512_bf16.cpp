@@ -2,5 +2,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX512_BF16{"avx512_bf16", ELEMENT, ELEMENT, run_group, int8_product};
+const Kernel AVX512_BF16{"avx512_bf16", ELEMENT, ELEMENT, run_group, int8_product, float_linear};
 }

@@ -2,5 +2,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX512_VNNI{"avx512_vnni", ELEMENT, ELEMENT, run_group, int8_product};
+const Kernel AVX512_VNNI{"avx512_vnni", ELEMENT, ELEMENT, run_group, int8_product, float_linear};
 }

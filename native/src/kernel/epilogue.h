@@ -4,12 +4,20 @@
 struct NoColumns {};
 struct Columns {
     Vec bias0, bias1, scale0, scale1, sum0, sum1;
+    const Byte* panel;
 };
+
+// The int8 weights of input k, of sixteen columns of a panel.
+BN_INLINE Vec weights_of(const Byte* panel, size_t k) {
+    const __m512i fours = _mm512_loadu_si512(panel + k / 4 * 128);
+    const __m128i up = _mm_cvtsi32_si128(static_cast<int>(24 - 8 * (k % 4)));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(fours, up), 24));
+}
 
 template <bool Int8>
 struct Dequantise {
     const Linear& linear;
-    const float *row_scale, *row_zero;
+    const Work* work;  // null where nothing is quantised
 
     BN_INLINE_MEMBER Columns columns(size_t p) const {
         const size_t n = PANEL * p;
@@ -21,15 +29,22 @@ struct Dequantise {
             c.scale1 = load(linear.scale + n + 16);
             c.sum0 = load(linear.sum + n);
             c.sum1 = load(linear.sum + n + 16);
+            c.panel = static_cast<const Byte*>(linear.weight) + n * linear.k;
         }
         return c;
     }
 
     BN_INLINE_MEMBER void apply(const Columns& c, size_t m, Vec& x, Vec& y) const {
         if constexpr (Int8) {
-            const Vec scale = all(row_scale[m]), zero = all(row_zero[m]);
+            const Vec scale = all(work->row_scale[m]), zero = all(work->row_zero[m]);
             x = _mm512_fnmadd_ps(zero, c.sum0, _mm512_cvtepi32_ps((__m512i)x));
             y = _mm512_fnmadd_ps(zero, c.sum1, _mm512_cvtepi32_ps((__m512i)y));
+            if (__builtin_expect(work->row_outlier[m] >= 0, 0)) {
+                const auto k = static_cast<size_t>(work->row_outlier[m]);
+                const Vec excess = all(work->row_excess[m]);
+                x = _mm512_fmadd_ps(excess, weights_of(c.panel, k), x);
+                y = _mm512_fmadd_ps(excess, weights_of(c.panel + 64, k), y);
+            }
             x = _mm512_fmadd_ps(_mm512_mul_ps(x, scale), c.scale0, c.bias0);
             y = _mm512_fmadd_ps(_mm512_mul_ps(y, scale), c.scale1, c.bias1);
         } else {

@@ -25,9 +25,9 @@ struct Pass {
     void linear(const Linear& l, const Byte* a, size_t stride, size_t m0, size_t m1, size_t p0, size_t p1,
                 More... more) const {
         if (l.int8) {
-            product<Kind::int8>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<true>{{l, work.row_scale, work.row_zero}, more...});
+            product<Kind::int8>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<true>{{l, &work}, more...});
         } else {
-            product<DENSE>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<false>{{l, nullptr, nullptr}, more...});
+            product<DENSE>(a, stride, m0, m1, l.weight, l.k, p0, p1, Epilogue<false>{{l, nullptr}, more...});
         }
     }
 
@@ -58,7 +58,7 @@ struct Pass {
         const size_t panels = net.hidden / PANEL, n = parts(panels);
         share(team, n, [&](size_t i) {
             product<DENSE>(work.input, work.input_stride, 0, tokens, l.weight, l.k, panels * i / n, panels * (i + 1) / n,
-                           WriteBiased{{l, nullptr, nullptr}, work.hidden, net.hidden});
+                           WriteBiased{{l, nullptr}, work.hidden, net.hidden});
         });
         by_rows(tokens, [&](size_t r0, size_t r1) {
             for (size_t r = r0; r < r1; r++) emit_row(work.hidden + r * net.hidden, net.hidden, net.layer[0].qkv.int8, work, r);
@@ -131,7 +131,7 @@ struct Pass {
     void activate(const Layer& layer, const Inner& inner, size_t c0, size_t c1, size_t p0, size_t p1) const {
         const Linear& l = layer.ffn_in;
         constexpr Kind K = Int8 ? Kind::int8 : DENSE;
-        const Dequantise<Int8> dequantise{l, work.row_scale, work.row_zero};
+        const Dequantise<Int8> dequantise{l, &work};
         const Byte* a = work.input + c0 * work.input_stride;
         if (layer.ffn_out.int8) {
             product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
@@ -151,8 +151,7 @@ struct Pass {
     void quantise_inner(const Inner& inner, size_t c0, size_t r0, size_t r1) const {
         const float low = net.activation == Activation::relu ? 0.0f : -0.17005f;
         for (size_t r = r0; r < r1; r++)
-            quantise_activated(inner.floats + r * net.intermediate, net.intermediate, low, inner.input + r * inner.stride,
-                               work.row_scale + c0 + r, work.row_zero + c0 + r);
+            quantise_activated(inner.floats + r * net.intermediate, net.intermediate, low, work, c0 + r, inner.input + r * inner.stride);
     }
 
     void output_product(const Rest& rest, size_t r0, size_t r1) const {
@@ -252,4 +251,23 @@ static void run_group(const Network& net, const Batch& batch, size_t text0, size
 
 static void int8_product(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out) {
     product<Kind::int8>(a, k, 0, rows, weight, k, 0, n / PANEL, Write{reinterpret_cast<float*>(out), n});
+}
+
+static void float_linear(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out) {
+    constexpr size_t AT_ONCE = 4;  // outputs that share what is loaded of x
+    const __mmask16 tail = static_cast<__mmask16>((1u << (k % 16)) - 1);
+    for (size_t r = 0; r < rows; r++) {
+        const float* row = x + r * k;
+        for (size_t c = 0; c < n; c += AT_ONCE) {
+            const size_t count = smaller(AT_ONCE, n - c);
+            Vec sum[AT_ONCE] = {all(0), all(0), all(0), all(0)};
+            size_t i = 0;
+            for (; i + 16 <= k; i += 16)
+                for (size_t j = 0; j < count; j++) sum[j] = _mm512_fmadd_ps(load(row + i), load(weight + (c + j) * k + i), sum[j]);
+            if (tail)
+                for (size_t j = 0; j < count; j++)
+                    sum[j] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tail, row + i), _mm512_maskz_loadu_ps(tail, weight + (c + j) * k + i), sum[j]);
+            for (size_t j = 0; j < count; j++) out[r * n + c + j] = _mm512_reduce_add_ps(sum[j]) + bias[c + j];
+        }
+    }
 }

@@ -18,17 +18,57 @@ struct Range {
     }
 };
 
-BN_INLINE void quantise_range(const float* v, size_t n, const Range& range, Byte* out, float* scale, float* zero) {
-    *scale = range.scale;
-    *zero = range.zero;
+// In most networks one element of a text's first token is far beyond all others, whose 8 bits it would take. Where the others
+// have less than half of the row's range, they get all of it: that element is quantised as 0, and every product adds its part
+// in float32. Returns its index and narrows the range to the others', or returns -1.
+static __attribute__((noinline)) int32_t find_outlier(const float* v, size_t n, float extreme, float floor, float* low, float* high) {
+    size_t at = n;
+    for (size_t i = 0; i < n && at == n; i += 16)
+        if (const __mmask16 equal = _mm512_cmp_ps_mask(load(v + i), all(extreme), _CMP_EQ_OQ)) at = i + static_cast<size_t>(__builtin_ctz(equal));
+    if (at == n) return -1;
+    Vec lows = _mm512_setzero_ps(), highs = lows;
+    for (size_t i = 0; i < n; i += 16) {
+        const auto others = static_cast<__mmask16>(i == at / 16 * 16 ? ~(1u << (at % 16)) : ~0u);
+        const Vec x = _mm512_maskz_loadu_ps(others, v + i);
+        lows = _mm512_min_ps(lows, x);
+        highs = _mm512_max_ps(highs, x);
+    }
+    const float rest_low = __builtin_fminf(_mm512_reduce_min_ps(lows), floor), rest_high = _mm512_reduce_max_ps(highs);
+    if (!(rest_high - rest_low < 0.5f * (*high - *low))) return -1;
+    *low = rest_low;
+    *high = rest_high;
+    return static_cast<int32_t>(at);
+}
+
+// Row m's scale, zero point and outlier, from the least and the largest elements in each lane; `floor` is the range's lower
+// end at most.
+BN_INLINE Range find_range(const float* v, size_t n, Vec lows, Vec highs, float floor, const Work& work, size_t m) {
+    float low = __builtin_fminf(_mm512_reduce_min_ps(lows), floor), high = _mm512_reduce_max_ps(highs);
+    const bool above = high >= -low;
+    const Vec extreme = all(above ? high : low), none = _mm512_setzero_ps();
+    // Without the lane that has the extreme: the others' range is at least this.
+    const float rest_low = above ? low : _mm512_reduce_min_ps(_mm512_mask_mov_ps(lows, _mm512_cmp_ps_mask(lows, extreme, _CMP_EQ_OQ), none));
+    const float rest_high = above ? _mm512_reduce_max_ps(_mm512_mask_mov_ps(highs, _mm512_cmp_ps_mask(highs, extreme, _CMP_EQ_OQ), none)) : high;
+    int32_t outlier = -1;
+    if (rest_high - rest_low < 0.5f * (high - low)) outlier = find_outlier(v, n, above ? high : low, floor, &low, &high);
+    const Range range(low, high);
+    work.row_scale[m] = range.scale;
+    work.row_zero[m] = range.zero;
+    work.row_outlier[m] = outlier;
+    if (outlier >= 0) work.row_excess[m] = v[outlier] * range.inverse + range.zero;
+    return range;
+}
+
+BN_INLINE void quantise(const float* v, size_t n, const Range& range, const Work& work, size_t m, Byte* out) {
     const Vec vi = all(range.inverse), vz = all(range.zero);
     for (size_t i = 0; i < n; i += 32) {
         quantise16(out + i, load(v + i), vi, vz);
         quantise16(out + i + 16, load(v + i + 16), vi, vz);
     }
+    if (work.row_outlier[m] >= 0) out[work.row_outlier[m]] = 0;
 }
 
-BN_INLINE void quantise_row(const float* v, size_t n, Byte* out, float* scale, float* zero) {
+BN_INLINE void quantise_row(const float* v, size_t n, const Work& work, size_t m, Byte* out) {
     Vec low0 = _mm512_setzero_ps(), low1 = low0, high0 = low0, high1 = low0;
     for (size_t i = 0; i < n; i += 32) {
         const Vec x = load(v + i), y = load(v + i + 16);
@@ -37,25 +77,23 @@ BN_INLINE void quantise_row(const float* v, size_t n, Byte* out, float* scale, f
         high0 = _mm512_max_ps(high0, x);
         high1 = _mm512_max_ps(high1, y);
     }
-    const float low = _mm512_reduce_min_ps(_mm512_min_ps(low0, low1));
-    const float high = _mm512_reduce_max_ps(_mm512_max_ps(high0, high1));
-    quantise_range(v, n, Range(low, high), out, scale, zero);
+    quantise(v, n, find_range(v, n, _mm512_min_ps(low0, low1), _mm512_max_ps(high0, high1), 0, work, m), work, m, out);
 }
 
 // After an activation function the lower end is known: -0.17 for both kinds of GELU, 0 for ReLU.
-BN_INLINE void quantise_activated(const float* v, size_t n, float low, Byte* out, float* scale, float* zero) {
+BN_INLINE void quantise_activated(const float* v, size_t n, float low, const Work& work, size_t m, Byte* out) {
     Vec high0 = _mm512_setzero_ps(), high1 = high0;
     for (size_t i = 0; i < n; i += 32) {
         high0 = _mm512_max_ps(high0, load(v + i));
         high1 = _mm512_max_ps(high1, load(v + i + 16));
     }
-    quantise_range(v, n, Range(low, _mm512_reduce_max_ps(_mm512_max_ps(high0, high1))), out, scale, zero);
+    quantise(v, n, find_range(v, n, all(low), _mm512_max_ps(high0, high1), low, work, m), work, m, out);
 }
 
 // A row as the next product reads it.
 BN_INLINE void emit_row(const float* v, size_t n, bool int8, const Work& work, size_t m) {
     Byte* out = work.input + m * work.input_stride;
-    if (int8) return quantise_row(v, n, out, work.row_scale + m, work.row_zero + m);
+    if (int8) return quantise_row(v, n, work, m, out);
     for (size_t i = 0; i < n; i += 32) store_elements(out, i, load(v + i), load(v + i + 16));
 }
 
@@ -112,12 +150,11 @@ BN_INLINE void normalise_and_emit(float* row, const float* gain, const float* sh
     }
     Byte* out = work.input + m * work.input_stride;
     if (int8) {
-        const Range range(_mm512_reduce_min_ps(low), _mm512_reduce_max_ps(high));
-        work.row_scale[m] = range.scale;
-        work.row_zero[m] = range.zero;
+        const Range range = find_range(row, 16 * V, low, high, 0, work, m);
         const Vec vi = all(range.inverse), vz = all(range.zero);
 #pragma GCC unroll 24
         for (size_t i = 0; i < V; i++) quantise16(out + 16 * i, v[i], vi, vz);
+        if (work.row_outlier[m] >= 0) out[work.row_outlier[m]] = 0;
     } else {
 #pragma GCC unroll 24
         for (size_t i = 0; i < V; i += 2) store_elements(out, 16 * i, v[i], v[i + 1]);

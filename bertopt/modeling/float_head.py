@@ -1,0 +1,99 @@
+"""Task heads in float32 without torch: what follows the last hidden states. N rows, H hidden, D outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.errors import Unsupported
+
+if TYPE_CHECKING:
+    from bertopt.core import Array, Spec
+
+FILE = "head.safetensors"
+#: x [N, H], weight [D, H] and bias [D] to [N, D].
+Linear = Callable[[Any, Any, Any], Any]
+
+#: What each family's sequence classifier does with the first token: linear layers by name, and functions.
+_CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
+    "bert": ("bert.pooler.dense", "tanh", "classifier"),
+    "albert": ("albert.pooler", "tanh", "classifier"),
+    "distilbert": ("pre_classifier", "relu", "classifier"),
+    "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")
+    ),
+}
+_PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
+
+
+@dataclass(frozen=True)
+class FloatHead:
+    """Linear layers and functions, one after the other. `tensors` has `<name>.weight` [D, H] and `<name>.bias` [D]."""
+
+    steps: tuple[str, ...]
+    tensors: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, spec: Spec, tensors: Mapping[str, Array]) -> FloatHead | None:
+        """Return the head of a task from a checkpoint's tensors, None where the hidden states are the answer.
+
+        Raises Unsupported for fill-mask and for families whose head is not known.
+        """
+        if spec.task == "feature-extraction":
+            return None
+        steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else _PER_TOKEN.get(spec.task)
+        if steps is None:
+            raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
+        names = [f"{step}.{part}" for step in steps if step not in _FUNCTIONS for part in ("weight", "bias")]
+        if missing := [name for name in names if name not in tensors]:
+            raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
+        return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
+
+    @classmethod
+    def read(cls, path: Path) -> FloatHead:
+        from safetensors import safe_open
+
+        with safe_open(path, "numpy") as file:
+            names = list(file.keys())
+            return cls(tuple(json.loads(file.metadata()["steps"])), {name: file.get_tensor(name) for name in names})
+
+    def write(self, path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        save_file(dict(self.tensors), path, {"steps": json.dumps(self.steps)})
+
+    def __call__(self, hidden: Array, linear: Linear) -> Array:
+        """Return the outputs [N, D] of hidden states [N, H]. Rows do not depend on each other where `linear`'s do not; a
+        BLAS's do, to the last bit."""
+        values: Any = hidden
+        for step in self.steps:
+            if step in _FUNCTIONS:
+                values = _FUNCTIONS[step](values)
+            else:
+                values = linear(values, self.tensors[f"{step}.weight"], self.tensors[f"{step}.bias"])
+        return np.asarray(values)
+
+
+def _relu(x: Any) -> Any:
+    return np.maximum(x, np.float32(0))
+
+
+def _gelu(x: Any) -> Any:
+    """x Φ(x). erfc by Chebyshev's fit of Numerical Recipes (Press et al., section 6.2), 1.2e-7 off at most."""
+    z = x.astype(np.float64) / np.sqrt(2)
+    t = 1 / (1 + np.abs(z) / 2)
+    fit = np.polynomial.polynomial.polyval(t, _ERFC)
+    erfc = t * np.exp(-z * z + fit)
+    return (x * (np.where(z >= 0, 2 - erfc, erfc) / 2)).astype(np.float32)
+
+
+_ERFC = (
+    -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277,
+)  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"tanh": np.tanh, "relu": _relu, "gelu": _gelu}

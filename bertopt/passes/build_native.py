@@ -1,0 +1,100 @@
+"""Weights packed for the native encoder, which runs texts without padding."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from bertopt.core import Context, Eager, Native, Pass, Precision, Result, RuntimeFacts, Spec
+from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.system import native_import
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PRODUCTS = ("qkv", "attention_out", "ffn_in", "ffn_out")
+_PRECISIONS: dict[str, Precision] = {"int8": "int8", "bf16": "bfloat16"}
+_WHOLE = "build_native packs the checkpoint's own layers; put it after reference or use_sdpa"
+
+
+class BuildNative(Pass[Eager, Native]):
+    """Pack the weights for bertopt-native, whose kernels run texts one after another without padding.
+
+    `int8` quantises weights (one scale an output channel) here and activations (scale and zero point a token) at run time:
+    nothing is calibrated, and a text's output is the same to the last bit whatever else is in its batch. Attention is bf16 or
+    float32, as the CPU allows; norms, pooling and task heads are float32. Counts products by precision.
+
+    Needs bertopt-native and, to run, a CPU with AVX512-VNNI. Only bertopt opens the result.
+    """
+
+    incompatible_with: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("use_better_transformer", "keep_cls_only", "merge_qkv", "pack_sequences", "cast_half"), _WHOLE
+    )
+
+    precision: Literal["int8", "bf16"] = Field("int8", description="what the matrix products run in")
+    keep_bf16: tuple[str, ...] = Field(
+        (),
+        description="int8: products to leave in bf16, as layers ('3') or patterns of 'layer.product' ('*.ffn_out', '0.qkv'); "
+        f"products are {', '.join(_PRODUCTS)}",
+    )
+
+    def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
+        return "the native encoder runs on a CPU; say device: cpu" if device == "cuda" else None
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Native]:
+        from bertopt.modeling.float_head import FILE, FloatHead
+
+        module = native_import.native()
+        if not module.supported():
+            raise Unsupported("the native encoder needs a CPU with AVX512-VNNI; this one has none: use convert_openvino")
+        encoder: Any = model.network.encoder
+        tensors = {name: tensor.detach().float().numpy() for name, tensor in encoder.state_dict().items()}
+        head = FloatHead.of(model.spec, tensors)
+        path = ctx.workdir / "native" / "model.bin"
+        path.parent.mkdir()
+        config = json.loads(encoder.config.to_json_string(use_diff=False))
+        kept = self._kept(model.spec)
+        if model.spec.family == "albert" and (kept or config["inner_group_num"] != 1):
+            raise Unsupported("ALBERT's layers share weights: the native encoder takes groups of one layer, and no keep_bf16")
+        try:
+            with native_import.native_errors(module):
+                module.pack(path, config, tensors, self.precision, sorted(kept))
+        except ValueError as error:
+            raise IntegrityError(f"the weights cannot be packed: {error}") from error
+        if head is not None:
+            head.write(path.with_name(FILE))
+        int8, bf16 = self._expected(model.spec)
+        # Texts lie one after another in one row.
+        spec = model.spec.model_copy(update={"layout": "packed", "row_length": None})
+        return Result(Native(spec, _PRECISIONS[self.precision], path), {"int8_products": int8, "bf16_products": bf16})
+
+    def effects(self, model: Native, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
+        """Every product runs in the precision stated for it, by what the encoder says of the file that it opened."""
+        runs = facts.products or {}
+        int8, bf16 = self._expected(model.spec)
+        shown = {"products that run in INT8": (int8, runs.get("int8", 0))}
+        shown["products that run in bf16"] = (bf16, runs.get("bf16", 0))
+        return {what: counts for what, counts in shown.items() if any(counts)}
+
+    def _kept(self, spec: Spec) -> set[str]:
+        """The products that `keep_bf16` names, as 'layer.product'. Raises UsageError for a pattern that fits none."""
+        names = [f"{layer}.{product}" for layer in range(spec.layers) for product in _PRODUCTS]
+        kept: set[str] = set()
+        for pattern in self.keep_bf16:
+            fitting = fnmatch.filter(names, pattern if "." in pattern else f"{pattern}.*")
+            if not fitting:
+                raise UsageError(
+                    f"keep_bf16 must name layers from 0 to {spec.layers - 1} or products such as '0.qkv' or '*.ffn_out'; "
+                    f"'{pattern}' fits none of {spec.layers} layers with {', '.join(_PRODUCTS)}"
+                )
+            kept.update(fitting)
+        return kept
+
+    def _expected(self, spec: Spec) -> tuple[int, int]:
+        """How many products run in INT8 and in bf16."""
+        every = len(_PRODUCTS) * spec.layers
+        kept = every if self.precision == "bf16" else len(self._kept(spec))
+        return every - kept, kept

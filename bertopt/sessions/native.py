@@ -1,0 +1,119 @@
+"""The native encoder: packed rows in, each text run without padding, its task head in float32 after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.core import Device, Native, RuntimeFacts, Session
+from bertopt.errors import Unsupported, UsageError
+from bertopt.modeling.float_head import FILE, FloatHead
+from bertopt.sessions.inputs import check
+from bertopt.system import native_import
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: What the encoder pools itself; it sums over a text's tokens in order.
+_POOLED = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len": "mean"}
+#: Products with weights in a layer: query, key and value together, attention's output, two of the feed-forward network.
+_LAYER_PRODUCTS = 4
+
+
+class NativeSession(Session):
+    """Runs a packed file on `threads` threads (all cores where None). `run` may be called by several threads at once; `load`,
+    `step` and `fetch` belong to one caller.
+
+    A text's outputs are the same to the last bit whatever else is in the batch. It takes packed rows; segments are texts, and
+    tokens of segment 0 are dropped.
+    """
+
+    def __init__(self, model: Native, device: Device, threads: int | None = None) -> None:
+        module = native_import.native()
+        if device != "cpu":
+            raise Unsupported("the native encoder runs on the CPU; set device: cpu")
+        native_import.check_layout(module, model.path)
+        with native_import.native_errors(module):
+            self._encoder = module.Encoder(model.path, threads=threads)
+        self.spec, self.concurrent, self.fixed_costs = model.spec, True, True
+        self._version, self._linear = module.__version__, module.float_linear
+        head = model.path.with_name(FILE)
+        self._head = FloatHead.read(head) if head.is_file() else None
+        self._loaded: _Ragged | None = None
+        self._answers: tuple[Array, ...] = ()
+
+    def load(self, inputs: Mapping[str, Array]) -> None:
+        check(inputs, self.spec.network_inputs)
+        self._loaded = _Ragged(inputs)
+
+    def step(self) -> None:
+        assert self._loaded is not None, "load comes first"
+        self._answers = self._run(self._loaded)
+
+    def fetch(self) -> dict[str, Array]:
+        assert self._loaded is not None, "load comes first"
+        return self._placed(self._loaded, self._answers)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        check(inputs, self.spec.network_inputs)
+        ragged = _Ragged(inputs)
+        return self._placed(ragged, self._run(ragged))
+
+    def facts(self) -> RuntimeFacts:
+        info: dict[str, Any] = self._encoder.info
+        int8 = int(info["int8_products"])
+        return RuntimeFacts(
+            runtime=f"bertopt-native {self._version}", device="cpu", isa=info["isa"], threads=int(info["threads"]), streams=1,
+            # Of the layers: a projection of the embeddings, where there is one, is bf16 and not counted.
+            products={"int8": int8, "bf16": _LAYER_PRODUCTS * int(info["layers"]) - int8},
+        )  # fmt: skip
+
+    def _run(self, ragged: _Ragged) -> tuple[Array, ...]:
+        """The answers, one array for each of `spec.outputs`: [N, D] for texts, [T, D] or [T] for their tokens."""
+        spec = self.spec
+        by_text = spec.granularity == "text"
+        output = (_POOLED[spec.pooling] if spec.pooling else "first") if by_text else "tokens"
+        try:
+            values = self._encoder.run(
+                ragged.ids, ragged.starts, ragged.types, output, spec.normalize and by_text, ragged.positions
+            )
+        except ValueError as error:
+            raise UsageError(f"the model cannot run these inputs: {error}") from error
+        if spec.pooling == "mean_sqrt_len" and not spec.normalize:
+            values *= np.sqrt(np.diff(ragged.starts), dtype=np.float32)[:, None]
+        if self._head is not None:
+            values = self._head(values, self._linear)
+        if spec.granularity == "span":
+            return values[:, 0], values[:, 1]
+        return (values,)
+
+    def _placed(self, ragged: _Ragged, answers: tuple[Array, ...]) -> dict[str, Array]:
+        place = ragged.slots if self.spec.granularity == "text" else ragged.valid
+        placed = {}
+        for name, value in zip(self.spec.outputs, answers, strict=True):
+            out = np.zeros((*place.shape, *value.shape[1:]), np.float32)
+            out[place] = value
+            placed[name] = out
+        return placed
+
+
+class _Ragged:
+    """The texts of packed rows [R, L], one after another without padding, and where their answers go."""
+
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
+        segments = inputs["segment_ids"]
+        self.valid = segments != 0
+        rows, columns = np.nonzero(self.valid)
+        own = segments[rows, columns]
+        begins = np.ones(len(own), bool)
+        begins[1:] = (own[1:] != own[:-1]) | (rows[1:] != rows[:-1])
+        self.starts = np.append(np.flatnonzero(begins), len(own)).astype(np.int64)
+        self.ids = inputs["input_ids"][self.valid]
+        self.positions = inputs["position_ids"][self.valid]
+        self.types = inputs["token_type_ids"][self.valid] if "token_type_ids" in inputs else None
+        if "first_tokens" in inputs:
+            # Segments are numbered from 1 in the order of their columns.
+            self.slots = np.zeros(inputs["first_tokens"].shape, bool)
+            self.slots[rows[begins], own[begins] - 1] = True

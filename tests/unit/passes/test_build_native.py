@@ -1,0 +1,227 @@
+"""build_native: every family and task, to the last bit alone and among others, counted, and refused with a remedy."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertopt import stages
+from bertopt.checks import invariance, parity, probes
+from bertopt.core import Context, Eager, Native
+from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling import checkpoint
+from bertopt.modeling.float_head import FILE, FloatHead
+from bertopt.passes import BuildNative, UseSdpa
+from bertopt.recipe.parser import parse
+from bertopt.runtime.load import load
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.sessions import open_session
+from bertopt.sessions.native import NativeSession
+from tests.support.tiny_models import WORDS, Tiny
+
+native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
+pytestmark = pytest.mark.skipif(not native.supported(), reason="this CPU has no AVX512-VNNI")
+
+TEXTS = [" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(i % 17)) for i in range(40)]
+#: Families and tasks, each at least once; a pooling makes it an embedding model.
+MODELS = [
+    *(("bert", "feature-extraction", pooling) for pooling in (None, "mean", "cls", "max", "mean_sqrt_len")),
+    *((family, "text-classification", None) for family in ("bert", "roberta", "distilbert", "electra", "albert", "mpnet")),
+    ("xlm-roberta", "token-classification", None), ("mpnet", "token-classification", None),
+    ("distilbert", "question-answering", None), ("roberta", "feature-extraction", "mean"),
+]  # fmt: skip
+
+
+def built(reference: Eager, folder: Path, **options: Any) -> Native:
+    folder.mkdir(exist_ok=True)
+    return BuildNative(**options)(reference, Context(folder)).model
+
+
+def stage(reference: Eager, folder: Path, **options: Any) -> Path:
+    """A committed stage with its tokenizer, as a run leaves it."""
+    parent, out = folder / "parent", folder / "stage"
+    for directory in (parent, out):
+        directory.mkdir(parents=True)
+    checkpoint.write_snapshot(reference, parent)
+    model = built(reference, out, **options)
+    stages.inherit(parent, out)
+    stages.write_form(model, out)
+    stages.write_manifest(out, {"name": "native", **stages.describe(model, out)})
+    return out
+
+
+@pytest.mark.parametrize(("family", "task", "pooling"), MODELS)
+def test_every_family_and_task_is_close_in_every_padding(family: str, task: str, pooling: str | None, tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(family=family, task=task, pooling=pooling))
+    spec = reference.spec
+    theirs = open_session(reference, threads=1)
+    for precision, limit in (("bf16", 0.999), ("int8", 0.96)):
+        session = open_session(built(reference, tmp_path / precision, precision=precision), threads=2)
+        compared = 0
+        for probe in probes.grid(spec, [(1, 8), (5, 24)], None):
+            if not probes.packable(spec, probe):
+                continue
+            case = parity.compare(probe, spec, parity.answer(session, probe, spec), parity.answer(theirs, probe, spec))
+            assert case.finite and case.cosine_mean > limit, (precision, probe.name, case)
+            compared += 1
+        assert compared >= 5
+
+
+@pytest.mark.parametrize(("family", "task", "pooling"), MODELS)
+def test_a_text_has_the_same_bits_alone_and_among_others(family: str, task: str, pooling: str | None, tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(family=family, task=task, pooling=pooling))
+    session = open_session(built(reference, tmp_path), threads=2)
+    (tmp_path / "snapshot").mkdir()
+    checkpoint.write_snapshot(reference, tmp_path / "snapshot")
+    tokenizer = Tokenizer(tmp_path / "snapshot", reference.spec)
+    texts = [(text, "on it") if task == "question-answering" else text for text in TEXTS]
+    alone = [tokenizer.batch(tokenizer.encode([text])) for text in texts]
+    measured = invariance.measure(session, reference.spec, alone, reference.shapes)
+    assert measured is not None and measured.max_abs == 0.0, measured
+
+
+def test_the_predictor_feeds_one_row_without_padding(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    predictor = load(stage(reference, tmp_path), threads=1)
+    shapes: list[tuple[int, ...]] = []
+    predictor.watched(lambda batch, _: shapes.append(batch.inputs["input_ids"].shape))
+    vectors = predictor(TEXTS)
+    assert len(shapes) == 1 and shapes[0][0] == 1 and shapes[0][1] == sum(len(t.split()) + 2 for t in TEXTS)
+    predictor.watched(None)
+    assert all((predictor([text])[0] == vector).all() for text, vector in zip(TEXTS, vectors, strict=True))
+    few = load(tmp_path / "stage", threads=2, max_batch_tokens=20)
+    few.watched(lambda batch, _: shapes.append(batch.inputs["input_ids"].shape))
+    assert (few(TEXTS) == vectors).all()
+    assert len(shapes) > 10 and all(shape[0] == 1 and shape[1] <= 20 for shape in shapes[1:])
+
+
+def test_counts_come_from_the_file_that_was_opened(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    by = BuildNative(keep_bf16=("0", "*.ffn_out"))
+    result = by(reference, Context(tmp_path))
+    assert result.changes == {"int8_products": 3, "bf16_products": 5}
+    facts = open_session(result.model).facts()
+    assert by.effects(result.model, facts) == {"products that run in INT8": (3, 3), "products that run in bf16": (5, 5)}
+    assert facts.isa in native.supported()
+    # A file of another precision than the stage says is seen.
+    assert BuildNative().effects(result.model, facts)["products that run in INT8"] == (8, 3)
+
+
+def test_wrong_patterns_and_orders_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    for pattern in ("9", "0.query", "*.nothing", "x"):
+        with pytest.raises(UsageError, match=r"keep_bf16 must name layers from 0 to 1 .* fits none"):
+            built(reference, tmp_path / ascii(pattern).replace("*", "s"), keep_bf16=(pattern,))
+    with pytest.raises(UsageError, match="put it after reference or use_sdpa"):
+        parse("schema_version: 1\nmodel: x\nsteps:\n  - pass: merge_qkv\n  - pass: build_native\n")
+    assert built(UseSdpa()(reference, Context(tmp_path)).model, tmp_path / "sdpa").precision == "int8"
+
+
+def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    with torch.no_grad():
+        reference.network.encoder.encoder.layer[1].output.dense.weight[3, 4] = float("nan")  # type: ignore[union-attr,index]
+    with pytest.raises(IntegrityError, match=r"encoder.layer.1.output.dense.weight' has NaN or infinite values"):
+        built(reference, tmp_path / "nan")
+
+
+@pytest.mark.parametrize(("family", "task", "why"), [
+    ("deberta-v2", "feature-extraction", "model_type must be one of"), ("modernbert", "text-classification", "no head for text-classification of modernbert"),
+    ("bert", "fill-mask", "no head for fill-mask"),
+])  # fmt: skip
+def test_unknown_families_and_tasks_are_unsupported(family: str, task: str, why: str, tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=why):
+        built(checkpoint.load(tiny(family=family, task=task)), tmp_path / "out")
+
+
+def test_without_the_module_the_install_line_is_given(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    model = built(reference, tmp_path)
+    plain = builtins.__import__
+
+    def importing(name: str, *more: Any, **named: Any) -> Any:
+        if name == "bertopt_native":
+            raise ImportError("No module named 'bertopt_native'")
+        return plain(name, *more, **named)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    for action in (lambda: built(reference, tmp_path / "again"), lambda: open_session(model)):
+        with pytest.raises(Unsupported, match=r"pip install 'bertopt\[native\]'.*pip install ./native"):
+            action()
+
+
+def test_a_cpu_without_the_instructions_is_unsupported(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    model = built(reference, tmp_path)
+    monkeypatch.setenv("BERTOPT_NATIVE_ISA", "avx10")
+    with pytest.raises(Unsupported, match="avx10"):
+        open_session(model)
+    monkeypatch.setattr(native, "supported", list)
+    with pytest.raises(Unsupported, match=r"AVX512-VNNI.*use convert_openvino"):
+        built(reference, tmp_path / "again")
+
+
+def test_damaged_files_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    directory = stage(reference, tmp_path)
+    path = directory / "native" / "model.bin"
+    whole = path.read_bytes()
+    model = stages.open_stage(directory)
+    for content, error, why in (
+        (whole[:-64], IntegrityError, "cut short.*export again"),
+        (whole[:8] + (99).to_bytes(4, "little") + whole[12:], Unsupported, "has layout 99: export again, or install"),
+        (b"", IntegrityError, "export again"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        with pytest.raises(error, match=why):
+            open_session(model)
+        # Hashes come first.
+        with pytest.raises(IntegrityError, match="is not the file that was exported"):
+            load(directory)
+
+
+def test_ids_beyond_the_vocabulary_are_the_callers_mistake(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
+    session = open_session(built(reference, tmp_path))
+    ones = np.ones((1, 4), np.int64)
+    for bad in (reference.spec.vocabulary, -1, 2**40):
+        with pytest.raises(UsageError, match="the model cannot run these inputs"):
+            session.run({"input_ids": ones * bad, "attention_mask": ones, "token_type_ids": 0 * ones})
+    with pytest.raises(UsageError, match="token_type_ids"):
+        session.run({"input_ids": ones, "attention_mask": ones})
+
+
+def test_a_head_is_the_checkpoints_own(tiny: Tiny, tmp_path: Path) -> None:
+    """ELECTRA's has a GELU: the others are products and numpy's functions."""
+    reference = checkpoint.load(tiny(family="electra", task="text-classification"))
+    model = built(reference, tmp_path)
+    head = FloatHead.read(model.path.with_name(FILE))
+    hidden = np.random.default_rng(0).normal(size=(33, 32)).astype(np.float32)
+    with torch.inference_mode():
+        expected = reference.network.encoder.classifier(torch.from_numpy(hidden)[:, None]).numpy()  # type: ignore[operator,union-attr]
+    got = head(hidden, native.float_linear)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    assert (got[5:9] == head(hidden[5:9], native.float_linear)).all()
+
+
+def test_a_changed_head_is_another_model(tiny: Tiny, tmp_path: Path) -> None:
+    from bertopt.stages.fingerprint import fingerprint
+
+    reference = checkpoint.load(tiny(family="bert", task="text-classification"))
+    one, other = built(reference, tmp_path / "one"), built(reference, tmp_path / "other")
+    assert fingerprint(one) == fingerprint(other)
+    head = FloatHead.read(other.path.with_name(FILE))
+    dataclasses.replace(head, tensors={name: 2 * value for name, value in head.tensors.items()}).write(other.path.with_name(FILE))
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_the_session_is_for_the_cpu(tiny: Tiny, tmp_path: Path) -> None:
+    model = built(checkpoint.load(tiny(task="feature-extraction", pooling="mean")), tmp_path)
+    with pytest.raises(Unsupported, match="set device: cpu"):
+        NativeSession(model, "cuda")
