@@ -167,6 +167,8 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: Whether INT8 activations have one scale a token, and not one a batch or one measured once: sets what they should cost.
+    scales_per_token: ClassVar[bool] = False
     #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
     incompatible_with: ClassVar[dict[str, str]] = {}
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from bertopt.fidelity import Certificate, Rounding, RoundingLimits
+
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
@@ -32,10 +34,8 @@ class _Result(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
-class Limits(_Result):
+class Limits(RoundingLimits):
     """The largest differences from the reference that pass. None is not checked. NaN never passes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_abs: float | None = Field(None, ge=0, description="largest absolute difference of any compared element")
     rel_l2: float | None = Field(None, ge=0, description="largest relative L2 difference of any case")
@@ -221,7 +221,7 @@ class Waiver(_Result):
     """Last day on which it holds."""
 
 
-Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency"]
+Gate = Literal["effects", "certificate", "parity", "rounding", "invariance", "ranking", "quality", "latency"]
 
 
 class Failure(_Result):
@@ -264,6 +264,10 @@ class Stage(_Result):
     """Every limit that is missed, waived or not."""
     invariance: Invariance | None = None
     ranking: Ranking | None = None
+    rounding: Rounding | None = None
+    proven: float | None = None
+    """Share of the products' weights that are in the claimed precision. None: not asked, or the runtime does not say."""
+    certificate: Certificate | None = None
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from bertopt.fidelity import Certificate, Rounding
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
 
 
@@ -20,6 +21,11 @@ class StageMeasurements(BaseModel):
     latency: list[Latency]
     invariance: Invariance | None
     ranking: Ranking | None
+    rounding: Rounding | None = None
+    """Against the twin; None for float32."""
+    proven: float | None = None
+    """Share of the products' weights that are in the claimed precision and used; None for float32 and where not told."""
+    certificate: Certificate | None = None
     quality: Quality | None
     correct: list[bool] | None
     """Whether each labelled text was answered correctly: what later stages are paired with."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
-from bertopt.core import Context, Device, Model, Rewrite, Session
+from bertopt.core import Context, Device, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.passes import registry
 from bertopt.runtime.predictor import Predictor
@@ -117,6 +117,16 @@ class Ops:
         stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
         return None, {}
 
+    def op_open_twin(self, arrays: Any, directory: str, device: Device, precision: Precision, per_token: bool) -> Reply:
+        """Open the reference with the rounding of `precision` simulated."""
+        from bertopt.modeling import rounding
+        from bertopt.sessions import open_session
+
+        model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
+        rounding.simulate(model.network, precision, per_token)
+        self.session = open_session(model, device)
+        return None, {}
+
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
         """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
         from bertopt.sessions import open_session
@@ -198,7 +208,14 @@ class Ops:
 
         assert self.model is not None
         found = effects.ask(self.model, self.passes, self._session.facts())
-        return {"own": found.own, "placed": found.placed}, {}
+        return {"own": found.own, "placed": found.placed, "proven": found.proven}, {}
+
+    def op_certify(self, arrays: Any, parent: str) -> Reply:
+        """Compare the open stage's weights with those of the stage in `parent`."""
+        from bertopt.stages import certificates
+
+        assert self.model is not None
+        return certificates.certify(self.model, stages.open_stage(Path(parent)), self.passes[-1]).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""
