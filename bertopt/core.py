@@ -97,7 +97,6 @@ class Onnx(Model):
     """An ONNX graph. Weights above 2 GiB lie beside it in `model.onnx_data`."""
 
     path: Path
-
     form: ClassVar[str] = "onnx"
 
 
@@ -106,7 +105,6 @@ class OpenVino(Model):
     """An OpenVINO IR: `path` is the `.xml`, the weights lie beside it in the `.bin`."""
 
     path: Path
-
     form: ClassVar[str] = "openvino"
 
 
@@ -115,7 +113,6 @@ class Native(Model):
     """Weights packed for bertopt-native: `path` is its file; a task head in float32 lies beside it in `head.safetensors`."""
 
     path: Path
-
     form: ClassVar[str] = "native"
 
 
@@ -194,6 +191,8 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    #: Whether INT8 activations have one scale a token: it decides what the rounding should cost.
+    scales_per_token: ClassVar[bool] = False
     #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
     incompatible_with: ClassVar[dict[str, str]] = {}
 

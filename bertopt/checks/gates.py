@@ -13,7 +13,19 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
 from bertopt.results import Blame, Case, Comparison, Failure, Limits, Parity, Stage, Status, Waiver, Worst
+from bertopt.results.fidelity import Rounding
 
+#: Share of the weights of a model's products that proves a claim of reduced precision.
+PROVEN = 0.25
+#: Figures of `Rounding` that have a limit, in a message's words.
+_ROUNDING = {
+    "error_ratio": "the mean error on real texts, in units of what this rounding costs the reference (error_ratio),",
+    "parent_ratio": "the mean difference from the parent, in units of what this rounding costs (parent_ratio),",
+    "slope_error": "the error of the outputs' slope, in units of what this rounding costs (slope_error),",
+    "bias": "the mean shift of a class or dimension, in units of the simulated rounding's (bias),",
+    "flip_margin": "the reference's margin of a label that changed, in units of the rounding error (flip_margin),",
+    "rank_ratio": "the loss of rank correlation, in units of what this rounding costs (rank_ratio),",
+}
 #: Exit code of a run whose stage failed a gate.
 FAILED = WrongAnswer.exit_code
 
@@ -66,6 +78,8 @@ def judge(
     if compared and any(failure.gate == "parity" and failure.waiver is None for failure in failures):
         blamed = compared.blame.stage if compared.blame else stage
         reason = f"{reason} at {compared.worst.where}{f', introduced by {blamed!r}' if blamed != stage else ''}"
+    if reasons and measurements.proven is not None and measurements.proven < PROVEN:
+        reason = f"{reason} (float32's limits hold: {measurements.proven:.0%} of the products' weights show the precision claimed)"
     if not reasons and not allow_noop and (reason := noop_reason(changes, measurements)):
         status = "noop"
     return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared)
@@ -105,6 +119,11 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
     ]
     if measurements.cases:
         failures += parity.failures(measurements.cases, limits)
+    certificate = measurements.certificate
+    if limits.certified and certificate and certificate.status == "contradicted":
+        text = f"weights must be their parent's, rounded: {certificate.reason}"
+        failures.append(Failure(gate="certificate", metric="certified", text=text))
+    failures += _rounding_failures(measurements.rounding, limits) if measurements.rounding else []
     if measurements.coverage:
         failures += coverage.failures(measurements.coverage, limits)
     quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
@@ -123,6 +142,21 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
             text = f"{metric} must be at least {limit:g}; got {value:.6g}"
             failures.append(Failure(gate="ranking", metric=_waivable(f"{metric}_min", value), text=text))
     return failures
+
+
+def _rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
+    failures = []
+    for metric, words in _ROUNDING.items():
+        value, limit = getattr(rounding, metric), getattr(limits, f"{metric}_max")
+        if value is not None and limit is not None and not value <= limit:
+            text = f"{words} must be at most {limit:g}; got {value:.4g}"
+            failures.append(Failure(gate="rounding", metric=_waivable(f"{metric}_max", value), text=text))
+    return failures
+
+
+def judged_precision(claimed: Precision, proven: float | None) -> Precision:
+    """Return the precision whose limits hold: the claimed one, or float32 where less than `PROVEN` of the weights shows it."""
+    return claimed if proven is None or proven >= PROVEN else "float32"
 
 
 def effective_limits(precision: Precision, *stated: Limits) -> Limits:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
+from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.spec import Coverage
 
 
@@ -21,6 +22,11 @@ class StageMeasurements(BaseModel):
     latency: list[Latency]
     invariance: Invariance | None
     ranking: Ranking | None
+    rounding: Rounding | None = None
+    """Against the twin; None for float32."""
+    proven: float | None = None
+    """Share of the products' weights that are in the claimed precision and used; None for float32 and where not told."""
+    certificate: Certificate | None = None
     quality: Quality | None
     correct: list[bool] | None
     """Whether each labelled text was answered correctly: what later stages are paired with."""

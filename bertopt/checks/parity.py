@@ -19,15 +19,23 @@ if TYPE_CHECKING:
 #: One array of compared vectors [N, D] for each output, and whether all else was finite.
 Answers = tuple[dict[str, "Array"], bool]
 
+#: Right models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json): error_ratio up to 1.04, slope_error 0.14, bias 1.1,
+#: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 0.49 and 1.53.
+_REDUCED = Limits(
+    error_ratio_max=1.3, parent_ratio_max=1.4, slope_error_max=1.0, bias_max=2.5, flip_margin_max=8.0, rank_ratio_max=2.0,
+    certified=True,
+)
+#: Reduced precision is held to its twin on real texts; random rows have to be finite and right on the whole, as what rounding
+#: costs them differs by the row (limits of rel_l2 and cosine_min refused right models by the seed of the probes).
 #: Measured on all-MiniLM-L6-v2 and the 12-class classifier, with room from 1.8 (int8) to 7 (float32) in rel_l2 (benchmarks/results).
 #: Invariance was 7e-6 at worst in float32 over nine families; reduced precision rounds otherwise beside other padding, and
 #: dynamic INT8 takes its scales from the whole batch, so that for these a limit is the recipe's decision.
 DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float32": Limits(max_abs=1e-4, rel_l2=1e-5, cosine_min=0.999999, label_flips_max=0.0, invariance_max=1e-4),
-    "float16": Limits(rel_l2=1e-2, cosine_min=0.9999, label_flips_max=0.01),
-    "bfloat16": Limits(rel_l2=6e-2, cosine_min=0.999, label_flips_max=0.02),
-    "float8": Limits(rel_l2=0.2, cosine_min=0.97, cosine_mean=0.985, label_flips_max=0.06),
-    "int8": Limits(rel_l2=0.35, cosine_min=0.90, cosine_mean=0.96, label_flips_max=0.06),
+    "float16": _REDUCED.over(Limits(cosine_median_min=0.999)),
+    "bfloat16": _REDUCED.over(Limits(cosine_median_min=0.99)),
+    "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
+    "int8": _REDUCED.over(Limits(cosine_median_min=0.93)),
 }
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.
 _UPPER = ("max_abs", "rel_l2", "label_flips_max")
@@ -179,10 +187,19 @@ def _held(cases: Sequence[Case], limits: Limits) -> Iterator[tuple[str, float, f
     """The metrics of parity that have a limit and a value: name, value over all cases, limit."""
     total = Comparison.over(cases)
     rate = None if total.label_flips is None else total.label_flips / max(total.compared, 1)
-    measured = {**total.model_dump(), "label_flips_max": rate}
+    measured = {**total.model_dump(), "label_flips_max": rate, "cosine_median_min": cosine_median(cases)}
     for metric, limit in limits.model_dump(exclude_none=True).items():
         if (value := measured.get(metric)) is not None:
             yield metric, value, limit
+
+
+def cosine_median(cases: Sequence[Case]) -> float:
+    """Return the median of the cases' mean cosines, of the padding pattern where it is smallest; NaN where one is NaN."""
+    by_padding: dict[str, list[float]] = {}
+    for case in cases:
+        if case.compared:
+            by_padding.setdefault(case.padding, []).append(case.cosine_mean)
+    return nan_min(float(np.median(values)) for values in by_padding.values()) if by_padding else 1.0
 
 
 def _share(value: float, limit: float, upper: bool) -> float:
@@ -200,7 +217,7 @@ def worst_case(cases: Sequence[Case], metric: str) -> Case:
         value = (
             float(case.label_flips or 0) / max(case.compared, 1)
             if metric == "label_flips_max"
-            else getattr(case, metric)
+            else getattr(case, "cosine_mean" if metric == "cosine_median_min" else metric)
         )
         return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
 

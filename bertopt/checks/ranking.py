@@ -42,6 +42,12 @@ def measure(got: Array, reference: Array) -> Ranking | None:
     )  # fmt: skip
 
 
+def rank_loss(got: Array, reference: Array) -> float | None:
+    """Return 1 - Spearman's rank correlation of the similarities of at most `MOST_TEXTS` texts; None below 3 texts."""
+    found = measure(got[:MOST_TEXTS], reference[:MOST_TEXTS])
+    return None if found is None else 1 - found.spearman
+
+
 def _spearman(a: Array, b: Array) -> float:
     """NaN where either is constant."""
     from scipy.stats import spearmanr

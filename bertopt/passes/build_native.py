@@ -30,6 +30,7 @@ class BuildNative(Pass[Eager, Native]):
     Needs bertopt-native and, to run, a CPU with AVX512-VNNI. Only bertopt opens the result.
     """
 
+    scales_per_token: ClassVar[bool] = True
     incompatible_with: ClassVar[dict[str, str]] = dict.fromkeys(
         ("use_better_transformer", "keep_cls_only", "merge_qkv", "pack_sequences", "cast_half"), _WHOLE
     )

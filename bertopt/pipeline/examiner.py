@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
+from bertopt import stages
+from bertopt.checks import invariance, parity, probes, quality, ranking, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
-from bertopt.core import Device, Spec
+from bertopt.core import Device, Precision, Spec
 from bertopt.errors import Unsupported
+from bertopt.passes import registry
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.race import Budget, race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
+from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
 from bertopt.workers.client import Worker, Workers
@@ -94,6 +97,7 @@ class Examiner:
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
+        self._twins: dict[tuple[Precision, bool], dict[str, Answers]] = {}
         self._reference_correct: list[bool] | None = None
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
@@ -155,6 +159,7 @@ class Examiner:
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
+        rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
         correct = self._correct(name, worker, timeout)
         self.progress(f"{name}: latency")
         racing = {"stage": worker}
@@ -170,12 +175,14 @@ class Examiner:
         self.progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
+        certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
-            ranking=ranked, quality=quality.measure(correct, self._reference_correct) if correct else None,
-            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed,
-            coverage=covered, **stats,
+            ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
+            quality=quality.measure(correct, self._reference_correct) if correct else None,
+            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
+            **stats,
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float) -> Worker:
@@ -226,6 +233,37 @@ class Examiner:
             np.concatenate([mine[name][0][output] for name in names]),
             np.concatenate([theirs[name][0][output] for name in names]),
         )
+
+    def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
+        """Against the twin of the stage's precision, on real texts; None for float32, and where the reference is no checkpoint."""
+        manifest, reference = stages.read_manifest(directory), stages.read_manifest(self.reference)
+        if manifest.precision == "float32" or (reference.form, reference.precision) != ("eager", "float32"):
+            return None
+        names = [probe.name for probe in self.probes if probe.padding in ("text", "pair")]
+        kept = stages.read_manifest(parent).precision == manifest.precision
+        per_token = any(getattr(registry.get(record.name), "scales_per_token", False) for record in manifest.passes)
+        if (manifest.precision, per_token) not in self._twins:
+            self.progress(f"{name}: simulating {manifest.precision}")
+            self._twins[manifest.precision, per_token] = self._twin(manifest.precision, per_token, names, timeout)
+        return twin.compare(
+            self.spec, names, self._answers[directory], self._twins[manifest.precision, per_token],
+            self._answers[self.reference], self._answers[parent] if kept else None,
+        )  # fmt: skip
+
+    def _twin(self, precision: Precision, per_token: bool, names: Sequence[str], timeout: float) -> dict[str, Answers]:
+        where = str(self.reference.resolve())
+        with self.workers.start() as worker:
+            worker.call(
+                "open_twin", timeout=timeout, directory=where, device=self.device, precision=precision, per_token=per_token
+            )
+            session = RemoteSession(worker, timeout)
+            return {probe.name: parity.answer(session, probe, self.spec) for probe in self.probes if probe.name in set(names)}
+
+    def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
+        """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""
+        if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
+            return None
+        return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 
     def _correct(self, name: str, worker: Worker, timeout: float) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":

@@ -157,9 +157,10 @@ class Job:
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 
     def _judge(self, step: Step, start: _Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
-        stated = (step.limits, self._stated(build.precision))
+        precision = gates.judged_precision(build.precision, measurements.proven)
+        stated = (step.limits, self._stated(precision))
         return gates.judge(
-            step.name, measurements, gates.effective_limits(build.precision, *stated), changes=build.changes,
+            step.name, measurements, gates.effective_limits(precision, *stated), changes=build.changes,
             today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
             ancestors=self._added(start), show=self.examiner.show,
             size_bytes=build.size_bytes,

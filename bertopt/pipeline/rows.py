@@ -41,7 +41,10 @@ def make(
     """Return the row of a stage; the parts that it did not reach are None."""
     parts: dict[str, Any] = asdict(build) if build else {}
     if measurements:
-        measured = {"latency", "quality", "invariance", "ranking", "coverage", "facts", "peak_rss_bytes", "peak_gpu_bytes"}
+        measured = {
+            "latency", "quality", "invariance", "ranking", "rounding", "proven", "certificate", "coverage", "facts",
+            "peak_rss_bytes", "peak_gpu_bytes",
+        }  # fmt: skip
         parts |= {field: getattr(measurements, field) for field in measured}
         parts |= {"effects": measurements.effects | measurements.placed, "changed": shows_change(measurements)}
     if outcome.log:

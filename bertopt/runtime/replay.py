@@ -30,7 +30,7 @@ TEXTS = (
 )  # fmt: skip
 PROJECTIONS = 4
 #: Differences that another number of threads, batch or processor may make, relative to the root mean square.
-TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3}
+TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "float8": 0.3, "int8": 0.3}
 
 
 def answers(predictor: Predictor) -> Answers:

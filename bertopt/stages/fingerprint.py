@@ -26,7 +26,7 @@ def fingerprint(model: Model) -> str:
     the network (a function of some library) cannot be seen.
     """
     if isinstance(model, Eager | Compiled):
-        return f"{model.form} {_Network().of(model.network)}"
+        return f"{model.form} {fingerprint_network(model.network)}"
     if isinstance(model, Onnx):
         return _graph_hash(model)
     digest = hashlib.sha256(model.form.encode())
@@ -39,6 +39,11 @@ def fingerprint(model: Model) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def fingerprint_network(network: Any) -> str:
+    """Return the hash of everything that a torch network runs by."""
+    return _Network().of(network)
 
 
 class _Network:

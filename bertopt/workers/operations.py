@@ -1,13 +1,11 @@
-"""What a worker can be asked to do: load a checkpoint, build a stage, open one and run it."""
+"""What a worker does with an open stage: run it, time it, show what it is. `build_operations` has the rest."""
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +14,19 @@ import numpy as np
 from bertopt import stages
 from bertopt.checks import timed_steps
 from bertopt.checks.probes import Probe
-from bertopt.core import Context, Device, Model, Rewrite, Session
+from bertopt.core import Device, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
-from bertopt.passes import registry
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
-from bertopt.stages.manifest import GpuEntry
 from bertopt.stages.opening import opening
 from bertopt.system import environment, gpu
 from bertopt.system.untrusted import reading
+from bertopt.workers.build_operations import BuildOps, Reply
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-Reply = tuple[Any, dict[str, "Array"]]
-
-
-class Ops:
+class Ops(BuildOps):
     """The requests by name. Holds at most one open session."""
 
     def __init__(self) -> None:
@@ -52,76 +46,14 @@ class Ops:
         op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
         return op(arrays=arrays, **message["args"])
 
-    def op_device(self, arrays: Any) -> Reply:
-        """What CUDA sees here."""
-        import torch
+    def op_open_twin(self, arrays: Any, directory: str, device: Device, precision: Precision, per_token: bool) -> Reply:
+        """Open the reference with the rounding of `precision` simulated."""
+        from bertopt.modeling import rounding
+        from bertopt.sessions import open_session
 
-        if not torch.cuda.is_available():
-            return {"cuda": False, "gpu": None}, {}
-        state = gpu.state()
-        major, minor = torch.cuda.get_device_capability()
-        found = GpuEntry(
-            name=torch.cuda.get_device_name(), capability=f"sm{major}{minor}", driver=gpu.driver(), cuda_version=torch.version.cuda
-        )
-        refused = state.compute_mode if state is not None and state.refuses_second_process else None
-        return {"cuda": True, "gpu": found.model_dump(), "refuses_second_process": refused}, {}
-
-    def op_load_checkpoint(
-        self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
-    ) -> Reply:
-        """Load and check a checkpoint; write stage 00 to the directory `part`."""
-        from bertopt.modeling import checkpoint
-
-        start = time.monotonic()
-        out = Path(part)
-        with reading("the checkpoint", "restore it, or give another one"), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model = checkpoint.load(source, task, revision)
-            checkpoint.write_snapshot(model, out)
-        (out / "rewrites.json").write_text("[]\n")
-        entry = stages.describe(model, out)
-        notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
-        built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
-        stages.write_manifest(out, {**fields, **entry, **built})
-        return None, {}
-
-    def op_build(
-        self, arrays: Any, parent: str, record: dict[str, Any], part: str,
-        context: dict[str, Any], fields: dict[str, Any],
-    ) -> Reply:  # fmt: skip
-        """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
-        from bertopt.modeling.checkpoint import quiet
-        from bertopt.stages import sources
-
-        rewrite = Rewrite.model_validate(record)
-        apply = registry.restore(rewrite)
-        manifest = stages.read_manifest(Path(parent))
-        model = stages.open_stage(Path(parent), manifest)
-        out = Path(part)
-        shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
-        tokenizer = functools.cache(lambda: Tokenizer(Path(parent), model.spec))
-
-        def encode(texts: Sequence[Any]) -> dict[str, Array]:
-            return tokenizer().batch(tokenizer().encode(texts))
-
-        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"], encode)
-        start = time.monotonic()
-        with quiet():
-            result = apply(model, ctx)
-        given = apply.forms()[1]
-        if not isinstance(result.model, given):
-            raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
-        if changed := model.spec.differences(result.model.spec):
-            raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
-        stages.inherit(Path(parent), out)
-        stages.write_form(result.model, out)
-        built = {
-            "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
-            "build_s": time.monotonic() - start,
-            "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
-            "sources": {**(manifest.sources or {}), **sources.record([rewrite.name])},
-        }
-        stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
+        model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
+        rounding.simulate(model.network, precision, per_token)
+        self.session = open_session(model, device)
         return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
@@ -224,7 +156,14 @@ class Ops:
 
         assert self.model is not None
         found = effects.ask(self.model, self.passes, self._session.facts())
-        return {"own": found.own, "placed": found.placed}, {}
+        return {"own": found.own, "placed": found.placed, "proven": found.proven}, {}
+
+    def op_certify(self, arrays: Any, parent: str) -> Reply:
+        """Compare the open stage's weights with those of the stage in `parent`."""
+        from bertopt.stages import certificates
+
+        assert self.model is not None
+        return certificates.certify(self.model, stages.open_stage(Path(parent)), self.passes[-1]).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""

@@ -421,10 +421,11 @@ def test_limits_over() -> None:
     low = Limits(max_abs=1.0, rel_l2=2.0)
     assert Limits(max_abs=0.0, cosine_min=0.5).over(low) == Limits(max_abs=0.0, rel_l2=2.0, cosine_min=0.5)
     assert Limits().over(low) == low
-    for limits in DEFAULT_LIMITS.values():
-        assert limits.rel_l2 is not None
-        assert limits.cosine_min is not None
-        assert limits.label_flips_max is not None
+    exact = DEFAULT_LIMITS["float32"]
+    assert None not in (exact.max_abs, exact.rel_l2, exact.cosine_min, exact.label_flips_max)
+    for precision, limits in DEFAULT_LIMITS.items():
+        if precision != "float32":
+            assert None not in (limits.error_ratio_max, limits.bias_max, limits.flip_margin_max, limits.cosine_median_min)
 
 
 # Results

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from bertopt.results.fidelity import Certificate, Rounding
+from bertopt.results.limits import Limits as Limits
 from bertopt.spec import Coverage
 
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
@@ -32,30 +34,6 @@ def nan_min(values: Iterable[float]) -> float:
 class _Result(BaseModel):
     # JSON has no NaN: it is written as the string "NaN" and read back as a float.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
-
-
-class Limits(_Result):
-    """The largest differences from the reference that pass. None is not checked. NaN never passes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_abs: float | None = Field(None, ge=0, description="largest absolute difference of any compared element")
-    rel_l2: float | None = Field(None, ge=0, description="largest relative L2 difference of any case")
-    cosine_min: float | None = Field(None, ge=-1, le=1, description="smallest cosine of any compared vector")
-    cosine_mean: float | None = Field(None, ge=-1, le=1, description="smallest mean cosine of any case")
-    label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change")
-    metric_drop_max: float | None = Field(None, ge=0, le=1, description="largest drop of the task metric")
-    invariance_max: float | None = Field(None, ge=0, description="largest change of a text's output by its batch or padding")
-    spearman_min: float | None = Field(None, ge=-1, le=1, description="smallest rank correlation of pairwise similarities")
-    top_k_overlap_min: float | None = Field(None, ge=0, le=1, description="smallest mean share of neighbours that stay")
-    speedup_min: float | None = Field(None, gt=0, description="smallest end-to-end speed-up; missed if its interval is below")
-    mix_p50_ms_max: float | None = Field(None, gt=0, description="largest median time of the timed texts, milliseconds")
-    peak_rss_max: float | None = Field(None, gt=0, description="largest peak memory of the process, MB (10⁶ bytes)")
-    size_max: float | None = Field(None, gt=0, description="largest size of the stage's files, MB (10⁶ bytes)")
-
-    def over(self, other: Limits) -> Limits:
-        """These limits where stated, else `other`'s."""
-        return other.model_copy(update=self.model_dump(exclude_none=True))
 
 
 class Case(_Result):
@@ -217,7 +195,9 @@ class Waiver(_Result):
     """Last day on which it holds."""
 
 
-Gate = Literal["effects", "parity", "invariance", "ranking", "quality", "latency", "resources", "coverage"]
+Gate = Literal[
+    "effects", "certificate", "parity", "coverage", "rounding", "invariance", "ranking", "quality", "latency", "resources"
+]  # fmt: skip
 
 
 class Failure(_Result):
@@ -261,6 +241,10 @@ class Stage(_Result):
     invariance: Invariance | None = None
     ranking: Ranking | None = None
     coverage: Coverage | None = None
+    rounding: Rounding | None = None
+    proven: float | None = None
+    """Share of the products' weights that are in the claimed precision. None: not asked, or the runtime does not say."""
+    certificate: Certificate | None = None
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None

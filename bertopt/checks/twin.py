@@ -1,0 +1,107 @@
+"""Compare a stage of reduced precision with its twin: the reference with the same rounding simulated, on the same real texts.
+
+What a twin cannot show: faults on texts that are not among them, and errors smaller than what rounding costs anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.checks.parity import Answers
+from bertopt.checks.ranking import rank_loss
+from bertopt.core import Spec
+from bertopt.results import nan_max
+from bertopt.results.fidelity import Rounding
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Share of an output's usual size below which a vector is not what errors are relative to.
+_SMALL = 0.1
+#: Error of a twin, relative to the output, below which float32 itself is as far away.
+_EXACT = 1e-6
+
+
+def compare(
+    spec: Spec, names: Sequence[str], got: Mapping[str, Answers], twin: Mapping[str, Answers],
+    reference: Mapping[str, Answers], parent: Mapping[str, Answers] | None = None,
+) -> Rounding | None:  # fmt: skip
+    """Return how far a stage is from the reference on the probes in `names`, in units of its twin's error.
+
+    `parent` is given where it has the same precision: the stage is then compared with it as well. The figures are the
+    worst of all outputs, NaN where anything compared is not finite, None where no probe was run by all.
+    """
+    asked = (got, twin, reference, *([parent] if parent is not None else []))
+    names = [name for name in names if all(name in outputs for outputs in asked)]
+    if not names:
+        return None
+    found = []
+    for output in spec.outputs:
+        # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
+        mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
+        before = None if parent is None else _stack([parent[name][0][output] for name in names])
+        found.append(_of_output(spec, mine, theirs, right, before))
+    worst = {
+        field: nan_max(values) if (values := [v for one in found if (v := getattr(one, field)) is not None]) else None
+        for field in Rounding.model_fields
+        if field != "vectors"
+    }
+    return Rounding(vectors=sum(one.vectors for one in found), **worst)
+
+
+def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Array | None) -> Rounding:
+    """The figures of one output: compared vectors [N, D] of the stage, its twin, the reference and the parent."""
+    usual = math.sqrt(float(np.square(reference).mean()))
+    sizes = np.maximum(np.linalg.norm(reference, axis=1), max(_SMALL * usual * math.sqrt(reference.shape[1]), 1e-12))
+    error = _mean_error(got, reference, sizes)
+    cost = max(_mean_error(twin, reference, sizes), _EXACT)
+    # Rounding errors of single elements, which sums of many vectors should cancel.
+    rounding = max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
+    # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
+    shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
+    return Rounding(
+        error=error, error_ratio=error / cost, slope_error=abs(_slope(got, reference) - 1) / cost,
+        bias=shift / max(rounding, usual_shift),
+        flip_margin=_flip_margin(got, reference) / rounding if spec.labelled and reference.shape[1] > 1 else None,
+        rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,
+        parent_ratio=None if parent is None else _mean_error(got, parent, sizes) / cost, vectors=len(reference),
+    )  # fmt: skip
+
+
+def _stack(parts: Sequence[Array]) -> Array:
+    width = max(part.shape[1] for part in parts)
+    filled = [np.pad(part.astype(np.float64), ((0, 0), (0, width - part.shape[1])), mode="edge") for part in parts]
+    return np.concatenate(filled)
+
+
+def _mean_error(got: Array, expected: Array, sizes: Array) -> float:
+    return float((np.linalg.norm(got - expected, axis=1) / sizes).mean())
+
+
+def _shift(got: Array, reference: Array) -> float:
+    return float(np.abs((got - reference).mean(axis=0)).max())
+
+
+def _slope(got: Array, reference: Array) -> float:
+    """The slope of all outputs against the reference's, each about its mean: 1 / temperature. 1 where nothing varies."""
+    about = reference - reference.mean(axis=0)
+    spread = float(np.square(about).sum())
+    return float((got * about).sum()) / spread if spread > 0 else 1.0
+
+
+def _flip_margin(got: Array, reference: Array) -> float:
+    """By how much the reference preferred its own label where the stage gives another, at most; 0 where none changed."""
+    if np.isnan(got).any():
+        return math.nan
+    chosen = np.take_along_axis(reference, got.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return float((reference.max(axis=1) - chosen).max())
+
+
+def _rank_ratio(got: Array, twin: Array, reference: Array) -> float | None:
+    """Rank correlation lost, in units of what the twin loses."""
+    lost, cost = rank_loss(got, reference), rank_loss(twin, reference)
+    return None if lost is None or cost is None else lost / max(cost, _EXACT)

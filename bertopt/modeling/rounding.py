@@ -1,0 +1,92 @@
+"""Simulate reduced precision: the fp32 reference with every product or operator rounded as a reduced form rounds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from bertopt.core import Precision
+
+
+def simulate(network: Any, precision: Precision, per_token: bool = False) -> None:
+    """Make the float32 `network` round as `precision` does, in place; pooling and answers stay float32.
+
+    Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
+    read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, one scale a
+    batch, or `per_token`. fp8 rounds the base model's linear layers to e4m3, one scale an output and a token, and the rest to
+    bfloat16. Sums are float32 in all.
+    """
+    if precision == "int8":
+        for module in network.encoder.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data = _int8_weights(module.weight.data)
+                module.register_forward_pre_hook(_round_token_inputs if per_token else _round_inputs)
+        return
+    if precision == "float8":
+        for module in network.base.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data = _float8(module.weight.data)
+                module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0]), *inputs[1:]))
+    dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
+    for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = _rounded(tensor.data, dtype)
+    run = network.encoder.forward
+
+    def rounding(*args: Any, **named: Any) -> Any:
+        with _Rounding(dtype):
+            return run(*args, **named)
+
+    network.encoder.forward = rounding
+
+
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Round the float32 results of every operator to `dtype`. Beyond its range lies infinity, as in a cast network."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer if func.is_view else tree_map_only(torch.Tensor, self._round, answer)
+
+    def _round(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _rounded(tensor, self.dtype) if tensor.dtype == torch.float32 else tensor
+
+
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).to(tensor.dtype)
+
+
+def _int8_weights(weight: torch.Tensor) -> torch.Tensor:
+    """Weights [out, in] rounded to 255 steps an output channel."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return (weight / scale).round() * scale
+
+
+def _float8(values: torch.Tensor) -> torch.Tensor:
+    """Values [..., N] rounded to e4m3 with one scale for each row."""
+    scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / torch.finfo(torch.float8_e4m3fn).max
+    return _rounded(values / scale, torch.float8_e4m3fn) * scale
+
+
+def _round_inputs(_: Any, inputs: Any) -> Any:
+    return (_int8_activations(inputs[0], inputs[0].amin(), inputs[0].amax()), *inputs[1:])
+
+
+def _round_token_inputs(_: Any, inputs: Any) -> Any:
+    low, high = inputs[0].amin(dim=-1, keepdim=True), inputs[0].amax(dim=-1, keepdim=True)
+    return (_int8_activations(inputs[0], low, high), *inputs[1:])
+
+
+def _int8_activations(values: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Values rounded to 256 steps between `low` and `high`, zero among them (ONNX's DynamicQuantizeLinear)."""
+    low, high = low.clamp_max(0), high.clamp_min(0)
+    scale = ((high - low) / 255).clamp_min(torch.finfo(torch.float32).tiny)
+    zero = (-low / scale).round()
+    return ((values / scale + zero).round().clamp(0, 255) - zero) * scale

@@ -1,0 +1,47 @@
+"""Certify a torch network against its parent's: the same network, weights equal or rounded."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from bertopt.core import Compiled, Eager
+from bertopt.results.fidelity import Certificate
+from bertopt.stages.fingerprint import fingerprint_network
+
+
+def certify(model: Eager | Compiled, parent: Eager) -> Certificate:
+    """Return `certified` where the parent's network, its tensors cast as the child's are, is the child's in everything.
+
+    A tensor of the same name and shape that is not the rounding of the parent's contradicts the certificate where the
+    stage claims reduced precision. Networks that are built otherwise have none.
+    """
+    mine, theirs = _tensors(model.network), _tensors(parent.network)
+    shared = [name for name, tensor in mine.items() if name in theirs and theirs[name].shape == tensor.shape]
+    wrong = [name for name in shared if not _rounds(theirs[name], mine[name])]
+    reduced = model.precision not in ("float32", parent.precision)
+    if wrong:
+        reason = f"'{wrong[0]}' is not the parent's, rounded ({len(wrong)} of {len(shared)} tensors)"
+        return Certificate(status="contradicted" if reduced else "none", reason=reason, weights=len(shared))
+    if len(shared) < max(len(mine), len(theirs)):
+        return Certificate(status="none", reason="the network's tensors have other names or shapes than the parent's")
+    cast: Any = copy.deepcopy(parent.network)
+    for name, tensor in _tensors(cast).items():
+        tensor.data = tensor.data.to(mine[name].dtype)
+    cast.autocast_dtype = getattr(model.network, "autocast_dtype", None)
+    if isinstance(model, Compiled) or fingerprint_network(cast) != fingerprint_network(model.network):
+        return Certificate(
+            status="none", reason="every tensor is the parent's, rounded, but other modules, code or hooks run", weights=len(shared)
+        )
+    return Certificate(status="certified", reason="the parent's network, every tensor rounded or equal", weights=len(shared))
+
+
+def _tensors(network: Any) -> dict[str, Any]:
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    return dict(named)
+
+
+def _rounds(before: Any, after: Any) -> bool:
+    import torch
+
+    return bool(torch.equal(before.detach().to(after.dtype), after.detach()))

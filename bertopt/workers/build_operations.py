@@ -1,0 +1,99 @@
+"""What a worker does before a stage is open: describe the GPU, load a checkpoint, build a stage."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bertopt import stages
+from bertopt.core import Context, Rewrite
+from bertopt.passes import registry
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.stages.manifest import GpuEntry
+from bertopt.system import gpu
+from bertopt.system.untrusted import reading
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+Reply = tuple[Any, dict[str, "Array"]]
+
+
+class BuildOps:
+    """The requests that need no open stage."""
+
+    def op_device(self, arrays: Any) -> Reply:
+        """What CUDA sees here."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return {"cuda": False, "gpu": None}, {}
+        state = gpu.state()
+        major, minor = torch.cuda.get_device_capability()
+        found = GpuEntry(
+            name=torch.cuda.get_device_name(), capability=f"sm{major}{minor}", driver=gpu.driver(), cuda_version=torch.version.cuda
+        )
+        refused = state.compute_mode if state is not None and state.refuses_second_process else None
+        return {"cuda": True, "gpu": found.model_dump(), "refuses_second_process": refused}, {}
+
+    def op_load_checkpoint(
+        self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
+    ) -> Reply:
+        """Load and check a checkpoint; write stage 00 to the directory `part`."""
+        from bertopt.modeling import checkpoint
+
+        start = time.monotonic()
+        out = Path(part)
+        with reading("the checkpoint", "restore it, or give another one"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = checkpoint.load(source, task, revision)
+            checkpoint.write_snapshot(model, out)
+        (out / "rewrites.json").write_text("[]\n")
+        entry = stages.describe(model, out)
+        notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
+        built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
+        stages.write_manifest(out, {**fields, **entry, **built})
+        return None, {}
+
+    def op_build(
+        self, arrays: Any, parent: str, record: dict[str, Any], part: str,
+        context: dict[str, Any], fields: dict[str, Any],
+    ) -> Reply:  # fmt: skip
+        """Run one pass on the stage `parent`; write the new stage to the directory `part`."""
+        from bertopt.modeling.checkpoint import quiet
+        from bertopt.stages import sources
+
+        rewrite = Rewrite.model_validate(record)
+        apply = registry.restore(rewrite)
+        manifest = stages.read_manifest(Path(parent))
+        model = stages.open_stage(Path(parent), manifest)
+        out = Path(part)
+        shapes = tuple((int(b), int(s)) for b, s in context["shapes"])
+        tokenizer = functools.cache(lambda: Tokenizer(Path(parent), model.spec))
+
+        def encode(texts: Sequence[Any]) -> dict[str, Array]:
+            return tokenizer().batch(tokenizer().encode(texts))
+
+        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"], encode)
+        start = time.monotonic()
+        with quiet():
+            result = apply(model, ctx)
+        given = apply.forms()[1]
+        if not isinstance(result.model, given):
+            raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        if changed := model.spec.differences(result.model.spec):
+            raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
+        stages.inherit(Path(parent), out)
+        stages.write_form(result.model, out)
+        built = {
+            "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
+            "build_s": time.monotonic() - start,
+            "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
+            "sources": {**(manifest.sources or {}), **sources.record([rewrite.name])},
+        }
+        stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
+        return None, {}

@@ -1,0 +1,150 @@
+"""Reduced precision is judged by what its rounding should cost: the simulated rounding, its figures and their limits."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertopt.checks import gates, twin
+from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
+from bertopt.modeling import checkpoint, rounding
+from bertopt.results import Limits
+from bertopt.results.fidelity import Certificate, Rounding
+from tests.support.measured import case, measured
+from tests.support.specs import spec
+from tests.support.tiny_models import Tiny
+
+SPEC = spec(task="text-classification")
+DICE = np.random.default_rng(0)
+REFERENCE = DICE.normal(size=(200, 3)) * 3
+NOISE = DICE.normal(size=(200, 3)) * 0.01
+TWIN = REFERENCE + DICE.normal(size=(200, 3)) * 0.01
+
+
+def figures(got: Any, parent: Any = None) -> Rounding:
+    def answers(values: Any) -> Any:
+        return {"texts": ({SPEC.outputs[0]: values}, True)}
+
+    found = twin.compare(
+        SPEC, ["texts", "not run"], answers(got), answers(TWIN), answers(REFERENCE), None if parent is None else answers(parent)
+    )
+    assert found is not None
+    return found
+
+
+def missed(found: Rounding, precision: Any = "bfloat16") -> set[str | None]:
+    return {failure.metric for failure in gates.find_failures(measured(rounding=found), DEFAULT_LIMITS[precision])}
+
+
+def test_errors_of_the_twin_s_size_pass() -> None:
+    found = figures(REFERENCE + NOISE)
+    assert found.error_ratio == pytest.approx(1, abs=0.15) and found.vectors == 200 and found.parent_ratio is None
+    assert missed(found) == set()
+
+
+@pytest.mark.parametrize(
+    ("got", "metric"),
+    [
+        (REFERENCE + 2 * NOISE, "error_ratio_max"),
+        (REFERENCE * 1.05 + NOISE, "slope_error_max"),
+        (REFERENCE + NOISE + [0.0, 0.04, 0.0], "bias_max"),
+        (np.roll(REFERENCE, 1, axis=1), "flip_margin_max"),
+    ],
+    ids=["noise", "temperature", "class bias", "swapped labels"],
+)  # fmt: skip
+def test_each_figure_shows_its_fault(got: Any, metric: str) -> None:
+    assert metric in missed(figures(got))
+
+
+def test_what_keeps_its_parent_s_precision_is_held_to_its_parent() -> None:
+    assert missed(figures(REFERENCE + NOISE, REFERENCE + NOISE)) == set()
+    assert "parent_ratio_max" in missed(figures(REFERENCE + NOISE, REFERENCE - NOISE))
+
+
+def test_nan_never_passes() -> None:
+    found = figures(np.where(np.arange(200)[:, None] == 7, math.nan, REFERENCE))
+    failures = gates.find_failures(measured(rounding=found), DEFAULT_LIMITS["int8"])
+    assert {failure.metric for failure in failures} == {None} and len(failures) >= 3
+
+
+def test_embeddings_are_ranked() -> None:
+    embeds = spec(task="feature-extraction", pooling="mean", outputs=("sentence_embedding",))
+    vectors, noise = DICE.normal(size=(40, 8)), DICE.normal(size=(40, 8))
+
+    def answers(values: Any) -> Any:
+        return {"texts": ({"sentence_embedding": values}, True)}
+
+    shuffled = twin.compare(
+        embeds, ["texts"], answers(vectors[::-1]), answers(vectors + 0.01 * noise), answers(vectors)
+    )
+    assert shuffled is not None and shuffled.rank_ratio is not None and shuffled.rank_ratio > 10
+    assert shuffled.flip_margin is None
+
+
+def test_spans_of_batches_of_several_lengths_are_compared() -> None:
+    spans = spec(task="question-answering", outputs=("start_logits", "end_logits"))
+    reference = {name: ({o: DICE.normal(size=(2, width)) for o in spans.outputs}, True) for name, width in (("a", 4), ("b", 7))}
+    found = twin.compare(spans, ["a", "b"], reference, reference, reference)
+    assert found is not None and found.error == 0 and found.vectors == 8
+
+
+def test_the_median_of_each_padding_pattern_is_held_not_its_worst_row() -> None:
+    cases = [case(cosine_mean=0.9), *[case(cosine_mean=0.999)] * 3]
+    assert cosine_median(cases) == pytest.approx(0.999)
+    left = [case().model_copy(update={"padding": "left", "cosine_mean": 0.5})] * 2
+    assert cosine_median([*cases, *left]) == 0.5
+    assert math.isnan(cosine_median([case(cosine_mean=math.nan)]))
+
+
+def test_a_claim_that_is_not_proven_gets_the_limits_of_float32() -> None:
+    assert gates.judged_precision("int8", 0.9) == "int8" and gates.judged_precision("int8", None) == "int8"
+    assert gates.judged_precision("int8", 0.001) == gates.judged_precision("int8", math.nan) == "float32"
+    outcome = gates.judge(
+        "x", measured(proven=0.001), gates.effective_limits("float32"), changes={"tensors": 1}, today=datetime.date(2026, 1, 1)
+    )
+    assert outcome.status == "failed" and "0% of the products' weights" in (outcome.reason or "")
+
+
+def test_a_contradicted_certificate_fails_unless_the_recipe_says_otherwise() -> None:
+    wrong = Certificate(status="contradicted", reason="'x' is not the parent's, rounded", weights=3)
+    limits = DEFAULT_LIMITS["bfloat16"]
+    (failure,) = gates.find_failures(measured(certificate=wrong), limits)
+    assert failure.gate == "certificate" and failure.metric == "certified"
+    assert not gates.find_failures(measured(certificate=wrong), Limits(certified=False).over(limits))
+    assert not gates.find_failures(measured(certificate=Certificate(status="none", reason="fused")), limits)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_the_simulation_rounds_as_torch_s_own_half_precision_does(tiny: Tiny, precision: Any) -> None:
+    """On a CPU torch sums in float32 and rounds each operator's result: errors are of one size."""
+    model = checkpoint.load(str(tiny()), "text-classification", None)
+    inputs = model.network.example(4, 12)
+    cast, simulated = (checkpoint.load(str(tiny()), "text-classification", None).network for _ in range(2))
+    cast.encoder.to(getattr(torch, precision))
+    rounding.simulate(simulated, precision)
+    with torch.inference_mode():
+        expected, got, own = (network(*inputs)[0] for network in (model.network, simulated, cast))
+    size, cost = (got - expected).norm(), (own - expected).norm()
+    assert size > 0 and 0.4 < float(size / cost) < 2.5
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_the_simulation_of_int8_rounds_what_linear_layers_read(per_token: bool) -> None:
+    layer = nn.Linear(8, 4)
+    network = nn.Module()
+    network.encoder = nn.Sequential(layer)
+    before = layer.weight.detach().clone()
+    rounding.simulate(network, "int8", per_token)
+    steps = layer.weight / (before.abs().amax(1, keepdim=True) / 127)
+    assert torch.allclose(steps, steps.round(), atol=1e-3)
+    assert (layer.weight - before).abs().max() <= (before.abs().amax(1) / 254).max() * 1.001
+    values = torch.randn(2, 5, 8) * torch.tensor([1.0, 100.0])[:, None, None]
+    (rounded,) = (layer._forward_pre_hooks.popitem()[1](layer, (values,)),)
+    far = (rounded[0] - values).abs()[0].max() / values[0].abs().max()
+    assert (far < 0.01) == per_token

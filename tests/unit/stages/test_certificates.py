@@ -1,0 +1,175 @@
+"""Weights on disk beside the parent's: what is certified, what contradicts, and which claims of precision are proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from bertopt.core import Context, Eager, Engine, Model, Onnx, OpenVino, Pass, RuntimeFacts
+from bertopt.modeling import checkpoint
+from bertopt.passes import (
+    CastHalf,
+    CastOnnxHalf,
+    ConvertOpenvino,
+    ExportOnnx,
+    FuseOrt,
+    QuantizeInt8,
+    UseSdpa,
+)  # fmt: skip
+from bertopt.recipe.texts import Texts
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.stages import certificates, claims
+from tests.support.tiny_models import Tiny
+
+TEXTS = Texts(("the cat sat on the mat .", "a very good film !", "it was bad") * 4).texts
+Make = Callable[..., Model]
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The model after some passes; each line is built once."""
+    made: dict[tuple[Pass[Any, Any], ...], Model] = {(): checkpoint.load(str(tiny()), "text-classification", None)}
+    tokenizer = Tokenizer(tiny(), made[()].spec)
+
+    def after(*line: Pass[Any, Any]) -> Model:
+        if line not in made:
+            context = Context(tmp_path_factory.mktemp("pass"), texts=TEXTS, encode=lambda t: tokenizer.batch(tokenizer.encode(t)))
+            made[line] = line[-1](after(*line[:-1]), context).model
+        return made[line]
+
+    return after
+
+
+SDPA, EXPORT, FUSE = UseSdpa(), ExportOnnx(), FuseOrt()
+BF16 = CastHalf(dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (SDPA, BF16), (SDPA, CastHalf(mode="autocast")), (SDPA, EXPORT), (SDPA, EXPORT, CastOnnxHalf()),
+        (SDPA, EXPORT, FUSE, QuantizeInt8()), (SDPA, EXPORT, FUSE, QuantizeInt8(scheme="static")),
+        (SDPA, EXPORT, QuantizeInt8(per_channel=False)), (SDPA, EXPORT, ConvertOpenvino()),
+    ],
+    ids=lambda line: "-".join(step.name() for step in line),
+)  # fmt: skip
+def test_what_the_passes_write_is_certified(make: Make, line: Any) -> None:
+    found = certificates.certify(make(*line), make(*line[:-1]), line[-1].record())
+    assert found.status == "certified" and found.weights > 10, found
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ((SDPA,), "other modules, code or hooks"), ((SDPA, BF16, CastHalf(keep_fp32=("layer.0",))), "other modules"),
+        ((SDPA, EXPORT, FUSE), "built otherwise"), ((SDPA, EXPORT, ConvertOpenvino(precision="int8")), "NNCF"),
+        ((SDPA, EXPORT, QuantizeInt8(scheme="static", smooth_quant=0.5)), "SmoothQuant"),
+    ],
+    ids=["sdpa", "hooks", "fused", "nncf", "smooth"],
+)  # fmt: skip
+def test_what_cannot_be_certified_says_why(make: Make, line: Any, why: str) -> None:
+    if line[-1].name() == "cast_half":
+        line = (SDPA, line[-1])
+    found = certificates.certify(make(*line), make(*line[:-1]), line[-1].record())
+    assert found.status == "none" and why in found.reason
+
+
+def test_one_wrong_bit_of_a_cast_contradicts(make: Make, tiny: Tiny) -> None:
+    parent = make(SDPA)
+    assert isinstance(parent, Eager)
+    cast = BF16(parent, Context(Path("unused"))).model
+    weight = cast.network.encoder.classifier.weight.data
+    weight[1, 3] *= 1 + 2**-7
+    found = certificates.certify(cast, parent, BF16.record())
+    assert found.status == "contradicted" and "classifier.weight" in found.reason
+
+
+def _edited(model: Model, edit: Callable[[Any], None], folder: Path) -> Model:
+    assert isinstance(model, Onnx)
+    graph = ir.load(model.path)
+    edit(graph.graph)
+    ir.save(graph, folder / "model.onnx")
+    return replace(model, path=folder / "model.onnx")
+
+
+def _stored(graph: Any, kind: Any) -> Any:
+    """The largest constant of a type."""
+    return max((v for v in graph.initializers.values() if v.dtype == kind), key=lambda v: v.const_value.size)
+
+
+def _swap_rows(kind: Any) -> Callable[[Any], None]:
+    def edit(graph: Any) -> None:
+        value = _stored(graph, kind)
+        array = value.const_value.numpy().copy()
+        array[[0, 1]] = array[[1, 0]]
+        value.const_value = ir.tensor(array, dtype=kind, name=value.name)
+
+    return edit
+
+
+def _halve_scale(graph: Any) -> None:
+    scale = next(v for n, v in graph.initializers.items() if n.endswith("_scale"))
+    scale.const_value = ir.tensor(scale.const_value.numpy() * 0.5, name=scale.name)
+
+
+def _other_operator(graph: Any) -> None:
+    node = next(node for node in graph if node.op_type in ("Gelu", "Tanh"))
+    made = ir.node("Sigmoid", [node.inputs[0]])
+    node.outputs[0].replace_all_uses_with(made.outputs[0])
+    node.prepend(made)
+
+
+@pytest.mark.parametrize(
+    ("last", "edit", "status"),
+    [
+        (CastOnnxHalf(), _swap_rows(ir.DataType.FLOAT16), "contradicted"),
+        (QuantizeInt8(), _swap_rows(ir.DataType.INT8), "contradicted"),
+        (QuantizeInt8(), _halve_scale, "contradicted"),
+        (QuantizeInt8(scheme="static"), _swap_rows(ir.DataType.INT8), "contradicted"),
+        (CastOnnxHalf(), _other_operator, "none"),
+    ],
+    ids=["half rows", "int8 rows", "scale", "static rows", "operator"],
+)
+def test_a_changed_graph_is_not_certified(make: Make, tmp_path: Path, last: Any, edit: Any, status: str) -> None:
+    wrong = _edited(make(SDPA, EXPORT, last), edit, tmp_path)
+    found = certificates.certify(wrong, make(SDPA, EXPORT), last.record())
+    assert found.status == status, found
+
+
+def test_a_foreign_weight_of_an_export_is_not_certified(make: Make, tmp_path: Path) -> None:
+    wrong = _edited(make(SDPA, EXPORT), _swap_rows(ir.DataType.FLOAT), tmp_path)
+    assert certificates.certify(wrong, make(SDPA), EXPORT.record()).status == "none"
+
+
+def _unused(graph: Any) -> None:
+    graph.register_initializer(ir.val("unused", const_value=ir.tensor(np.ones((2, 2), np.int8), name="unused")))
+
+
+def test_weights_that_are_used_prove_a_claim_and_others_do_not(make: Make, tmp_path: Path) -> None:
+    facts = RuntimeFacts()
+    for line in ((SDPA, BF16), (SDPA, CastHalf(mode="autocast")), (SDPA, EXPORT, CastOnnxHalf()), (SDPA, EXPORT, QuantizeInt8())):
+        assert claims.proven(make(*line), facts) == 1.0
+    assert claims.proven(make(SDPA, EXPORT), facts) is None
+    graph = replace(_edited(make(SDPA, EXPORT), _unused, tmp_path), precision="int8")
+    assert claims.proven(graph, facts) == 0.0
+    network: Any = checkpoint.load(str(make().checkpoint), "text-classification", None)  # type: ignore[attr-defined]
+    network.network.extra = torch.nn.Linear(2, 2).to(torch.bfloat16)
+    assert claims.proven(replace(network, precision="bfloat16"), facts) == 0.0
+
+
+def test_openvino_and_engines_are_asked_what_they_run(make: Make) -> None:
+    spec, path = make().spec, Path("x")
+    ov = OpenVino(spec, "int8", path)
+    assert claims.proven(ov, RuntimeFacts(products={"u8": 3, "f32": 1})) == 0.75
+    assert claims.proven(ov, RuntimeFacts(products={"f32": 4})) == 0.0
+    assert claims.proven(ov, RuntimeFacts()) is None
+    engine = Engine(spec, "float16", path, "tensorrt", "10", ("sm90",), ())
+    shown = {"Row major linear FP16 format": 9, "Row major linear FP32 format": 1, "Row major INT64 format": 50}
+    assert claims.proven(engine, RuntimeFacts(output_formats=shown)) == 0.9
