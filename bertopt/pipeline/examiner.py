@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from bertopt.checks import invariance, parity, probes, quality, ranking, worst_case
+from bertopt.checks import coverage, invariance, parity, probes, quality, ranking, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Spec
@@ -21,6 +21,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
+from bertopt.spec import SweptOutput
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
@@ -85,6 +86,8 @@ class Examiner:
         ]
         self.sweeps = Sweeps(plan.spec, reference.name, device)
         every: list[Text] = [*sample, *pairs]
+        self._texts = every
+        self._reference_outputs: Array | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]
         inputs = [
             reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
@@ -152,6 +155,9 @@ class Examiner:
             self.progress(f"{name}: coverage")
             ran = [probe for probe in self.probes if probe.name in self._answers[directory]]
             covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout)
+            if self.spec.granularity == "text":
+                whole = self._end_to_end(worker, timeout)
+                covered = covered.model_copy(update={"outputs": {**covered.outputs, coverage.END_TO_END: whole}})
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
@@ -226,6 +232,17 @@ class Examiner:
             np.concatenate([mine[name][0][output] for name in names]),
             np.concatenate([theirs[name][0][output] for name in names]),
         )
+
+    def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
+        """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
+        texts = list(self._texts)
+
+        def outputs(of: Worker) -> Array:
+            return of.exchange("logits", timeout=timeout, texts=texts)[1]["logits"]
+
+        if self._reference_outputs is None:
+            self._reference_outputs = outputs(self._worker(self.reference, timeout))
+        return coverage.end_to_end(outputs(worker), self._reference_outputs, texts)
 
     def _correct(self, name: str, worker: Worker, timeout: float) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":
