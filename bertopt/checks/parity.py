@@ -37,6 +37,9 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
     "int8": _REDUCED.over(Limits(cosine_median_min=0.93)),
 }
+#: Padding of the cases that were sampled while the stage was timed; `rel_l2` may be this many times its limit there, up to the
+#: size at which outputs have nothing to do with each other.
+TIMED, TIMED_ROOM, TIMED_GROSS = "timed", 10, 0.7
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.
 _UPPER = ("max_abs", "rel_l2", "label_flips_max")
 _TINY = 1e-12
@@ -155,7 +158,7 @@ def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:
 def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -> Parity:
     """Return the comparison with its verdict, and the metric that is nearest to its limit or farthest beyond it."""
     nearest: tuple[float, Worst] | None = None
-    for metric, value, limit in _held(cases, limits):
+    for metric, value, limit in _held(_probed(cases), limits):
         used = _share(value, limit, metric in _UPPER)
         if nearest is None or not used <= nearest[0]:
             where = worst_case(cases, metric).where
@@ -168,6 +171,9 @@ def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -
 def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
     """Return every limit of parity that `cases` miss. A comparison with NaN is false, so NaN never passes.
 
+    How many outputs are sampled under the clock, and of which inputs, depends on the clock: these are judged by gross faults
+    alone, so that a run's verdict repeats.
+
     A failure without a metric cannot be waived: values that are not finite.
     """
     missed = [
@@ -175,12 +181,26 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
         for case in cases
         if not case.finite
     ][:1]
-    for metric, value, limit in _held(cases, limits):
+    if limits.rel_l2 is not None:
+        allowed = max(limits.rel_l2, min(TIMED_ROOM * limits.rel_l2, TIMED_GROSS))
+        text = "rel_l2 of outputs computed under the clock must be at most {:g}; got {:.6g} ({})"
+        wrong = (case for case in cases if case.padding == TIMED and not case.rel_l2 <= allowed)
+        missed += [
+            Failure(gate="parity", metric="rel_l2" if math.isfinite(case.rel_l2) else None,
+                    text=text.format(allowed, case.rel_l2, case.where))
+            for case in wrong
+        ][:1]  # fmt: skip
+    for metric, value, limit in _held(_probed(cases), limits):
         upper = metric in _UPPER
         if not (value <= limit if upper else value >= limit):
             text = f"{metric} must be {'at most' if upper else 'at least'} {limit:g}; got {value:.6g}"
             missed.append(Failure(gate="parity", metric=metric if math.isfinite(value) else None, text=text))
     return missed
+
+
+def _probed(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases that do not depend on the clock; all where there are no others."""
+    return [case for case in cases if case.padding != TIMED] or list(cases)
 
 
 def _held(cases: Sequence[Case], limits: Limits) -> Iterator[tuple[str, float, float]]:
@@ -221,4 +241,4 @@ def worst_case(cases: Sequence[Case], metric: str) -> Case:
         )
         return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
 
-    return max(cases, key=badness)
+    return max(_probed(cases), key=badness)

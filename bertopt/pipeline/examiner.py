@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import invariance, parity, probes, quality, ranking, twin, worst_case
+from bertopt.checks import coverage, invariance, parity, probes, quality, ranking, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Precision, Spec
@@ -24,6 +24,7 @@ from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
+from bertopt.spec import SweptOutput
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
@@ -88,6 +89,8 @@ class Examiner:
         ]
         self.sweeps = Sweeps(plan.spec, reference.name, device)
         every: list[Text] = [*sample, *pairs]
+        self._texts = every
+        self._reference_outputs: Array | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]
         inputs = [
             reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
@@ -156,6 +159,9 @@ class Examiner:
             self.progress(f"{name}: coverage")
             ran = [probe for probe in self.probes if probe.name in self._answers[directory]]
             covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout)
+            if self.spec.granularity == "text":
+                whole = self._end_to_end(worker, timeout)
+                covered = covered.model_copy(update={"outputs": {**covered.outputs, coverage.END_TO_END: whole}})
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
@@ -264,6 +270,17 @@ class Examiner:
         if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
+
+    def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
+        """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
+        texts = list(self._texts)
+
+        def outputs(of: Worker) -> Array:
+            return of.exchange("logits", timeout=timeout, texts=texts)[1]["logits"]
+
+        if self._reference_outputs is None:
+            self._reference_outputs = outputs(self._worker(self.reference, timeout))
+        return coverage.end_to_end(outputs(worker), self._reference_outputs, texts)
 
     def _correct(self, name: str, worker: Worker, timeout: float) -> list[bool] | None:
         if self.texts.labels is None or self.spec.task != "text-classification":

@@ -172,9 +172,10 @@ class Ops(BuildOps):
         assert self.model is not None
         return fingerprint(self.model), {}
 
-    def op_logits(self, arrays: Any, texts: list[str]) -> Reply:
+    def op_logits(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Outputs [N, D] for texts and pairs, of a model with one vector a text. A pair arrives as a list."""
         assert self.predictor is not None
-        return None, {"logits": self.predictor.logits(texts)}
+        return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
 
     def op_replay(self, arrays: Any) -> Reply:
         """Return the open stage's outputs for the texts that an artefact records."""

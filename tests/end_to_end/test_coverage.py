@@ -84,12 +84,12 @@ def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_pat
         assert found is not None and found.finite
         assert (found.ids, found.positions, found.batch_sizes, found.token_types) == (1.0, 1.0, 1.0, 1.0)
         assert 0.1 < found.lengths < 1.0
-        assert set(found.outputs) == {"last_hidden_state", "sentence_embedding"}
+        assert set(found.outputs) == {"last_hidden_state", "sentence_embedding", coverage.END_TO_END}
     exact, rough = report.stage("export_onnx").coverage, report.stage("quantize_int8").coverage
     assert exact is not None and rough is not None and exact.seed == rough.seed
     assert rough.tokens > exact.tokens
     for name, output in exact.outputs.items():
-        assert output.worst < 1e-5 < 1e-3 < rough.outputs[name].median
+        assert output.worst < 1e-5 < 1e-4 < rough.outputs[name].median
     assert "checked: 100 % of ids, 100 % of positions, 100 % of batch sizes, " in printed(report)
     assert "Run at least once: <b>100 % of ids" in html.page(report)
     assert Report.model_validate_json(report.model_dump_json(by_alias=True)) == report

@@ -1,0 +1,108 @@
+"""The rules of the coverage sweeps: what they run, and which rows stand out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.checks import coverage, gates, parity
+from bertopt.core import ShapeLimits, Spec
+from bertopt.results import Limits
+from bertopt.spec import Coverage, SweptOutput
+from tests.support.measured import case, measured
+
+SPEC = Spec(
+    family="bert", task="text-classification", inputs=("input_ids", "attention_mask", "token_type_ids"), outputs=("logits",),
+    layers=2, heads=2, hidden=32, vocabulary=20_000, token_types=2, pad_id=0, max_length=512, text_length=512,
+    labels=("bad", "good"), parameters=1,
+)  # fmt: skip
+WHOLE = ShapeLimits(longest=512)
+
+
+def swept(median: float, worst: float, name: str = "logits", finite: bool = True) -> Coverage:
+    outputs = {name: SweptOutput(median=median, worst=worst, where="logits[0], 1 × 4")}
+    shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
+    return Coverage(seed=1, outputs=outputs, rows=9, tokens=36, finite=finite, **shares)
+
+
+@pytest.mark.parametrize(
+    ("limit", "median", "worst", "passes"),
+    [
+        (1e-5, 9e-7, 2e-6, True), (1e-5, 9e-7, 2e-2, False), (1e-5, 2e-5, 2e-5, False),
+        (6e-2, 1.1e-2, 5.6e-2, True), (6e-2, 1.1e-2, 0.54, False), (6e-2, 0.1, 0.2, False),
+        (0.35, 0.13, 0.43, True), (0.35, 0.13, 0.9, False), (0.35, 0.5, 0.6, False),
+        (None, 0.13, 0.43, True), (None, 0.13, 0.9, False), (9.0, 1.0, 5.0, True),
+        (9.0, math.nan, math.nan, False),
+    ],
+)  # fmt: skip
+def test_a_row_that_stands_out_is_refused(limit: float | None, median: float, worst: float, passes: bool) -> None:
+    assert (coverage.failures(swept(median, worst), Limits(rel_l2=limit)) == []) == passes
+
+
+def test_outputs_that_are_not_finite_are_refused() -> None:
+    assert coverage.failures(swept(0.0, 0.0, finite=False), Limits(rel_l2=9.0))
+
+
+def test_a_single_text_in_reduced_precision_is_left_to_the_limits_on_parity() -> None:
+    assert not coverage.failures(swept(0.1, 5.0, coverage.END_TO_END), Limits(rel_l2=0.35))
+    assert coverage.failures(swept(0.1, math.nan, coverage.END_TO_END), Limits(rel_l2=0.35))
+    assert coverage.failures(swept(1e-6, 1e-2, coverage.END_TO_END), Limits(rel_l2=1e-5))
+
+
+def test_text_by_text() -> None:
+    reference = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    got = reference.copy()
+    got[3] *= 1.5
+    found = coverage.end_to_end(got, reference, list("abcdef"))
+    assert found.median == 0.0 and found.worst == pytest.approx(0.5) and found.where == "text 'd'"
+
+
+@pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
+def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
+    spec = SPEC.model_copy(update={"task": task})
+    plan = coverage.plan(spec, 7, 8192)
+    exact, rough = plan.of(False, WHOLE), plan.of(True, WHOLE)
+    shares = coverage.shares(spec, exact)
+    assert (shares["ids"], shares["positions"], shares["batch_sizes"], shares["token_types"]) == (1.0, 1.0, 1.0, 1.0)
+    # In reduced precision every id stands in a row of four.
+    short = [probe for probe in rough if probe.padding != "batch sizes"]
+    assert coverage.shares(spec, short)["ids"] == 1.0
+    assert {probe.shape[1] for probe in short} == {4}
+    tokens = sum(probe.compared.size for probe in exact)
+    assert tokens < 1.6 * spec.vocabulary
+    assert max(probe.compared.size for probe in exact) == (8192 if task == "text-classification" else 2048)
+
+
+def test_another_seed_has_other_lengths_and_the_same_seed_the_same() -> None:
+    shapes = [[probe.shape for probe in coverage.plan(SPEC, seed, 8192).probes] for seed in (1, 1, 2)]
+    assert shapes[0] == shapes[1] != shapes[2]
+
+
+def test_the_largest_models_are_swept_in_part_and_say_so() -> None:
+    large = SPEC.model_copy(update={"layers": 24, "hidden": 1024, "vocabulary": 250_000})
+    probes = coverage.plan(large, 1, 8192).of(False, WHOLE)
+    shares = coverage.shares(large, probes)
+    assert 0.02 < shares["ids"] < 0.2 and shares["batch_sizes"] == 1.0
+
+
+def test_outputs_under_the_clock_are_judged_by_gross_faults() -> None:
+    """How many there are depends on the clock: a verdict near a limit would not repeat."""
+    limits = parity.DEFAULT_LIMITS["float32"]
+    right = case(max_abs=1e-6, rel_l2=1e-6, cosine_min=1.0, cosine_mean=1.0)
+    near = right.model_copy(update={"padding": "timed", "rel_l2": 3e-5, "max_abs": 2e-4, "cosine_min": 0.9999})
+    wrong = near.model_copy(update={"rel_l2": 1e-3})
+    nan = near.model_copy(update={"rel_l2": math.nan})
+    assert parity.failures([right, near], limits) == []
+    for bad in (wrong, nan):
+        (failure,) = parity.failures([right, bad], limits)
+        assert "under the clock" in failure.text
+    assert parity.judge([right, near], limits, None).worst.value <= 1e-6
+
+
+def test_the_gates_apply_the_rules() -> None:
+    found = measured().model_copy(update={"coverage": swept(0.01, 0.9)})
+    (failure,) = gates.find_failures(found, Limits(rel_l2=0.06))
+    assert failure.gate == "coverage" and failure.metric is None
