@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -32,6 +33,7 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="Threads of each model; by default all cores.")] = None,
     streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once.")] = None,
     warm_up: Annotated[bool, typer.Option(help="Run texts before the first request.")] = True,
+    key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="'warning' leaves out the access log.")] = "info",
     verbose: Verbose = False,
 ) -> None:
@@ -45,6 +47,6 @@ def serve(
         settings = Settings(
             host=host, port=port, queue_tokens=queue_tokens, request_texts=request_texts, request_bytes=round(request_mb * 2**20),
             timeout_s=timeout, cache_bytes=round(cache_mb * 2**20), truncate=truncate, api_key=api_key, drain_s=drain, grace_s=grace,
-            threads=threads, streams=streams, warm_up=warm_up,
+            threads=threads, streams=streams, warm_up=warm_up, key=key,
         )  # fmt: skip
         run(named(directories), settings, log_level)

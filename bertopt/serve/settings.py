@@ -35,6 +35,8 @@ class Settings:
     threads: int | None = None
     streams: int | None = None
     warm_up: bool = True
+    key: Path | None = None
+    """A public key that every artefact must be signed with."""
 
     def __post_init__(self) -> None:
         for name in ("queue_tokens", "request_texts", "request_bytes", "timeout_s", "grace_s"):
