@@ -181,7 +181,7 @@ def test_triton_needs_a_c_compiler_and_python_s_headers(
 def test_cuda_graphs_of_one_thread_are_refused(
     reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
-    monkeypatch.setattr("bertopt.passes.compile_torch._check_compiler", lambda device: None)
+    monkeypatch.setattr("bertopt.passes.compile_torch.check_compiler", lambda device: None)
     monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
     with pytest.raises(Unsupported, match=rf"mode: {mode} belong to one thread.*got torch 2\.12\.1"):
         CompileTorch(mode=mode)(reference, context("cuda"))
@@ -247,12 +247,9 @@ def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx]
 
 
 @pytest.mark.parametrize(("family", "precision"), [("roberta", "float16"), ("distilbert", "bfloat16"), ("bert", "bfloat16")])
-def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, tmp_path: Path, family: str, precision: Any) -> None:
+def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, family: str, precision: Any) -> None:
     eager = SDPA(checkpoint.load(tiny(family)), context()).model
-    ctx = [Context(tmp_path / str(number)) for number in range(2)]
-    for one in ctx:
-        one.workdir.mkdir()
-    half = CastOnnxHalf(dtype=precision)(ExportOnnx(opset=20)(eager, ctx[0]).model, ctx[1]).model
+    half = CastOnnxHalf(dtype=precision)(ExportOnnx(opset=20)(eager, context()).model, context()).model
     profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
     built = BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets_if_no_gpu=("sm86", "sm89", "sm120"))(half, context())
     assert built.model.targets == ("sm86", "sm89", "sm120") and len(built.model.profiles) == 3
