@@ -12,7 +12,7 @@ from bertopt import stages
 from bertopt.checks import probes
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
-from bertopt.pipeline.examiner import mix_texts
+from bertopt.pipeline.measurement_plan import mix_texts
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Latency

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,12 @@ from bertopt import stages
 from bertopt.checks import coverage, invariance, parity, probes, quality, ranking, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
-from bertopt.core import Device, Precision, Spec
+from bertopt.core import Device, Precision
 from bertopt.errors import Unsupported
 from bertopt.passes import registry
 from bertopt.pipeline.measurement_cache import Records
-from bertopt.pipeline.race import Budget, race
+from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
@@ -32,9 +33,6 @@ from bertopt.workers.remote_tokenizer import RemoteTokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Texts in one turn of the mix, taken evenly from the recipe's.
-MIX_TEXTS = 12
-
 #: Most of the recipe's own texts that are probed, besides the built-in ones.
 OWN_TEXTS = 96
 
@@ -43,30 +41,6 @@ ANSWER_BYTES = 64 * 2**20
 
 #: Seconds that one request to a worker may take where no step says so: of the reference, and of models that are compared.
 TIMEOUT_S = 1800.0
-
-
-@dataclass(frozen=True)
-class MeasurementPlan:
-    """What every stage is measured on."""
-
-    spec: Spec
-    shapes: tuple[tuple[int, int], ...]
-    """[B, S]"""
-    texts: Texts
-    mix: tuple[Text, ...]
-    """Texts of one turn of the end-to-end timing."""
-    budget: Budget
-
-    @classmethod
-    def of(cls, spec: Spec, shapes: Sequence[tuple[int, int]], texts: Texts, budget: Budget) -> Self:
-        return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
-
-
-def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
-    """Return the texts to time end to end, taken evenly; pairs where the model answers questions."""
-    paired = spec.task == "question-answering"
-    step = max(1, len(texts.texts) // MIX_TEXTS)
-    return tuple(("what?", text) if paired else text for text in texts.texts[::step])[:MIX_TEXTS]
 
 
 class Examiner:

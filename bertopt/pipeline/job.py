@@ -24,7 +24,8 @@ from bertopt.errors import (
     WrongAnswer,
 )
 from bertopt.pipeline import clean_run, rows
-from bertopt.pipeline.examiner import Examiner, MeasurementPlan
+from bertopt.pipeline.examiner import Examiner
+from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store

@@ -8,7 +8,8 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.errors import UsageError
-from bertopt.pipeline.examiner import Examiner, MeasurementPlan
+from bertopt.pipeline.examiner import Examiner
+from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
 from bertopt.workers.client import Workers
