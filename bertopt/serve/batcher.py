@@ -83,7 +83,7 @@ class _Batch:
 
 
 class Batcher:
-    """Runs jobs on one session in as many threads as it has streams, and one more that plans and hands out meanwhile."""
+    """Runs jobs on one session in as many threads as it has streams, and one more, so that outputs are handed out while the next batch runs."""
 
     def __init__(self, runner: Runner, queue_tokens: int, metrics: ModelMetrics) -> None:
         self.session: Session = runner.session

@@ -1,4 +1,4 @@
-"""What a server is told once: where it listens, and what bounds a request and the queue."""
+"""The settings of a server: where it listens, and what bounds a request and the queue."""
 
 from __future__ import annotations
 
