@@ -83,7 +83,7 @@ class _Batch:
 
 
 class Batcher:
-    """Runs jobs on one session in as many threads as it has streams, and plans the next batches in one thread more."""
+    """Runs jobs on one session in as many threads as it has streams, plus one that hands out outputs while the next batch runs."""
 
     def __init__(self, runner: Runner, queue_tokens: int, metrics: ModelMetrics) -> None:
         self.session: Session = runner.session
