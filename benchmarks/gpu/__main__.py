@@ -12,8 +12,10 @@ an error of the device costs one case. DIR/<part>.json is written after every ro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,21 +77,27 @@ def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Sett
     with (setting.out / f"{name}.log").open("a", encoding="utf-8") as log:
         # Tiny shapes gain nothing from threads, and waiting ones spin.
         variables = {**os.environ, **({"OMP_NUM_THREADS": "1"} if setting.quick else {})}
-        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
-        timer = _ends_at(process, end)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        timer = threading.Timer(max(0.1, end - time.monotonic()), _kill, [process.pid])
+        timer.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith(_ROW):
-                continue
-            row = json.loads(line.removeprefix(_ROW))
-            case = found["cases"].setdefault(row.pop("case"), {"rows": {}, "finished": False})
-            if row.pop("finished", False):
-                case["finished"] = True
-            else:
-                case["rows"][row.pop("key")] = row
-            _write(path, found)
-        code = process.wait()
-        timer.cancel()
+        try:
+            for line in process.stdout:
+                if not line.startswith(_ROW):
+                    continue
+                row = json.loads(line.removeprefix(_ROW))
+                case = found["cases"].setdefault(row.pop("case"), {"rows": {}, "finished": False})
+                if row.pop("finished", False):
+                    case["finished"] = True
+                else:
+                    case["rows"][row.pop("key")] = row
+                _write(path, found)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            _kill(process.pid)
     late = time.monotonic() >= end
     for case in group:
         entry = found["cases"].setdefault(case, {"rows": {}, "finished": False})
@@ -99,10 +107,10 @@ def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Sett
             entry["finished"] = True
 
 
-def _ends_at(process: subprocess.Popen[str], end: float) -> threading.Timer:
-    timer = threading.Timer(max(0.1, end - time.monotonic()), process.kill)
-    timer.start()
-    return timer
+def _kill(session: int) -> None:
+    """End a case's process and what it started, such as compilers that keep its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
 
 
 def work(name: str, done: dict[str, list[str]], device: str, quick: bool) -> None:

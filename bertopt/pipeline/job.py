@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,16 @@ class _Done:
     """The run's, where this is the stage to deliver."""
 
 
+def cpu_runtime(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
+    """Return why the stage to deliver cannot run on a GPU with these packages, or None. `deliver: fastest` has a choice."""
+    named = {step.name: step for step in recipe.steps} | {"last": recipe.steps[-1]}
+    step = named.get(recipe.deliver)
+    form = step.pass_.forms()[1].form if step is not None else None
+    if form == "onnx" and "onnxruntime-gpu" not in packages:
+        return f"'{named[recipe.deliver].name}' needs onnxruntime-gpu; pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
+    return f"'{named[recipe.deliver].name}' is for a CPU" if form == "openvino" else None
+
+
 class Job:
     """One run's state: what became of each step so far, and whether the run has been stopped."""
 
@@ -74,7 +84,13 @@ class Job:
         recipe = self.recipe
         with self.workers.start() as worker:
             self.progress(f"{REFERENCE}: loading {recipe.model}")
-            self.device, self.report.environment["cuda"] = self.store.settle(worker, recipe.device)
+            self.device, cuda = self.store.settle(worker, recipe.device)
+            self.report.environment["cuda"] = cuda
+            seen = f"torch sees {cuda['gpu']['name']}" if cuda["cuda"] else "torch sees no CUDA GPU"
+            why = "the recipe says so" if recipe.device != "auto" else seen
+            self.report.environment["device"] = f"{self.device}: {why}"
+            if self.device == "cuda" and (missing := cpu_runtime(recipe, environment.versions())):
+                raise Unsupported(f"'{recipe.device}' chose cuda, since {seen}, but {missing}; or --set device=cpu")
             stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
         path, manifest = stage.path, stage.manifest
         self.spec = manifest.spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
         "    say = lambda **row: print('row ' + json.dumps({'case': case, **row}), flush=True)\n"
         "    if case == 'crash': say(key='first', p50_ms=1.0); os._exit(3)\n"
         "    say(key=f'after {len(done)}')\n"
-        "    if case == 'slow' and not done: import time; time.sleep(60)\n"
+        f"    if case == 'slow' and not done: open({str(tmp_path / 'late')!r}, 'w').close(); os.kill(os.getpid(), 9)\n"
         "    say(finished=True)\n"
     )
     original = gpu.subprocess.Popen
@@ -142,15 +143,18 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(gpu, "environment", lambda: {})
     monkeypatch.setattr(gpu, "CASE_S", 0.0)
     monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow"], smoke.run))
+    # The time is up when the slow case says so, whatever else this machine does.
+    monkeypatch.setattr(gpu, "time", types.SimpleNamespace(monotonic=lambda: 1e9 if (tmp_path / "late").exists() else 0.0))
     here = Setting("cuda", False, tmp_path)
-    first = gpu.run_part("smoke", here, 6.0)
+    first = gpu.run_part("smoke", here, 600.0)
     assert first["unfinished"] == ["slow"] and first["cases"]["slow"]["rows"] == {"after 0": {}}
     assert "ended with 3" in first["cases"]["crash"]["rows"]["crash"]["failure"]
-    second = gpu.run_part("smoke", here, 30.0)
+    (tmp_path / "late").unlink()
+    second = gpu.run_part("smoke", here, 600.0)
     assert second["unfinished"] == [] and list(second["cases"]["slow"]["rows"]) == ["after 0", "after 1"]
     assert list(second["cases"]["good"]["rows"]) == ["after 0"]
     # Another device or size is another measurement.
-    assert list(gpu.run_part("smoke", Setting("cpu", False, tmp_path), 0.0)["cases"]) == []
+    assert list(gpu.run_part("smoke", Setting("cpu", False, tmp_path), -1.0)["cases"]) == []
 
 
 def test_the_table_names_figures_gaps_and_failures() -> None:

@@ -18,8 +18,9 @@ from bertopt.commands import recipes
 from bertopt.commands.verify import _other_gpu as other_gpu
 from bertopt.errors import Unsupported
 from bertopt.passes import BuildTensorrt, CastHalf
+from bertopt.pipeline.job import cpu_runtime
 from bertopt.pipeline.store import Store
-from bertopt.recipe.parser import load
+from bertopt.recipe.parser import from_dict, load
 from bertopt.recipe.texts import Texts
 from bertopt.system import cpu_contention, gpu
 from bertopt.system.cpu_contention import Seen
@@ -255,6 +256,24 @@ def test_another_gpu_is_another_engine_and_the_same_everything_else(tmp_path: Pa
         there = keys(here | {field: other})
         assert there[0] != first[0] and there[1] == first[1], field
     assert keys(here) == first
+
+
+@pytest.mark.parametrize(
+    ("steps", "deliver", "packages", "words"),
+    [
+        (["export_onnx"], "last", {"onnxruntime": "1"}, "'export_onnx' needs onnxruntime-gpu; pip uninstall -y onnxruntime"),
+        (["export_onnx"], "last", {"onnxruntime-gpu": "1"}, None),
+        (["use_sdpa", "export_onnx"], "use_sdpa", {}, None),
+        (["export_onnx"], "fastest", {}, None),
+        (["export_onnx", "convert_openvino"], "last", {"onnxruntime-gpu": "1"}, "'convert_openvino' is for a CPU"),
+    ],
+)
+def test_a_runtime_that_cannot_follow_to_the_gpu_is_named_first(
+    steps: list[str], deliver: str, packages: dict[str, str], words: str | None
+) -> None:
+    recipe = from_dict({"schema_version": 1, "model": "m", "deliver": deliver, "steps": [{"pass": name} for name in steps]})
+    reason = cpu_runtime(recipe, packages)
+    assert reason is None if words is None else words in str(reason)
 
 
 class Asked:
