@@ -11,8 +11,10 @@ MB = 1e6
 def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Limits) -> list[Failure]:
     """Return every stated limit that the stage misses, or that was not measured.
 
-    `speedup_min` is missed where the whole 95 % interval of the end-to-end speed-up lies below it, and where the timing is
-    void; see `undecided` for intervals that contain it. The other figures have no interval and are compared as they are.
+    `speedup_min` is kept where the whole 95 % interval of the end-to-end speed-up is at least that. An interval that contains
+    it shows nothing, which is no pass: state 0.98 to accept a stage that is as fast as the checkpoint. A void timing is not
+    waivable. The other figures have no interval and are compared as they are. Single shapes, p90 and p99, GPU memory and other
+    machines are not looked at.
     """
     texts = _texts(measurements.latency)
     found = []
@@ -22,8 +24,10 @@ def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Li
         if ratio is None:
             warning = (texts.warning if texts else None) or "it was not timed"
             found.append(Failure(gate="latency", metric=None, text=f"{what}; it is not known: {warning}"))
-        elif not ratio.high >= limits.speedup_min:
+        elif not ratio.low >= limits.speedup_min:
             text = f"{what}; got {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+            if ratio.high >= limits.speedup_min:
+                text += ", which does not show it: raise timing.mix_s, or time on a quieter machine"
             found.append(Failure(gate="latency", metric="speedup_min", text=text))
     measured = (
         ("mix_p50_ms_max", "latency", "the median time of the timed texts", "ms", texts.p50_ms if texts else None),
@@ -37,18 +41,6 @@ def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Li
             name = None if value is None else metric
             found.append(Failure(gate=gate, metric=name, text=f"{what} may be at most {limit:g} {unit}; {got}"))
     return found
-
-
-def undecided(latency: list[Latency], limits: Limits) -> str | None:
-    """Return a sentence where the interval contains `speedup_min`, so that the timing neither keeps nor misses it."""
-    texts = _texts(latency)
-    ratio = texts.vs_reference if texts else None
-    if limits.speedup_min is None or ratio is None or not ratio.low < limits.speedup_min <= ratio.high:
-        return None
-    return (
-        f"speedup_min {limits.speedup_min:g} is neither kept nor missed: the speed-up is {ratio.ratio:.3f} "
-        f"[{ratio.low:.3f}, {ratio.high:.3f}]; raise timing.mix_s, or time on a quieter machine"
-    )
 
 
 def _texts(latency: list[Latency]) -> Latency | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from bertopt import stages
-from bertopt.checks import gates, speed_limits
+from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
@@ -242,15 +242,14 @@ class Job:
         self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
 
     def _warn_of_speed(self, row: Stage) -> None:
-        """Say in the report where what is delivered was not shown to be as fast as it should be."""
+        """Say in the report where what is delivered is slower than the checkpoint, or was not timed validly."""
         step = next((step for step in self.recipe.steps if step.name == row.name), None)
         slow = row.slow()
         limits = step.limits.over(self._stated(row.precision)) if step else Limits()
         if slow and limits.speedup_min is None:
             slow += "; `limits: {speedup_min: 1}` refuses such a stage, `deliver: fastest` chooses another"
-        problems = [slow, speed_limits.undecided(row.latency or [], limits)]
-        warnings = [f"'{row.name}' is delivered, but {problem}" for problem in problems if problem]
-        self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
+        if slow:
+            self.report.model["warnings"] = [*self.report.model["warnings"], f"'{row.name}' is delivered, but {slow}"]
 
     def _stated(self, precision: str | None) -> Limits:
         return self.recipe.limits.get(cast(Precision, precision), Limits())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
@@ -15,7 +15,9 @@ from bertopt.modeling.packing import Batch
 from bertopt.runtime import task_outputs
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
+from bertopt.runtime.entities import Aggregation, entities
 from bertopt.runtime.runner import Runner
+from bertopt.runtime.task_outputs import TopK
 from bertopt.runtime.text_inputs import as_list, check, refuse_others
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
@@ -36,12 +38,36 @@ class Answer:
     tokens: int
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How answers are worded."""
+
+    top_k: TopK = "default"
+    aggregation_strategy: Aggregation = "none"
+
+    def check(self, spec: Spec) -> None:
+        """Raise UsageError for an option that the task does not have, or a value that cannot be."""
+        if self.top_k != "default" and spec.task not in ("text-classification", "fill-mask"):
+            raise UsageError(f"top_k goes with text-classification and fill-mask; the model's task is {spec.task}: leave it out")
+        if self.top_k not in ("default", None) and (isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1):
+            raise UsageError(f"top_k must be a whole number from 1, or None for all; got {self.top_k!r}")
+        if self.aggregation_strategy not in get_args(Aggregation):
+            raise UsageError(
+                f"aggregation_strategy must be one of {', '.join(get_args(Aggregation))}; got {self.aggregation_strategy!r}"
+            )
+        if self.aggregation_strategy != "none" and spec.task != "token-classification":
+            raise UsageError(f"aggregation_strategy goes with token-classification; the model's task is {spec.task}: leave it out")
+
+
+_DEFAULTS = _Options()
+
+
 class Predictor:
     """Calls to it answer texts by task.
 
     Embeddings come as one array [N, H] (without pooling, a list of [S, H] arrays), classifications as
-    `[{"label": …, "score": …}]`, tokens, spans and masks as transformers' pipelines give them. A text is a string or
-    a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
+    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; tokens, spans and
+    masks as transformers' pipelines give them, entities with `aggregation_strategy`. A text is a string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
     A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
     batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled and ONNX models on the CPU: a text's
@@ -64,19 +90,29 @@ class Predictor:
         feed = session.rows if isinstance(session, PackedSession) else session
         self._runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = _mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
+        self._unknown_id = _special_id(directory, self.tokenizer, "unk_token", "[UNK]")
 
-    def __call__(self, texts: Iterable[Text], truncate: bool = True) -> Any:
+    def __call__(
+        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none"
+    ) -> Any:  # fmt: skip
         """Answers in the order of `texts`; see `answer`."""
-        return self.answer(texts, truncate).values
+        return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy).values
 
-    def answer(self, texts: Iterable[Text], truncate: bool = True) -> Answer:
+    def answer(
+        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none"
+    ) -> Answer:  # fmt: skip
         """Answers, and what was truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
 
-        Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
+        `top_k` (classification, fill-mask) and `aggregation_strategy` (token classification: simple, first, average or max)
+        mean what they mean in transformers' pipelines; see `task_outputs.TopK` for the defaults.
+
+        Raises UsageError for an option that the task does not have. Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
         without `truncate`, too long; all before anything is run.
         """
+        how = _Options(top_k, aggregation_strategy)
+        how.check(self.spec)
         listed = self._checked(as_list(texts), 0)
-        return self._answer(listed, truncate, 0)
+        return self._answer(listed, truncate, 0, how)
 
     def stream(
         self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
@@ -131,51 +167,67 @@ class Predictor:
         check(texts, self.spec.task == "question-answering", first)
         return texts
 
-    def _answer(self, texts: Sequence[Text], truncate: bool, first: int) -> Answer:
+    def _answer(self, texts: Sequence[Text], truncate: bool, first: int, how: _Options = _DEFAULTS) -> Answer:
         whole = self.spec.granularity == "text"
         if not len(texts):
-            return Answer(self._vectors(self._nothing()) if whole else [], [], 0)
+            return Answer(self._vectors(self._nothing(), how) if whole else [], [], 0)
         if whole and len(texts) == 1 and self._runner.watch is None:
             vector, truncated, tokens = self._runner.one(texts[0], truncate, first)
-            return Answer(self._vectors(vector), truncated, tokens)
+            return Answer(self._vectors(vector, how), truncated, tokens)
         raw = self._runner.run(texts, truncate, first)
         if whole:
-            return Answer(self._vectors(raw.outputs.array), raw.truncated, raw.tokens)
+            return Answer(self._vectors(raw.outputs.array, how), raw.truncated, raw.tokens)
         origins = [text for piece in raw.pieces for text in piece.origins or ()]
-        return Answer(self.located(texts, origins, raw.outputs.by_text), raw.truncated, raw.tokens)
+        return Answer(self._located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
         import numpy as np
 
         return np.zeros((0, len(self.spec.labels) or self.spec.hidden), np.float32)
 
-    def _vectors(self, values: Array) -> Any:
+    def _vectors(self, values: Array, how: _Options) -> Any:
         if self.spec.task != "text-classification":
             return values
-        return task_outputs.classify(self.spec, values) if len(values) else []
+        return task_outputs.classify(self.spec, values, how.top_k) if len(values) else []
 
     def located(self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]]) -> list[Any]:
         """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
         the task is feature-extraction."""
+        return self._located(texts, tokens, outputs, _DEFAULTS)
+
+    def _located(
+        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: _Options
+    ) -> list[Any]:
         task, name = self.spec.task, self.spec.outputs[0]
         if task == "feature-extraction":
             return [out[name] for out in outputs]
         rows = zip(texts, tokens, outputs, strict=True)
+        fast, strategy = self.tokenizer.fast, how.aggregation_strategy
+        if strategy != "none":
+            return [
+                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id)
+                for text, t, out in rows
+            ]
         if task == "token-classification":
             return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]
         if task == "question-answering":
             return [task_outputs.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
-        decode = self.tokenizer.fast.decode
-        return [task_outputs.fill(out[name], t, self._mask_id, decode) for _, t, out in rows]
+        return [task_outputs.fill(out[name], t, self._mask_id, fast.decode, how.top_k) for _, t, out in rows]
 
 
 def _mask_id(directory: Path, tokenizer: Tokenizer) -> int:
+    number = _special_id(directory, tokenizer, "mask_token", "[MASK]")
+    if number is None:
+        raise UsageError("the tokenizer has no mask token, which fill-mask needs")
+    return number
+
+
+def _special_id(directory: Path, tokenizer: Tokenizer, key: str, usual: str) -> int | None:
+    """Return the id of a special token by its key in the tokenizer's files, or of its usual spelling."""
     token: Any = None
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = directory / name
-        token = token or (json.loads(path.read_text("utf-8")).get("mask_token") if path.is_file() else None)
+        token = token or (json.loads(path.read_text("utf-8")).get(key) if path.is_file() else None)
     content = token["content"] if isinstance(token, dict) else token
-    number = tokenizer.fast.token_to_id(content or "[MASK]")
-    if number is None:
-        raise UsageError("the tokenizer has no mask token, which fill-mask needs")
-    return int(number)
+    number = tokenizer.fast.token_to_id(content or usual)
+    return None if number is None else int(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 #: Longest answer, in tokens, that question answering looks for.
 MAX_ANSWER_TOKENS = 15
+#: Tokens given for each mask by default.
 TOP_K = 5
+#: How many labels or tokens to give, best first; None is all. By default a classification gives its best label alone
+#: and not in a list, a multi-label one all its labels, and fill-mask `TOP_K` tokens for each mask.
+TopK = int | None | Literal["default"]
 
 
 def softmax(logits: Array) -> Array:
@@ -35,11 +39,15 @@ def label_scores(spec: Spec, logits: Array) -> Array:
     return sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
 
 
-def classify(spec: Spec, logits: Array) -> list[dict[str, Any]]:
-    """Logits [B, C] to the best label of each text, with its score."""
+def classify(spec: Spec, logits: Array, top_k: TopK = "default") -> list[Any]:
+    """Logits [B, C] to labels with their scores, as `TopK` says."""
     scores = label_scores(spec, logits)
-    best = scores.argmax(axis=-1)
-    return [{"label": spec.labels[i], "score": float(row[i])} for i, row in zip(best, scores, strict=True)]
+    if top_k == "default" and not spec.multi_label:
+        best = scores.argmax(axis=-1)
+        return [{"label": spec.labels[i], "score": float(row[i])} for i, row in zip(best, scores, strict=True)]
+    count = None if top_k == "default" else top_k
+    order = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+    return [[{"label": spec.labels[i], "score": float(row[i])} for i in best] for best, row in zip(order, scores, strict=True)]
 
 
 def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str, Any]]:
@@ -76,11 +84,11 @@ def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]
     return {"answer": context[begin:finish], "score": float(scores[first, last]), "start": begin, "end": finish}
 
 
-def fill(logits: Array, tokens: Tokens, mask_id: int, decode: Any) -> list[list[dict[str, Any]]]:
+def fill(logits: Array, tokens: Tokens, mask_id: int, decode: Any, top_k: TopK = "default") -> list[list[dict[str, Any]]]:
     """Logits [S, V] of one text to the best tokens for each mask in it."""
     filled = []
     for position in (i for i, token in enumerate(tokens.ids) if token == mask_id):
         scores = softmax(logits[position])
-        best: Sequence[int] = np.argsort(scores)[::-1][:TOP_K].tolist()
+        best: Sequence[int] = np.argsort(scores)[::-1][: TOP_K if top_k == "default" else top_k].tolist()
         filled.append([{"score": float(scores[i]), "token": i, "token_str": decode([i])} for i in best])
     return filled

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from bertopt.checks import gates, speed_limits
+from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.report import junit
 from bertopt.results import Latency, Limits, Ratio, Report, Stage
 from tests.support.measured import measured
+
+UNDECIDED = ", which does not show it: raise timing.mix_s, or time on a quieter machine"
 
 
 def texts(low: float | None, high: float = 0.0, warning: str | None = None) -> Latency:
@@ -33,8 +35,9 @@ def judge(limits: dict[str, float], *latency: Latency, peak: int | None = 300_00
     ("limits", "low", "high", "reason"),
     [
         ({"speedup_min": 1.0}, 0.90, 0.98, "the end-to-end speed-up must be at least 1; got 0.940 [0.900, 0.980]"),
-        ({"speedup_min": 1.0}, 0.90, 1.00, None),
-        ({"speedup_min": 1.0}, 0.97, 1.05, None),
+        ({"speedup_min": 1.0}, 0.90, 1.00, f"the end-to-end speed-up must be at least 1; got 0.950 [0.900, 1.000]{UNDECIDED}"),
+        ({"speedup_min": 1.0}, 0.97, 1.05, f"the end-to-end speed-up must be at least 1; got 1.010 [0.970, 1.050]{UNDECIDED}"),
+        ({"speedup_min": 1.0}, 1.00, 1.20, None),
         ({"speedup_min": 2.0}, 2.10, 2.30, None),
         ({"speedup_min": 2.0}, 1.70, 1.90, "the end-to-end speed-up must be at least 2; got 1.800 [1.700, 1.900]"),
         ({"mix_p50_ms_max": 39.0}, 1, 1, "the median time of the timed texts may be at most 39 ms; got 40 ms"),
@@ -44,7 +47,7 @@ def judge(limits: dict[str, float], *latency: Latency, peak: int | None = 300_00
         ({"size_max": 90, "peak_rss_max": 300}, 1, 1, None),
     ],
 )
-def test_a_limit_is_missed_where_the_whole_interval_is_beyond_it(
+def test_a_limit_is_kept_only_where_the_whole_interval_keeps_it(
     limits: dict[str, float], low: float, high: float, reason: str | None
 ) -> None:
     outcome = judge(limits, texts(low, high))
@@ -57,13 +60,6 @@ def test_what_was_not_measured_keeps_no_limit(latency: list[Latency]) -> None:
     assert outcome.status == "failed" and outcome.failures[0].metric is None
     assert ("2 graphs" if latency else "it was not timed") in (outcome.reason or "")
     assert "it was not measured" in (judge({"peak_rss_max": 1.0}, peak=None).reason or "")
-
-
-@pytest.mark.parametrize(("low", "high", "said"), [(0.97, 1.05, True), (0.9, 0.98, False), (1.1, 1.2, False), (1.0, 1.2, False)])
-def test_an_interval_around_the_limit_is_undecided(low: float, high: float, said: bool) -> None:
-    sentence = speed_limits.undecided([texts(low, high)], Limits(speedup_min=1.0))
-    assert (sentence is not None) is said
-    assert speed_limits.undecided([texts(low, high)], Limits()) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""`top_k`, all labels of multi-label models and entities, against transformers' own pipelines on random texts."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.errors import UsageError
+from tests.support.tiny_models import LETTERS, VOCABULARY, WORDS, write_tiny
+from tests.unit.runtime.test_predictor import predictor
+
+rng = random.Random(0)
+PLAIN = [letter for letter in LETTERS if not letter.startswith("#")]
+TEXTS = [
+    rng.choice(["", " "]).join(rng.choice(["", " "]) + rng.choice([*WORDS, *PLAIN, "Ünï", "漢字", " "]) for _ in range(rng.randint(1, 16)))
+    for _ in range(40)
+]
+TEXTS = [text if text.strip() else "a" for text in TEXTS]
+
+
+def pipeline(task: str, directory: Path, **options: Any) -> Any:
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return transformers.pipeline(task, str(directory), device="cpu")(TEXTS, **options)
+
+
+def same(got: Any, expected: Any) -> None:
+    """Equal but for the last digits of scores."""
+    assert len(got) == len(expected)
+    for mine, theirs in zip(got, expected, strict=True):
+        if isinstance(theirs, dict):
+            assert {k: v for k, v in mine.items() if k != "score"} == {k: v for k, v in theirs.items() if k != "score"}
+            assert mine["score"] == pytest.approx(float(theirs["score"]), abs=1e-5)
+        else:
+            same(mine, theirs)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 9, None])
+@pytest.mark.parametrize("problem", ["multi_label_classification", "single_label_classification", "regression"])
+def test_top_k_of_a_classification(tmp_path: Path, problem: str, top_k: int | None) -> None:
+    directory = write_tiny(tmp_path, extra={"problem_type": problem})
+    predict, expected = predictor(directory), pipeline("text-classification", directory, top_k=top_k)
+    same(predict(TEXTS, top_k=top_k), expected)
+    same(predict(TEXTS[:1], top_k=top_k), expected[:1])
+    if top_k is None:
+        default = predict(TEXTS)
+        assert default == (predict(TEXTS, top_k=None) if "multi" in problem else [row[0] for row in predict(TEXTS, top_k=1)])
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+@pytest.mark.parametrize("kind", ["wordpiece", "with a decoder", "no subwords"])
+def test_entities(tmp_path: Path, strategy: Any, kind: str) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    directory = write_tiny(tmp_path, task="token-classification")
+    config = json.loads((directory / "config.json").read_text())
+    names = ["O", "B-PER", "I-PER"] if kind != "wordpiece" else ["B-PER", "I-ORG", "I-PER"]
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    (directory / "config.json").write_text(json.dumps(config))
+    fast: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    if kind == "with a decoder":
+        fast.decoder = decoders.WordPiece()
+    if kind == "no subwords":
+        fast.model = models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
+        fast.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
+    fast.save(str(directory / "tokenizer.json"))
+    expected = pipeline("token-classification", directory, aggregation_strategy=strategy)
+    got = predictor(directory)(TEXTS, aggregation_strategy=strategy)
+    same(got, expected)
+    assert {entity["entity_group"] for text in got for entity in text} >= {"PER"}
+    assert any(len(entity["word"].split()) > 1 for text in got for entity in text)
+
+
+def test_top_k_of_a_mask(tmp_path: Path) -> None:
+    predict = predictor(write_tiny(tmp_path, task="fill-mask"))
+    text = "the [MASK] sat on a [MASK]"
+    (five,), (two,), (every,) = predict([text]), predict([text], top_k=2), predict([text], top_k=None)
+    assert [len(mask) for mask in five] == [5, 5] and [len(mask) for mask in every] == [len(VOCABULARY)] * 2
+    assert [mask[:2] for mask in five] == two == [mask[:2] for mask in every]
+    np.testing.assert_allclose([sum(token["score"] for token in mask) for mask in every], 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("text-classification", {"top_k": 0}, "top_k must be a whole number from 1, or None for all; got 0"),
+        ("text-classification", {"top_k": True}, "got True"),
+        ("text-classification", {"aggregation_strategy": "simple"}, "aggregation_strategy goes with token-classification"),
+        ("token-classification", {"aggregation_strategy": "last"}, "must be one of none, simple, first, average, max; got 'last'"),
+        ("token-classification", {"top_k": 2}, "top_k goes with text-classification and fill-mask"),
+    ],
+)
+def test_options_that_the_task_does_not_have(tmp_path: Path, task: str, options: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        predictor(write_tiny(tmp_path, task=task))(["a"], **options)
