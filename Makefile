@@ -4,16 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
+# The native encoder is built where a C++ compiler and a CPU of its kind are; everything else works without it.
+NATIVE := $(if $(filter x86_64,$(shell uname -m)),$(shell command -v $(CXX)))
 
 .PHONY: quickstart test check docs clean schema
 
-quickstart: $(VENV)/.quickstart
+quickstart: $(VENV)/.quickstart $(VENV)/.native
 	$(BIN)/python -m bertopt export quickstart --out out/quickstart
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.native
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=
 	$(BIN)/python -m coverage report --skip-covered --fail-under=85
+ifneq ($(NATIVE),)
+	$(BIN)/python -m pytest -n $(JOBS) native/tests -m "not slow"
+endif
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -27,7 +32,7 @@ schema: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt.recipe.schema
 
 clean:
-	rm -rf $(VENV) out build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
+	rm -rf $(VENV) out build native/build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
 
 # torch first and pinned: any range would let the resolver pick a newer build with gigabytes of CUDA.
 $(VENV)/.torch: constraints.txt
@@ -37,6 +42,16 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[cpu,demo]'
+	touch $@
+
+# Where the compiler cannot build it, `make test` fails; the quickstart goes on.
+$(VENV)/.native: $(VENV)/.torch $(wildcard native/CMakeLists.txt native/pyproject.toml native/bertopt_native/*.py native/src/* native/src/kernel/*)
+ifneq ($(NATIVE),)
+	-PIP_CONSTRAINT=constraints.txt $(PIP) ./native
+else
+	@echo "no native encoder: it needs an x86-64 CPU and a C++ compiler (apt-get install g++, then run make again)."
+	@echo "Lost: the pass build_native, bertopt's fastest on CPUs with AVX512-VNNI. Recipes use OpenVINO instead."
+endif
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml

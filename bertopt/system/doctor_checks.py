@@ -51,7 +51,8 @@ def missing_packages(machine: Machine) -> list[Finding]:
         fix = f"pip install 'bertopt{'' if module in ('tokenizers', 'safetensors', 'numpy') else extra}'"
         findings.append(
             Finding(check="missing_packages", found=f"{wheels[0]} is not installed", stops=_stops(concerns), fix=fix,
-                    concerns=concerns, blocks=True, only_if_needed=runs_only or concerns != (ALL,))
+                    # Recipes go on without the native encoder.
+                    concerns=concerns, blocks=module != "bertopt_native", only_if_needed=runs_only or concerns != (ALL,))
         )  # fmt: skip
     return findings
 

@@ -17,6 +17,7 @@ from bertopt.system.machine import Machine
 CPU = {
     "torch": "2.13.0+cpu", "transformers": "5.23.0", "optimum": "2.3.0", "tokenizers": "0.23.3", "safetensors": "0.8.0",
     "numpy": "2.4.6", "onnx": "1.23.2", "onnxscript": "0.7.2", "onnxruntime": "1.31.1", "openvino": "2026.4.1", "nncf": "3.4.0",
+    "bertopt-native": "0.1.0",
 }  # fmt: skip
 GPU = {name: version for name, version in CPU.items() if name not in ("onnxruntime", "openvino", "nncf")} | {
     "torch": "2.13.0", "onnxruntime-gpu": "1.31.1", "tensorrt": "10.9.0",
@@ -51,6 +52,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     ({"shadowed": {"onnxruntime": "/x/onnxruntime.py"}}, "shadowed_modules", "export_onnx", "cpu", 4),
     ({"cpu_quota": 1.5}, "cpu_quota", "a cgroup allows 1.5 CPUs, but 8 cores are visible", "cpu", 0),
     ({"shared_memory_bytes": 65536}, "small_shared_memory", "/dev/shm) has 0.062 MiB", "cpu", 0),
+    ({"packages": {name: version for name, version in CPU.items() if name != "bertopt-native"}}, "missing_packages",
+     "build_native cannot run. Fix: pip install 'bertopt[native]'", "cpu", 0),
     ({"compiler": None}, "no_compiler", "apt-get install g++", None, 0),
     ({"compiler": None}, "no_compiler", "compile_torch cannot run", "torch_cpu", 4),
     ({"isa": frozenset({"avx2"})}, "no_int8_instructions", "--keep near-lossless", "cpu", 0),
