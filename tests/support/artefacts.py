@@ -9,12 +9,12 @@ Form = Literal["eager", "onnx", "openvino"]
 _PARITY = {"worst": {"metric": "max_abs", "value": 1e-6, "limit": 1e-3, "where": "batch 1 × 8"}, "limits": {"max_abs": 1e-3}}
 
 
-def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", name: str | None = None) -> Path:
+def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", packed: bool = False) -> Path:
     """Write the artefact of a checkpoint in one `form`, with gates as a delivery records them, and return `out`."""
     from bertopt import stages
     from bertopt.core import Context
     from bertopt.modeling import checkpoint
-    from bertopt.passes import ConvertOpenvino, ExportOnnx, UseSdpa
+    from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 
     reference = checkpoint.load(str(checkpoint_directory))
     folder = out.with_name(f".{out.name}.build")
@@ -26,7 +26,8 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", n
     if form == "eager":
         (out / "rewrites.json").write_text("[]\n")
     else:
-        model = ExportOnnx(opset=20)(UseSdpa()(reference, Context(folder)).model, Context(out if form == "onnx" else folder)).model
+        network = (PackSequences() if packed else UseSdpa())(reference, Context(folder)).model
+        model = ExportOnnx(opset=20)(network, Context(out if form == "onnx" else folder)).model
     if form == "openvino":
         model = ConvertOpenvino()(model, Context(out)).model
     stages.write_form(model, out)
@@ -35,5 +36,5 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", n
         "quality": None, "waived": [],
     }  # fmt: skip
     described = stages.describe(model, out)
-    stages.write_manifest(out, {"device": "cpu", "name": name or form, "stage": name or form, "gates": gates, "recipe": {}, **described})
+    stages.write_manifest(out, {"device": "cpu", "name": form, "stage": form, "gates": gates, "recipe": {}, **described})
     return out

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import bertopt
+from tests.support.artefacts import write_artefact
 from tests.support.serving import InProcess
+from tests.support.tiny_models import Tiny
 from tests.unit.serve.conftest import Artefact
 
 TEXTS = ["a cat sat on the mat", "the dog ran", "very good film !", "it was not good , it was bad"]
@@ -32,10 +35,16 @@ def test_embed(embedder: InProcess, artefact: Artefact) -> None:
     assert embedder.post("/", {"inputs": TEXTS[0]}).json() == [one]
 
 
-def test_served_answers_are_those_of_the_predictor_whatever_they_were_batched_with(artefact: Artefact) -> None:
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_served_answers_are_those_of_the_predictor_whatever_they_were_batched_with(
+    kind: str, artefact: Artefact, tiny: Tiny, tmp_path: Path
+) -> None:
+    directory = artefact(form="openvino")
+    if kind == "packed":
+        directory = write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "packed", packed=True)
     texts = [" ".join(["cat", "dog", "sat"][: 1 + i % 3]) + " very" * (i % 20) for i in range(64)]
-    expected = offline(artefact(form="openvino"), texts)
-    server = InProcess({"tiny": artefact(form="openvino")})
+    expected = offline(directory, texts)
+    server = InProcess({"tiny": directory})
     try:
         answers = server.together([("/embed", {"inputs": text}) for text in texts])
         got = np.array([answer.json()[0] for answer in answers], np.float32)
