@@ -34,7 +34,8 @@ def boundaries(segments: torch.Tensor, places: int, longest: int) -> torch.Tenso
     numbers = torch.arange(1, places + 2, device=segments.device)
     counting = torch.where(segments == 0, places + 1, segments)
     starts = torch.searchsorted(counting, numbers)
-    extra = torch.arange(1, 1 + -(-tokens // longest), device=segments.device) * longest
+    # Enough for a row of padding and never fewer than two, so that one exported graph serves all shapes.
+    extra = torch.arange(1, tokens // longest + 3, device=segments.device) * longest
     return torch.cat([starts, (starts[-1] + extra).clamp(max=tokens)]).int()
 
 
@@ -47,7 +48,6 @@ def attend(
     `bounds` int32 [1, 1, 2, N + 1] says where the texts begin, first for the queries, then for the keys. Returns
     [1, Q, heads, D]. Raises Unsupported where the kernel of a GPU cannot take the tensors.
     """
-    longest = module.config.max_position_embeddings
     if query.device.type == "cpu":
         answer = _by_text(query, key, value, bounds[0, 0].tolist(), scaling)
     else:
@@ -58,10 +58,11 @@ def attend(
         if scaling is not None and scaling != (usual := query.shape[-1] ** -0.5):
             query = query * (scaling / usual)
         q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
-        # An upper bound, known without asking the device: blocks beyond a text's end return at once.
-        most_q, most_k = min(query.shape[2], longest), min(key.shape[2], longest)
+        # An upper bound, known without asking the device and the same for every shape, so that one exported graph serves
+        # all: blocks beyond a text's end return at once.
+        longest = module.config.max_position_embeddings
         # Nothing after the seven: later arguments differ between versions of torch.
-        found: Any = varlen_attn(q, k, v, bounds[0, 0, 0], bounds[0, 0, 1], most_q, most_k)
+        found: Any = varlen_attn(q, k, v, bounds[0, 0, 0], bounds[0, 0, 1], longest, longest)
         answer = found.unsqueeze(0)
     return answer, None
 

@@ -90,8 +90,8 @@ def test_what_is_counted_and_shown(tiny: Tiny, tmp_path: Path) -> None:
 def test_boundaries_cover_the_row_with_texts_no_longer_than_the_longest() -> None:
     segments = torch.tensor([1] * 5 + [2] * 3 + [0] * 17)
     bounds = varlen.boundaries(segments, 4, 6)
-    assert bounds.dtype == torch.int32 and bounds.shape == (4 + 5 + 1,)
-    assert bounds.tolist() == [0, 5, 8, 8, 8, 14, 20, 25, 25, 25]
+    assert bounds.dtype == torch.int32 and bounds.shape == (4 + 6 + 1,)
+    assert bounds.tolist() == [0, 5, 8, 8, 8, 14, 20, 25, 25, 25, 25]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "mean_sqrt_len"])

@@ -17,7 +17,16 @@ from bertopt import stages
 from bertopt.core import Context, Eager, Packaged
 from bertopt.errors import IntegrityError, Unsupported
 from bertopt.modeling import checkpoint
-from bertopt.passes import CaptureGraphs, CastHalf, PackageAot, PackSequences, UseBetterTransformer, UseSdpa
+from bertopt.passes import (
+    CaptureGraphs,
+    CastHalf,
+    MergeQkv,
+    PackageAot,
+    PackSequences,
+    UseBetterTransformer,
+    UseSdpa,
+    package_aot,
+)
 from bertopt.runtime.load import load
 from bertopt.sessions import open_session
 from bertopt.sessions.package import misfit
@@ -128,3 +137,16 @@ def test_what_cannot_be_packaged_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     packed = varlen(checkpoint.load(tiny()), Context(workdir=tmp_path)).model
     with pytest.raises(Unsupported, match="attention: masked"):
         PackageAot()(packed, Context(workdir=tmp_path))
+
+
+def test_one_graph_serves_unpadded_rows_of_every_size(tiny: Tiny, tmp_path: Path) -> None:
+    """On `meta`, where a size that the graph were bound to, or a value asked of the device, would end the export."""
+    model = checkpoint.load(tiny())
+    for step in (MergeQkv(), CastHalf(), PackSequences(attention="varlen")):
+        model = step(model, Context(workdir=tmp_path)).model
+    network = model.network.to("meta")
+    sizes = {name: 4 if name == "first_tokens" else 32 for name in network.inputs}
+    inputs = tuple(torch.zeros(1, size, dtype=torch.int64, device="meta") for size in sizes.values())
+    with torch.no_grad():
+        program = torch.export.export(network, inputs, dynamic_shapes={"tensors": package_aot._dynamic(model)})
+    assert sum("varlen_attn" in str(node.target) for node in program.graph.nodes) == 2
