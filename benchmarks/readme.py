@@ -31,6 +31,7 @@ RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
+FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
@@ -184,6 +185,17 @@ def proof(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def faults(found: dict[str, Any]) -> str:
+    """Campaigns of faults: what was tried, and how often it ended as promised."""
+    lines = ["| campaign | what | tried | as promised |", "| :-- | :-- | --: | --: |"]
+    for name, campaign in found["campaigns"].items():
+        lines += [f"| `{name}` | {what} | {tried:,} | {campaign['right'][what]:,} |" for what, tried in campaign["tried"].items()]
+    slowest = {name: seconds for name, c in found["campaigns"].items() if (seconds := c["notes"].get("slowest, CPU seconds"))}
+    if slowest:
+        lines += ["", "Slowest fuzzed input: " + ", ".join(f"{name} {seconds:g} s" for name, seconds in slowest.items()) + " of CPU time."]
+    return "\n".join(lines) + f"\n\nMeasured on {machine(found['environment'])}.\n"
+
+
 def verdicts(found: dict[str, Any]) -> str:
     """A/A races: how often a model was called faster or slower than itself, and a slower one slower, for each shape."""
     rows, settings = found["rows"], found["settings"]
@@ -258,6 +270,7 @@ def updated(text: str, root: str = "") -> str:
         "limits": lambda: limits(read(LIMITS)),
         "matrix": lambda: matrix(read(MATRIX)),
         "proof": lambda: proof(read(PROOF)),
+        "faults": lambda: faults(read(FAULTS)),
         "aa": lambda: verdicts(read(AA)),
         "cpu_peers": lambda: cpu_peers(read(CPU_PEERS)),
         "roofline": lambda: roofline.table(read(ROOFLINE)),

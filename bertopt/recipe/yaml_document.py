@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import yaml
 
 from bertopt.errors import UsageError
+from bertopt.system.untrusted import printable
 
 KeyPath = tuple[str | int, ...]
 
@@ -112,7 +113,7 @@ class Document:
         """Raise UsageError with every mistake, in the order of the file."""
         if self._problems:
             ordered = sorted(self._problems, key=lambda problem: problem[0].order)
-            texts = list(dict.fromkeys(_shortened(f"{place.label}: {message}") for place, _, message in ordered))
+            texts = list(dict.fromkeys(_shortened(printable(f"{place.label}: {message}")) for place, _, message in ordered))
             more = [f"{self.source}: and {len(texts) - _MOST} more"] if len(texts) > _MOST else []
             raise UsageError(*texts[:_MOST], *more)
 

@@ -14,7 +14,7 @@ from typing import Any
 from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.results import Stage
-from bertopt.stages import model_card
+from bertopt.stages import model_card, sbom
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -57,6 +57,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     (part / model_card.NAME).write_text(model_card.write(row, manifest, told["model"]), "utf-8")
+    (part / sbom.NAME).write_text(sbom.write(told["model"]), "utf-8")
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}
     stages.write_manifest(part, {**fields, **told_of})

@@ -23,6 +23,10 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2
 
 
+#: What an artefact carries about itself: the model card and the bill of materials.
+_DESCRIPTIONS = ("README.md", "sbom.cdx.json")
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -94,9 +98,9 @@ class Manifest(_Frozen):
 
     @property
     def content_sha256(self) -> str:
-        """One hash over the path and hash of every file but the model card: equal for equal artefacts, whenever they were
+        """One hash over the path and hash of every file but its descriptions: equal for equal artefacts, whenever they were
         written and timed."""
-        hashes = {name: self.files[name].sha256 for name in sorted(self.files) if name != "README.md"}
+        hashes = {name: self.files[name].sha256 for name in sorted(self.files) if name not in _DESCRIPTIONS}
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def sealed(self) -> Manifest:

@@ -35,7 +35,12 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error
 
 
+def printable(text: str) -> str:
+    """Return text with an escape for every character that a terminal would act on, line breaks included."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def plain(text: str) -> str:
     """Return text of a foreign file in one short line, without anything that a terminal would act on."""
-    clean = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    clean = printable(text)
     return clean if len(clean) <= _SHOWN else f"{clean[: _SHOWN - 1]}…"

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bertopt.core import Device, ShapeLimits
@@ -37,6 +36,8 @@ MEMORY_SHARE = 0.9
 #: How often a waiting call looks whether its worker lives (its children may keep the socket open), and how long a worker that
 #: hangs has to say where it is.
 LOOK_S, WHERE_S = 0.25, 1.0
+#: How long a server whose socket is closed may take to end: seconds, where memory or the machine's time is scarce.
+END_S = 10.0
 #: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
 NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 #: What the server's log says where it ran out of memory.
@@ -108,7 +109,7 @@ class Workers:
     def ended(self) -> BertoptError | None:
         """Return the error that says why the server ended, or None where it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(timeout=1.0)
+            self._server.wait(timeout=END_S)
         if (code := self._server.poll()) is None:
             return None
         log = _tail(self._log)
@@ -159,9 +160,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self, directory: Path, device: Device, timeout: float | None = None) -> None:
@@ -244,12 +243,12 @@ class Worker:
 
     def _too_large(self, op: str, used: int) -> ResourceError:
         _, left = self.kill()
-        error = ResourceError(
+        took = ResourceError(
             f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
             f"{self.memory_bytes / 2**30:.1f} GiB here: use a smaller batch or model, or a machine with more{_undead(left)}"
         )
-        error.log = _tail(self._log)
-        return error
+        took.log = _tail(self._log)
+        return took
 
     def _hangs(self, op: str, timeout: float) -> StepTimeout:
         """End a worker that does not answer, after asking it where it is."""

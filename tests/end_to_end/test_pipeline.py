@@ -148,7 +148,7 @@ def test_the_artefact(happy: tuple[Path, Report], tiny: Tiny) -> None:
     directory = out / "artifact"
     manifest = stages.verify(directory)
     files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-    assert files == {"manifest.json", "README.md", "config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"}
+    assert files == {"manifest.json", "README.md", "sbom.cdx.json", "config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"}
     assert set(manifest.files) == files - {"manifest.json"}
     newest = max(directory.rglob("*"), key=lambda path: path.stat().st_mtime_ns * path.is_file())
     assert newest.name == "manifest.json"
