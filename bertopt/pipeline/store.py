@@ -21,6 +21,7 @@ from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
 from bertopt.stages import CommittedStage, artifact, contents
+from bertopt.system import atomic_write
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
 
@@ -178,9 +179,7 @@ class Store:
         return CommittedStage(path, stages.read_manifest(path))
 
     def write_report(self, report: Report) -> None:
-        part = self.out / ".report.part"
-        part.write_text(report.model_dump_json(by_alias=True, indent=2) + "\n", "utf-8")
-        part.replace(self.out / "report.json")
+        atomic_write.write(self.out / "report.json", report.model_dump_json(by_alias=True, indent=2) + "\n")
 
     def prune(self, unreached: Container[str] = ()) -> None:
         """Remove stages that this run did not use, but of the steps `unreached`. What is no stage of ours stays."""

@@ -1,4 +1,4 @@
-"""Writing what a user asked for to a file: whole or not at all."""
+"""Writing a file: whole or not at all, also where the power is cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ def write(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with new.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
         new.replace(path)
     except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         raise UsageError(
