@@ -46,3 +46,8 @@ class Certificate(BaseModel):
     reason: str
     weights: int = 0
     """Tensors compared."""
+
+
+def contradiction(precision: str) -> Literal["contradicted", "none"]:
+    """Return what a weight that is not its parent's means: in float32, which parity holds tightly, that there is no certificate."""
+    return "none" if precision == "float32" else "contradicted"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.core import Eager, Onnx
-from bertopt.results.fidelity import Certificate
+from bertopt.results.fidelity import Certificate, contradiction
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -68,8 +68,7 @@ def rewritten(model: Onnx, parent: Onnx) -> Certificate:
     except _Differs as error:
         return Certificate(status="none", reason=f"the graph is built otherwise than its parent's: {error}", weights=walk.weights)
     except _Contradicted as error:
-        reduced = model.precision not in ("float32", parent.precision)
-        return Certificate(status="contradicted" if reduced else "none", reason=str(error), weights=walk.weights)
+        return Certificate(status=contradiction(model.precision), reason=str(error), weights=walk.weights)
     return Certificate(
         status="certified", reason="the parent's graph, every weight rounded or equal", weights=walk.weights
     )

@@ -6,23 +6,22 @@ import copy
 from typing import Any
 
 from bertopt.core import Compiled, Eager
-from bertopt.results.fidelity import Certificate
+from bertopt.results.fidelity import Certificate, contradiction
 from bertopt.stages.fingerprint import fingerprint_network
 
 
 def certify(model: Eager | Compiled, parent: Eager) -> Certificate:
     """Return `certified` where the parent's network, its tensors cast as the child's are, is the child's in everything.
 
-    A tensor of the same name and shape that is not the rounding of the parent's contradicts the certificate where the
-    stage claims reduced precision. Networks that are built otherwise have none.
+    A tensor of the same name and shape that is not the rounding of the parent's contradicts the certificate in reduced
+    precision. Networks that are built otherwise have none.
     """
     mine, theirs = _tensors(model.network), _tensors(parent.network)
     shared = [name for name, tensor in mine.items() if name in theirs and theirs[name].shape == tensor.shape]
     wrong = [name for name in shared if not _rounds(theirs[name], mine[name])]
-    reduced = model.precision not in ("float32", parent.precision)
     if wrong:
         reason = f"'{wrong[0]}' is not the parent's, rounded ({len(wrong)} of {len(shared)} tensors)"
-        return Certificate(status="contradicted" if reduced else "none", reason=reason, weights=len(shared))
+        return Certificate(status=contradiction(model.precision), reason=reason, weights=len(shared))
     if len(shared) < max(len(mine), len(theirs)):
         return Certificate(status="none", reason="the network's tensors have other names or shapes than the parent's")
     cast: Any = copy.deepcopy(parent.network)

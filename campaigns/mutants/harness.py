@@ -29,13 +29,15 @@ class Finding:
     about: str
     expected: str
     caught_by: tuple[str, ...]
-    """Every gate that objected; none where it survived."""
+    """Every gate that objected; none where nobody did."""
     said: str
+    exit_code: int
+    """The run's. A mutant is caught by this alone: whatever was said, what ends with 0 is delivered."""
     seconds: float
 
     @property
     def good(self) -> bool:
-        return self.expected in self.caught_by
+        return self.exit_code != 0
 
     def record(self) -> dict[str, Any]:
         return {**asdict(self), "good": self.good}
@@ -51,11 +53,14 @@ class Bench:
         """Run the mutant's recipe; says by which gates it was caught. Raises AssertionError where a control failed."""
         start = time.monotonic()
         if mutant.deed:
+            # A deed is no run: it raises what the command line ends with.
             caught, said = mutant.fault(self)
+            code = 3 if caught else 0
         else:
-            caught, said = judged(self.run(mutant))
+            report = self.run(mutant)
+            (caught, said), code = judged(report), report.exit_code
         seconds = round(time.monotonic() - start, 2)
-        return Finding(mutant.name, mutant.about, mutant.gate, tuple(caught), said, seconds)
+        return Finding(mutant.name, mutant.about, mutant.gate, tuple(caught), said, code, seconds)
 
     def run(self, mutant: Mutant) -> Report:
         planted: dict[str, Any] = {"pass": mutant.step, "name": PLANTED, "mutant": mutant.name}

@@ -13,7 +13,7 @@ from bertopt.passes import register
 
 Gate = Literal[
     "parity", "finite", "effects", "noop", "invariance", "ranking", "quality", "timed", "latency", "integrity", "unsupported",
-    "build", "load",
+    "build", "load", "rounding", "certificate", "coverage",
 ]  # fmt: skip
 Step = Mapping[str, Any]
 Fault = Callable[..., Any]
@@ -66,12 +66,19 @@ class Mutant:
     """Whether the recipe's texts carry labels."""
 
     @property
+    def table(self) -> str:
+        """The module that it stands in."""
+        return self.fault.__module__.rpartition(".")[2]
+
+    @property
     def deed(self) -> bool:
         return not self.step
 
 
 MUTANTS: dict[str, Mutant] = {}
-_TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls")
+#: The tables of the second round, whose faults others had hidden behind what the checks did not look at.
+NEW = ("loose_limits", "bought_claims", "unseen_inputs")
+_TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 
 
 def table() -> dict[str, Mutant]:

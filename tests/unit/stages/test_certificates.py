@@ -91,6 +91,15 @@ def test_one_wrong_bit_of_a_cast_contradicts(make: Make, tiny: Tiny) -> None:
     assert found.status == "contradicted" and "classifier.weight" in found.reason
 
 
+def test_what_keeps_its_precision_keeps_its_weights(make: Make) -> None:
+    parent = make(SDPA, BF16)
+    assert isinstance(parent, Eager)
+    child = BF16(make(SDPA), Context(Path("unused"))).model
+    assert certificates.certify(child, parent, BF16.record()).status == "certified"
+    child.network.encoder.classifier.bias.data[0] += 0.1
+    assert certificates.certify(child, parent, BF16.record()).status == "contradicted"
+
+
 def _edited(model: Model, edit: Callable[[Any], None], folder: Path) -> Model:
     assert isinstance(model, Onnx)
     graph = ir.load(model.path)
