@@ -181,15 +181,23 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
         for case in cases
         if not case.finite
     ][:1]
-    stated = TIMED_GROSS if limits.rel_l2 is None else limits.rel_l2
-    allowed = max(stated, min(TIMED_ROOM * stated, TIMED_GROSS))
-    text = "rel_l2 of outputs computed under the clock must be at most {:g}; got {:.6g} ({})"
-    wrong = (case for case in cases if case.padding == TIMED and not case.rel_l2 <= allowed)
-    missed += [
-        Failure(gate="parity", metric="rel_l2" if math.isfinite(case.rel_l2) else None,
-                text=text.format(allowed, case.rel_l2, case.where))
-        for case in wrong
-    ][:1]  # fmt: skip
+    if limits.rel_l2 is not None:
+        allowed = max(limits.rel_l2, min(TIMED_ROOM * limits.rel_l2, TIMED_GROSS))
+        text = "rel_l2 of outputs computed under the clock must be at most {:g}; got {:.6g} ({})"
+        wrong = (case for case in cases if case.padding == TIMED and not case.rel_l2 <= allowed)
+        missed += [
+            Failure(gate="parity", metric="rel_l2" if math.isfinite(case.rel_l2) else None,
+                    text=text.format(allowed, case.rel_l2, case.where))
+            for case in wrong
+        ][:1]  # fmt: skip
+    clocked = [case for case in cases if case.padding == TIMED]
+    # Reduced precision has no limit of rel_l2 unless a recipe states one.
+    if limits.rel_l2 is None and limits.cosine_median_min is not None and clocked:
+        median = cosine_median(clocked)
+        if not median >= limits.cosine_median_min:
+            text = f"the median cosine of outputs computed under the clock must be at least {limits.cosine_median_min:g}; got {median:.6g}"
+            metric = "cosine_median_min" if math.isfinite(median) else None
+            missed.append(Failure(gate="parity", metric=metric, text=text))
     for metric, value, limit in _held(_probed(cases), limits):
         upper = metric in _UPPER
         if not (value <= limit if upper else value >= limit):

@@ -92,7 +92,7 @@ def second_segment_alone(network: Any) -> None:
 @mutant("coverage", "plant_torch")
 def wrong_outside_workers(network: Any) -> None:
     """Right in the processes that check it, wrong in any other."""
-    _wrong_when(network, lambda named: "bertopt.workers.server" not in sys.modules)
+    _wrong_when(network, lambda named: "bertopt.workers.operations" not in sys.modules)
 
 
 @mutant("build", "plant_model")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertopt.checks import gates, twin
+from bertopt.checks import gates, parity, twin
 from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
 from bertopt.modeling import checkpoint, rounding
 from bertopt.results import Limits
@@ -100,6 +100,12 @@ def test_the_median_of_each_padding_pattern_is_held_not_its_worst_row() -> None:
     left = [case().model_copy(update={"padding": "left", "cosine_mean": 0.5})] * 2
     assert cosine_median([*cases, *left]) == 0.5
     assert math.isnan(cosine_median([case(cosine_mean=math.nan)]))
+
+
+def test_outputs_under_the_clock_are_held_to_the_median_in_reduced_precision() -> None:
+    clocked = case(cosine_mean=0.5).model_copy(update={"padding": "timed"})
+    missing = parity.failures([case(), clocked], DEFAULT_LIMITS["int8"])
+    assert [failure.metric for failure in missing] == ["cosine_median_min"] and "under the clock" in missing[0].text
 
 
 def test_a_claim_that_is_not_proven_gets_the_limits_of_float32() -> None:

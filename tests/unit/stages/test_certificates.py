@@ -179,6 +179,6 @@ def test_openvino_and_engines_are_asked_what_they_run(make: Make) -> None:
     assert claims.proven(ov, RuntimeFacts(products={"u8": 3, "f32": 1})) == 0.75
     assert claims.proven(ov, RuntimeFacts(products={"f32": 4})) == 0.0
     assert claims.proven(ov, RuntimeFacts()) is None
-    engine = Engine(spec, "float16", path, "tensorrt", "10", ("sm90",), ())
+    engine = Engine(spec, "float16", path, "tensorrt", "10", ("sm90",), (), "0" * 64)
     shown = {"Row major linear FP16 format": 9, "Row major linear FP32 format": 1, "Row major INT64 format": 50}
     assert claims.proven(engine, RuntimeFacts(output_formats=shown)) == 0.9
