@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
+#: What one line of labelled texts says: a label or a number, or several labels.
+Label = str | tuple[str, ...]
 #: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
 Granularity = Literal["text", "token", "span"]
 

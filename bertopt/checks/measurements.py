@@ -28,8 +28,8 @@ class StageMeasurements(BaseModel):
     """Share of the products' weights that are in the claimed precision and used; None for float32 and where not told."""
     certificate: Certificate | None = None
     quality: Quality | None
-    correct: list[bool] | None
-    """Whether each labelled text was answered correctly: what later stages are paired with."""
+    predictions: list[list[float]] | None
+    """For each labelled text, as `task_metrics.predictions` encodes them: what later stages are paired with."""
     effects: dict[str, tuple[int, int]]
     """What the committed model shows of its pass: counts expected and seen."""
     placed: dict[str, tuple[int, int]]

@@ -1,24 +1,13 @@
-"""Quality: the task metric on labelled texts, with 95 % intervals."""
+"""Accuracy on labelled texts, with closed 95 % intervals. See `task_metrics` for the other metrics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.core import Spec
 from bertopt.results import Quality
-
-if TYPE_CHECKING:
-    from bertopt.core import Array
-
-
-def correct(spec: Spec, logits: Array, labels: Sequence[str]) -> list[bool]:
-    """Return whether each text's best label [N, C] is the given one."""
-    best = logits.argmax(axis=-1)
-    return [spec.labels[i] == label for i, label in zip(best, labels, strict=True)]
 
 
 def measure(mine: Sequence[bool], reference: Sequence[bool] | None) -> Quality:

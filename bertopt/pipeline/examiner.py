@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, invariance, parity, probes, quality, ranking, twin, worst_case
+from bertopt.checks import coverage, invariance, parity, probes, ranking, task_metrics, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Precision
@@ -21,7 +21,7 @@ from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.recipe.texts import Texts
-from bertopt.results import Case, Comparison, Invariance, Ranking, Worst
+from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
@@ -75,7 +75,7 @@ class Examiner:
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
         self._twins: dict[tuple[Precision, bool], dict[str, Answers]] = {}
-        self._reference_correct: list[bool] | None = None
+        self._reference_predictions: list[list[float]] | None = None
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
         """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
@@ -89,7 +89,7 @@ class Examiner:
             measurements = self._measure(name, directory, parent, timeout)
             self.records.write(names, measurements)
         if parent is None:
-            self._reference_correct = measurements.correct
+            self._reference_predictions = measurements.predictions
         return measurements
 
     def show(self, worst: Worst, case: Case) -> Worst:
@@ -140,7 +140,7 @@ class Examiner:
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
-        correct = self._correct(name, worker, timeout)
+        predicted = self._predictions(name, worker, timeout)
         self.progress(f"{name}: latency")
         racing = {"stage": worker}
         if parent is not None:
@@ -160,8 +160,7 @@ class Examiner:
         return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
-            quality=quality.measure(correct, self._reference_correct) if correct else None,
-            correct=correct, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
+            quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
             **stats,
         )  # fmt: skip
 
@@ -256,12 +255,22 @@ class Examiner:
             self._reference_outputs = outputs(self._worker(self.reference, timeout))
         return coverage.end_to_end(outputs(worker), self._reference_outputs, texts)
 
-    def _correct(self, name: str, worker: Worker, timeout: float) -> list[bool] | None:
-        if self.texts.labels is None or self.spec.task != "text-classification":
+    def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
+        texts, second = self.texts, self.texts.second
+        if not task_metrics.measurable(self.spec, texts.labels is not None, second is not None):
             return None
-        self.progress(f"{name}: {len(self.texts.texts)} labelled texts")
-        logits = worker.exchange("logits", timeout=timeout, texts=list(self.texts.texts))[1]["logits"]
-        return quality.correct(self.spec, logits, self.texts.labels)
+        self.progress(f"{name}: {len(texts.texts)} labelled texts")
+
+        def outputs(asked: Sequence[Text]) -> Array:
+            return worker.exchange("logits", timeout=timeout, texts=list(asked))[1]["logits"]
+
+        if second is not None and self.spec.task == "feature-extraction":
+            return task_metrics.predictions(self.spec, outputs(texts.texts), outputs(second))
+        return task_metrics.predictions(self.spec, outputs(list(zip(texts.texts, second, strict=True)) if second else texts.texts))
+
+    def _quality(self, predicted: list[list[float]]) -> Quality:
+        expected = task_metrics.truth(self.spec, self.texts.labels or ())
+        return task_metrics.measure(self.spec, expected, predicted, self._reference_predictions)
 
 
 def _sample(texts: Texts) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from bertopt import stages
-from bertopt.checks import gates
+from bertopt.checks import gates, task_metrics
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
@@ -113,7 +113,7 @@ class Job:
         A limit that nothing measures would hold by itself.
         """
         self.texts.check_labels(self.spec)
-        measured = self.texts.labels is not None and self.spec.task == "text-classification"
+        measured = task_metrics.measurable(self.spec, self.texts.labels is not None, self.texts.second is not None)
         stated = [(f"limits.{precision}", limits) for precision, limits in self.recipe.limits.items()]
         stated += [(f"step '{step.name}': limits", step.limits) for step in self.recipe.steps]
         problems = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertopt.core import Spec
 from bertopt.errors import UsageError
+from bertopt.spec import Label
 
 #: Characters kept of a text: several times what fills the longest model. Tokenising megabytes takes minutes and gigabytes.
 LONGEST = 100_000
@@ -21,22 +23,21 @@ class Texts:
     """Texts in file order; `labels` where every line has one. `source` is None for the built-in probe texts."""
 
     texts: tuple[str, ...]
-    labels: tuple[str, ...] | None = None
+    labels: tuple[Label, ...] | None = None
     source: str | None = None
+    second: tuple[str, ...] | None = None
+    """The second text of each pair, where every line is one. Probes and timing use the first alone."""
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.texts, self.labels]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.texts, self.labels, self.second]).encode()).hexdigest()
 
     def check_labels(self, spec: Spec) -> None:
-        """Raise UsageError where a label is none of the model's, naming the lines."""
-        if self.labels is None or spec.task != "text-classification":
+        """Raise UsageError where a label is none that the model can be held against, naming the lines."""
+        if self.labels is None or not (spec.task == "text-classification" or (spec.pooling and self.second)):
             return
-        wrong = [
-            f"{self.source}:{line}: label must be one of {', '.join(sorted(spec.labels))}; got '{label}'"
-            for line, label in enumerate(self.labels, 1)
-            if label not in spec.labels
-        ]
+        mistakes = ((line, _mistake(spec, label)) for line, label in enumerate(self.labels, 1))
+        wrong = [f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake]
         if wrong:
             raise UsageError(*wrong[:10], *([f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []))
 
@@ -57,22 +58,46 @@ def read(path: str | Path) -> Texts:
     lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removesuffix(b"\n").split(b"\n")
     parse = _plain if path.suffix == ".txt" else _json
     problems: list[str] = []
-    entries: list[tuple[str, str | None]] = []
+    entries: list[tuple[str, Label | None, str | None]] = []
     for number, line in enumerate(lines, 1):
         try:
             entries.append(parse(line))
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
-    labels = [label for _, label in entries if label is not None]
+    labels = [label for _, label, _ in entries if label is not None]
+    second = [text for _, _, text in entries if text is not None]
     if 0 < len(labels) < len(entries) and not problems:
-        first = next(number for number, (_, label) in enumerate(entries, 1) if label is None)
+        first = next(number for number, (_, label, _) in enumerate(entries, 1) if label is None)
         problems.append(f"{path}:{first}: no label, but other lines have one; label all lines or none")
+    if 0 < len(second) < len(entries) and not problems:
+        first = next(number for number, (_, _, text) in enumerate(entries, 1) if text is None)
+        problems.append(f"{path}:{first}: no text_pair, but other lines have one; give all lines one or none")
     if problems:
         raise UsageError(*problems[:10], *([f"and {len(problems) - 10} more"] if len(problems) > 10 else []))
-    return Texts(tuple(text for text, _ in entries), tuple(labels) or None, str(path))
+    return Texts(tuple(text for text, _, _ in entries), tuple(labels) or None, str(path), tuple(second) or None)
 
 
-def _plain(line: bytes) -> tuple[str, None]:
+def _mistake(spec: Spec, label: Label) -> str | None:
+    """Return what is wrong with a line's label for this model, or None."""
+    if spec.regression or spec.task == "feature-extraction":
+        try:
+            good = isinstance(label, str) and math.isfinite(float(label))
+        except ValueError:
+            good = False
+        if len(spec.labels) > 1 and spec.regression:
+            return f"there is no metric for a regression of {len(spec.labels)} values; give texts without labels"
+        return None if good else f"label must be a number; got {_shown(label)}"
+    if not isinstance(label, str) and not spec.multi_label:
+        return f"label must be one label, as the model gives one to each text; got {_shown(label)}"
+    unknown = next((name for name in ((label,) if isinstance(label, str) else label) if name not in spec.labels), None)
+    return None if unknown is None else f"label must be one of {', '.join(sorted(spec.labels))}; got '{unknown}'"
+
+
+def _shown(label: Label) -> str:
+    return f"'{label}'" if isinstance(label, str) else f"a list of {len(label)}"
+
+
+def _plain(line: bytes) -> tuple[str, None, None]:
     """A line of a .txt file. Raises ValueError with what is wrong."""
     try:
         text = line.decode()
@@ -80,12 +105,12 @@ def _plain(line: bytes) -> tuple[str, None]:
         raise ValueError(f"expected UTF-8; byte {error.start + 1} of the line is not; save the file as UTF-8") from error
     if not text.strip():
         raise ValueError("the line is empty; remove it")
-    return text[:LONGEST], None
+    return text[:LONGEST], None, None
 
 
-def _json(line: bytes) -> tuple[str, str | None]:
-    """Text and label of a line of a .jsonl file. Raises ValueError with what is wrong."""
-    text, _ = _plain(line)
+def _json(line: bytes) -> tuple[str, Label | None, str | None]:
+    """Text, label and second text of a line of a .jsonl file. Raises ValueError with what is wrong."""
+    text, _, _ = _plain(line)
     try:
         entry: Any = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
@@ -94,15 +119,18 @@ def _json(line: bytes) -> tuple[str, str | None]:
         raise ValueError(f"expected a JSON object; {error}") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
         raise ValueError('expected {"text": "…", "label": "…"}; there is no text')
-    text, label = entry["text"], entry.get("label")
-    if isinstance(label, list | dict):
-        raise ValueError("label must be text or a number; got a list or an object")
-    label = None if label is None else str(label)
+    text, label, second = entry["text"], entry.get("label"), entry.get("text_pair")
+    if second is not None and not isinstance(second, str):
+        raise ValueError(f"text_pair must be text; got {type(second).__name__}")
+    every = label if isinstance(label, list) else [label]
+    if any(isinstance(one, list | dict) for one in every) or (isinstance(label, list) and None in label):
+        raise ValueError("label must be text or a number, or a list of these; got a list or an object inside, or null")
+    label = None if label is None else tuple(map(str, every)) if isinstance(label, list) else str(label)
     try:
-        (text + (label or "")).encode()
+        "".join([text, second or "", *map(str, every)]).encode()
     except UnicodeEncodeError as error:
         raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is no character; write the character itself") from error
-    return text[:LONGEST], label
+    return text[:LONGEST], label, None if second is None else second[:LONGEST]
 
 
 def _refuse(constant: str) -> None:

@@ -101,6 +101,9 @@ def _words(row: Stage, gate: Gate) -> Iterator[str]:
     if gate == "parity" and row.parity:
         worst = row.parity.worst
         yield f"{worst.metric} {worst.value:.6g} (limit {worst.limit:g}) at {worst.where}"
+    if gate == "quality" and row.quality:
+        for metric in (row.quality, *row.quality.others):
+            yield f"{metric.metric} {metric.value:.4f} ({metric.change:+.4f})"
     if gate == "latency":
         for case in row.latency or []:
             name = "mix" if case.kind == "mix" else f"{case.batch} × {case.sequence}"

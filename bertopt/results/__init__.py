@@ -177,10 +177,10 @@ class Quality(_Result):
     n: int
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of `value`."""
     change_low: float | None = None
     change_high: float | None = None
-    """The paired 95 % interval of `change`: the same texts answered by both."""
+    """95 % intervals, of `value` and of `change`: paired, the same texts answered by both."""
+    others: list[Quality] = []  # further metrics of the task, which no limit holds
 
 
 class Waiver(_Result):

@@ -21,7 +21,7 @@ def measured(parent: float = 1e-3, **fields: Any) -> StageMeasurements:
     figures = {name: fields.pop(name) for name in list(fields) if name in Case.model_fields}
     given: dict[str, Any] = {
         "cases": [case(**figures)], "vs_parent": between, "latency": [], "invariance": None, "ranking": None,
-        "quality": None, "correct": None, "effects": {}, "placed": {}, "changed": True, "facts": {},
+        "quality": None, "predictions": None, "effects": {}, "placed": {}, "changed": True, "facts": {},
         "peak_rss_bytes": None, "peak_gpu_bytes": None,
     }  # fmt: skip
     return StageMeasurements(**{**given, **fields})

@@ -278,13 +278,6 @@ def test_the_paired_interval_wants_the_same_texts() -> None:
         quality.paired([True] * 3, [True] * 2)
 
 
-def test_correct_answers() -> None:
-    logits = np.array([[3.0, 1, 0], [0, 1, 0], [0, 0, 1], [9, 0, 1]])
-    assert quality.correct(TEXT, logits, ["bad", "good", "good", "bad"]) == [True, True, False, True]
-    with pytest.raises(ValueError, match="zip"):
-        quality.correct(TEXT, logits, ["bad"])
-
-
 # Evidence
 
 WORST = Worst(metric="max_abs", value=1.0, limit=0.1, where="logits[1, 2, 0]")
@@ -396,7 +389,7 @@ def found(**fields: Any) -> StageMeasurements:
     zero = Comparison(max_abs=0, rel_l2=0, cosine_min=1, cosine_mean=1, label_flips=None, compared=1)
     given = {
         "cases": [case(max_abs=NAN)], "vs_parent": zero, "latency": [], "ranking": None, "quality": None,
-        "invariance": Invariance(max_abs=NAN, cosine_min=-math.inf, texts=1, where="x"), "correct": [True, False],
+        "invariance": Invariance(max_abs=NAN, cosine_min=-math.inf, texts=1, where="x"), "predictions": [[1.0], [NAN]],
         "effects": {"nodes": (2, 2)}, "placed": {}, "changed": True, "facts": {"threads": 1}, "peak_rss_bytes": 5, "peak_gpu_bytes": None,
     }  # fmt: skip
     return StageMeasurements.model_validate(given | fields)
@@ -409,7 +402,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     again = records.read(["a", None])
     assert again is not None
     assert again.model_dump_json() == found().model_dump_json()
-    assert math.isnan(again.cases[0].max_abs) and again.correct == [True, False]
+    assert math.isnan(again.cases[0].max_abs) and again.predictions is not None and math.isnan(again.predictions[1][0])
     assert not list(tmp_path.rglob("*.part"))
 
 
