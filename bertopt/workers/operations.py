@@ -233,8 +233,10 @@ class Ops(BuildOps):
 
     def _gpu_bytes(self) -> int | None:
         """Return the GPU memory of this process; without NVML what torch allocated, which misses other runtimes."""
-        import torch
-
+        try:
+            import torch
+        except ModuleNotFoundError:  # an environment that only runs artefacts
+            return None
         if not torch.cuda.is_available():
             return None
         torchs = int(torch.cuda.max_memory_reserved())

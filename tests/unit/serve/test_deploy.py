@@ -23,7 +23,7 @@ FILES = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and path.p
 
 def calls(text: str) -> list[list[str]]:
     """Command lines that begin with bertopt, and the server's arguments in Kubernetes."""
-    found = [shlex.split(line) for line in re.findall(r"(?:bin/)?(bertopt (?:export|verify|serve) .*)$", text, re.MULTILINE)]
+    found = [shlex.split(line) for line in re.findall(r"(?:bin/)?(bertopt (?:export|verify|serve) .*?)(?: \\)?$", text, re.MULTILINE)]
     found += [["bertopt", "serve", *yaml.safe_load(part)] for part in re.findall(r"^\s+args: (\[.*\])$", text, re.MULTILINE)]
     found += [list(yaml.safe_load(part)) for part in re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)]
     return found
