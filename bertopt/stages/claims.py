@@ -68,8 +68,8 @@ def _in_network(network: Any) -> list[tuple[str, int]]:
             name = func.overloadpacket.__name__
             if name in _PRODUCTS or name.startswith("_scaled_mm"):
                 # Scales of fp8 products are matrices too, and follow the two that are multiplied.
-                args = args[:2] if name.startswith("_scaled_mm") else args
-                matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() == 2]
+                factors = args[:2] if name.startswith("_scaled_mm") else args
+                matrices = [arg for arg in factors if isinstance(arg, torch.Tensor) and arg.dim() == 2]
                 # The weights come last; the whole layer's operator takes four matrices, its input is none.
                 for matrix in matrices if name.startswith("_transformer") else matrices[-1:]:
                     found.append((_named(matrix.dtype), matrix.numel()))

@@ -15,7 +15,7 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint, fp8
 from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, QuantizeFp8, UseBetterTransformer, UseSdpa
 from bertopt.sessions import open_session
-from bertopt.stages.effects import claimed
+from bertopt.stages import claims
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
 
 HALF = CastHalf()
@@ -68,7 +68,8 @@ def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, f
     assert not [name for name in layers if "classifier" in name or "pooler" in name]
     shown = QuantizeFp8().effects(model, RuntimeFacts())
     assert shown["linear layers in fp8"] == (len(layers), len(layers))
-    assert all(expected == got for expected, got in (shown | claimed(model, RuntimeFacts())).values())
+    assert all(expected == got for expected, got in shown.values())
+    assert (claims.proven(model, RuntimeFacts()) or 0) > 0.5
     example = model.network.example(3, 12)
     with torch.inference_mode():
         near = torch.nn.functional.cosine_similarity(model.network(*example)[0], half.network(*example)[0])
