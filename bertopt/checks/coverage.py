@@ -85,6 +85,22 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     return Plan(seed, tuple(probes))
 
 
+def run_sweeps(
+    run: Run, spec: Spec, shapes: ShapeLimits, names: Sequence[Mapping[str, str]], arrays: Mapping[str, Array], seed: int
+) -> tuple[list[bool], dict[str, Array]]:
+    """Run probes whose inputs and compared places are `<number>/<name>` in `arrays`; return vectors named so, and of each
+    probe whether its outputs were finite."""
+    finite, vectors = [], {}
+    for number, fields in enumerate(names):
+        inputs = {name: arrays[f"{number}/{name}"] for name in spec.inputs}
+        compared = arrays[f"{number}/compared"]
+        probe = Probe(fields["name"], fields["padding"], inputs, compared, np.ones(len(compared), bool))
+        answers, whole = answer(run, probe, spec, shapes, seed)
+        finite.append(whole)
+        vectors.update({f"{number}/{name}": value for name, value in answers.items()})
+    return finite, vectors
+
+
 def answer(run: Run, probe: Probe, spec: Spec, shapes: ShapeLimits, seed: int) -> tuple[dict[str, Array], bool]:
     """Return vectors [N, D] to compare for each output that `run` gives, and whether every output was finite."""
     kept: dict[str, list[Array]] = {}

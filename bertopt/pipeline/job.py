@@ -24,7 +24,7 @@ from bertopt.errors import (
     WrongAnswer,
 )
 from bertopt.pipeline import clean_run, rows
-from bertopt.pipeline.examiner import Examiner
+from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.rows import StageBuild
@@ -259,8 +259,8 @@ class Job:
         if row.status != "ok" or row.precision is None:
             return None
         with self.workers.start() as worker:
-            worker.open(stage, self.device)
-            expected = worker.call("replay")
+            worker.open(stage, self.device, TIMEOUT_S)
+            expected = worker.call("replay", timeout=TIMEOUT_S)
         found = clean_run.answers(part, self.device)
         replay.check(found, expected, stages.read_manifest(part).precision, "a new interpreter that opens the artefact")
         return found

@@ -33,7 +33,9 @@ def runner(session: Session, model: Model) -> Callable[[Mapping[str, Array]], Ma
     names: list[str] = []
     if isinstance(model, Eager | Compiled):
         network: Any = model.network
+        own, network.gives_tokens = network.gives_tokens, network.gives_tokens or isinstance(model, Eager)
         names = list(network.outputs)
+        network.gives_tokens = own
     elif isinstance(model, Onnx):
         names = [output.name for output in opened.session.get_outputs()]
     if HIDDEN not in names:
@@ -41,9 +43,14 @@ def runner(session: Session, model: Model) -> Callable[[Mapping[str, Array]], Ma
 
     def wide(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         own, opened.spec = opened.spec, spec
+        network: Any = model.network if isinstance(model, Eager) else None
+        if network is not None:
+            before, network.gives_tokens = network.gives_tokens, True
         try:
             return session.run(inputs)
         finally:
             opened.spec = own
+            if network is not None:
+                network.gives_tokens = before
 
     return wide

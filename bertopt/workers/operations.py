@@ -13,7 +13,6 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
-from bertopt.checks.probes import Probe
 from bertopt.core import Device, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime.predictor import Predictor
@@ -190,15 +189,8 @@ class Ops(BuildOps):
         from bertopt.sessions import shipped
 
         assert self.model is not None
-        run, finite, out = shipped.runner(self._session, self.model), [], {}
-        for number, fields in enumerate(probes):
-            inputs = {name: arrays[f"{number}/{name}"] for name in self.model.spec.inputs}
-            compared = arrays[f"{number}/compared"]
-            probe = Probe(**fields, inputs=inputs, compared=compared, rows=np.ones(len(compared), bool))
-            answers, whole = coverage.answer(run, probe, self.model.spec, self.model.shapes, seed)
-            finite.append(whole)
-            out.update({f"{number}/{name}": value for name, value in answers.items()})
-        return finite, out
+        run = shipped.runner(self._session, self.model)
+        return coverage.run_sweeps(run, self.model.spec, self.model.shapes, probes, arrays, seed)
 
     def op_debug(self, arrays: Any, do: str, ask: dict[str, Any]) -> Reply:
         """`open` a stage beside the reference, then call a method of `StageInspector`."""
