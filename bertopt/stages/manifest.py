@@ -105,7 +105,7 @@ class Manifest(_Frozen):
 
     def sealed(self) -> Manifest:
         """Return this manifest with its own hash in it."""
-        return self.model_copy(update={"manifest_sha256": _own_hash(self.model_dump(mode="json"))})
+        return self.model_copy(update={"manifest_sha256": _own_hash(self.model_dump(mode="json", exclude_none=True))})
 
     def text(self) -> str:
         return _text(self.model_dump(mode="json", exclude_none=True))
@@ -158,7 +158,8 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
                 + ("it was written by an older bertopt: export again" if got < SCHEMA_VERSION else "use a newer bertopt")
             )
         manifest = Manifest.model_validate_json(text)
-        whole = manifest.text() == text and manifest.sealed().manifest_sha256 == manifest.manifest_sha256
+        # As it was written, not as this version would write it: an older one knew fewer fields.
+        whole = _text(fields) == text and _own_hash(fields) == manifest.manifest_sha256
     except (ValueError, RecursionError, ValidationError) as error:
         raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
     if not whole:
@@ -202,7 +203,7 @@ def files_of(directory: Path) -> Iterator[Path]:
 
 
 def _own_hash(fields: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in fields.items() if key != "manifest_sha256" and value is not None}
+    rest = {key: value for key, value in fields.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

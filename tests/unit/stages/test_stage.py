@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -184,6 +185,16 @@ def test_manifest_of_another_bertopt(committed: Path, version: int, words: str) 
     edit_manifest(committed, lambda manifest: manifest.update(schema_version=version))
     with pytest.raises(IntegrityError, match=f"schema_version must be 2; .*{words}"):
         stages.verify(committed)
+
+
+def test_a_manifest_of_an_older_version_that_knew_fewer_fields_is_whole(committed: Path) -> None:
+    """Fields that a later version adds with a default are in no older manifest, nor in its hash."""
+    path = committed / stages.MANIFEST
+    fields = json.loads(path.read_text())
+    del fields["spec"]["one_row"], fields["manifest_sha256"]
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    path.write_text(json.dumps({**fields, "manifest_sha256": digest}, indent=2, ensure_ascii=False) + "\n")
+    assert stages.verify(committed).spec.one_row is False
 
 
 def test_every_flipped_bit_of_a_manifest_is_refused(committed: Path) -> None:
