@@ -35,7 +35,8 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float16": _REDUCED.over(Limits(cosine_median_min=0.999)),
     "bfloat16": _REDUCED.over(Limits(cosine_median_min=0.99)),
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
-    "int8": _REDUCED.over(Limits(cosine_median_min=0.93)),
+    # Static scales cut off outliers: a right tiny model of random weights reached a slope of 1.3.
+    "int8": Limits(cosine_median_min=0.93, slope_error_max=2.0).over(_REDUCED),
 }
 #: Padding of the cases that were sampled while the stage was timed; `rel_l2` may be this many times its limit there, up to the
 #: size at which outputs have nothing to do with each other.

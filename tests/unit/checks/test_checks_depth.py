@@ -162,7 +162,7 @@ def test_no_batch_mixes_the_bounds_of_two_profiles() -> None:
 
 def test_float32_is_limited_and_reduced_precision_is_not() -> None:
     limits = {precision: limit.invariance_max for precision, limit in DEFAULT_LIMITS.items()}
-    assert limits == {"float32": 1e-4, "float16": None, "bfloat16": None, "int8": None}
+    assert limits == {"float32": 1e-4, "float16": None, "bfloat16": None, "float8": None, "int8": None}
 
 
 # Rank agreement
