@@ -219,18 +219,26 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
     In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. The rounding of reduced precision
     spreads less, so there by 5 times the median or by 0.1.
     """
-    texts = [] if found.finite else ["outputs of the coverage sweeps must be finite"]
-    limit = GROSS if limits.rel_l2 is None else limits.rel_l2
+    missed: list[tuple[str | None, str]] = [] if found.finite else [(None, "outputs of the coverage sweeps must be finite")]
+    limit = _median_limit(limits)
     for name, output in found.outputs.items():
         allowed = allowed_row(output.median, limit)
+        metric = "rel_l2" if math.isfinite(output.worst) else None
         if not output.median <= limit:
-            texts.append(f"the median row of the coverage sweeps may differ by {limit:g}; got {output.median:.4g} ({output.where})")
+            missed.append((metric, f"the median row of the coverage sweeps may differ by {limit:g}; got {output.median:.4g} ({output.where})"))
         elif name == END_TO_END and limit > EXACT and math.isfinite(output.worst):
             # How far one text's outputs may be in reduced precision is for the limits on parity to say.
             continue
         elif not output.worst <= allowed:
-            texts.append(f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} ({output.where})")
-    return [Failure(gate="coverage", metric=None, text=text) for text in texts]
+            missed.append((metric, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} ({output.where})"))
+    return [Failure(gate="coverage", metric=metric, text=text) for metric, text in missed]
+
+
+def _median_limit(limits: Limits) -> float:
+    """Return `rel_l2`, or without it the relative difference of vectors whose cosine is `cosine_median_min`."""
+    if limits.rel_l2 is not None:
+        return limits.rel_l2
+    return GROSS if limits.cosine_median_min is None else math.sqrt(2 * (1 - limits.cosine_median_min))
 
 
 def allowed_row(median: float, limit: float) -> float:

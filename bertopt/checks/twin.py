@@ -53,6 +53,11 @@ def compare(
     return Rounding(vectors=sum(one.vectors for one in found), **worst)
 
 
+def finite(answers: Mapping[str, Answers]) -> bool:
+    """Return whether every answer is finite; a twin in float16 may overflow."""
+    return all(whole and all(np.isfinite(part).all() for part in outputs.values()) for outputs, whole in answers.values())
+
+
 def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Array | None) -> Rounding:
     """The figures of one output: compared vectors [N, D] of the stage, its twin, the reference and the parent."""
     usual = math.sqrt(float(np.square(reference).mean()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (28, 122):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise ResourceError(
             f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"

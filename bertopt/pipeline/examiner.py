@@ -221,13 +221,20 @@ class Examiner:
         names = [probe.name for probe in self.probes if probe.padding in ("text", "pair")]
         kept = stages.read_manifest(parent).precision == manifest.precision
         per_token = any(getattr(registry.get(record.name), "scales_per_token", False) for record in manifest.passes)
-        if (manifest.precision, per_token) not in self._twins:
-            self.progress(f"{name}: simulating {manifest.precision}")
-            self._twins[manifest.precision, per_token] = self._twin(manifest.precision, per_token, names, timeout)
+        simulated = self._simulated(name, manifest.precision, per_token, names, timeout)
+        if manifest.precision == "float16" and not twin.finite(simulated):
+            # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
+            simulated = self._simulated(name, "bfloat16", per_token, names, timeout)
         return twin.compare(
-            self.spec, names, self._answers[directory], self._twins[manifest.precision, per_token],
-            self._answers[self.reference], self._answers[parent] if kept else None,
+            self.spec, names, self._answers[directory], simulated, self._answers[self.reference],
+            self._answers[parent] if kept else None,
         )  # fmt: skip
+
+    def _simulated(self, name: str, precision: Precision, per_token: bool, names: Sequence[str], timeout: float) -> dict[str, Answers]:
+        if (precision, per_token) not in self._twins:
+            self.progress(f"{name}: simulating {precision}")
+            self._twins[precision, per_token] = self._twin(precision, per_token, names, timeout)
+        return self._twins[precision, per_token]
 
     def _twin(self, precision: Precision, per_token: bool, names: Sequence[str], timeout: float) -> dict[str, Answers]:
         where = str(self.reference.resolve())

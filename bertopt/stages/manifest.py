@@ -94,7 +94,8 @@ class Manifest(_Frozen):
 
     @property
     def size_bytes(self) -> int:
-        return sum(entry.size for entry in self.files.values())
+        """Of all files but an artefact's descriptions, so that a stage and its artefact have one size."""
+        return sum(entry.size for name, entry in self.files.items() if name not in _DESCRIPTIONS)
 
     @property
     def content_sha256(self) -> str:

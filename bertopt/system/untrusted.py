@@ -30,7 +30,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         kind = type(error).__name__
         if isinstance(error, MemoryError) or _MEMORY.search(first):
             raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error
 

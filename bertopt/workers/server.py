@@ -10,6 +10,7 @@ notwithstanding.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import os
@@ -163,7 +164,7 @@ def _describe(error: BaseException) -> dict[str, object]:
         known = ResourceError(f"out of memory: {error}")
     elif _BUSY.search(str(error)):
         known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")
-    elif isinstance(error, OSError) and error.errno in (28, 122):
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         known = ResourceError(
             f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
         )

@@ -193,7 +193,7 @@ def free_kernel(network: Any) -> None:
 
 
 def one_back(network: Any) -> None:
-    next(network.encoder.parameters()).data = next(network.encoder.parameters()).data.float()
+    next(module for module in network.encoder.modules() if isinstance(module, torch.nn.LayerNorm)).float()
 
 
 def no_autocast(network: Any) -> None:

@@ -426,7 +426,7 @@ def test_what_a_killed_run_left_in_the_temporary_directory_is_swept(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    left, foreign, running = (tmp_path / name for name in (f"bertopt-{gone.pid}-abc", "bertopt-notes", f"bertopt-{os.getpid()}-x"))
+    left, foreign, running = (tmp_path / name for name in (f"bertopt-{gone.pid}-abc", "bertopt-notes", f"bertopt-{os.getppid()}-x"))
     for path in (left, foreign, running):
         path.mkdir()
         (path / "server.log").write_text("x")

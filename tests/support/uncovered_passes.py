@@ -77,7 +77,7 @@ class SpoilHidden(Pass[Eager, Eager]):
         return model.rewritten(self)
 
     def rewrite(self, network: Any) -> dict[str, int]:
-        network.register_forward_hook(lambda network, inputs, outputs: (outputs[0], outputs[1] * 1.01))
+        network.register_forward_hook(lambda network, inputs, outputs: (outputs[0], *(more * 1.01 for more in outputs[1:])))
         return {"hooks": 1}
 
 
