@@ -269,9 +269,7 @@ def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     return (np.arange(sequence) < lengths[:, None]).astype(np.int64)
 
 
-def _probe(
-    spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator
-) -> Probe:  # fmt: skip
+def _probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator) -> Probe:
     """A batch of the ids `valid` where `mask` [B, S] is 1."""
     batch, sequence = mask.shape
     ids = np.full(mask.shape, spec.pad_id, np.int64)

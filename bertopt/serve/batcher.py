@@ -158,7 +158,7 @@ class Batcher:
                     start = time.perf_counter()
                     raw = self.session.run(batch.inputs)
                     seconds = time.perf_counter() - start
-                except BaseException as error:  # the thread must live: the request is told, the log has the stack
+                except BaseException as error:  # the thread must live: the request gets the error, the log the stack
                     _log.exception("a batch failed")
                     self.metrics.failed_batches.inc()
                     self._fail(batch.items if batch else window, error)
