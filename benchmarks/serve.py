@@ -3,7 +3,7 @@
     python -m benchmarks.serve --artifact DIR [--checkpoint DIR] [--rates 20 50 100] [--seconds 20] [--out FILE]
 
 Serves the artefact with `bertopt serve` and, with `--checkpoint`, the checkpoint with sentence-transformers behind FastAPI (needs
-fastapi), each in a process of its own, and sends both the same requests: 1 to 16 built-in texts of natural length. A request is
+fastapi), each in a separate process, and sends both the same requests: 1 to 16 built-in texts of natural length. A request is
 sent when it is due whether or not earlier ones were answered, and timed from then, so that a stall counts against every request
 behind it (no coordinated omission). Reported for each rate: p50, p99 (from 1,000 requests on), texts/s, and errors; nothing here decides
 which cores a process has: use taskset.

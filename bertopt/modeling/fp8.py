@@ -9,7 +9,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 DTYPE = torch.float8_e4m3fn
 #: The largest number of `DTYPE`; what is larger would become NaN.
 LARGEST = torch.finfo(DTYPE).max
-#: GPUs multiply matrices whose sizes are multiples of so many.
+#: GPUs multiply fp8 matrices whose sizes are multiples of this.
 MULTIPLE = 16
 #: So many scales are tried for a row of a weight; its rounding error falls by 8 %.
 STEPS = 8

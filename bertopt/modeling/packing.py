@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
-#: A captured graph has a place for a text every so many tokens.
+#: Tokens of a captured graph for each place of a text.
 TEXT_ROOM = 16
 
 

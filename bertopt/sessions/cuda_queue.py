@@ -63,7 +63,7 @@ class CudaQueue:
                 run()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Only calls of this thread could spoil the capture: others may copy or wait meanwhile.
+        # Only calls of this thread could spoil the capture: others may copy or wait during it.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         return graph.replay, outputs

@@ -12,7 +12,7 @@ from bertopt.results.fidelity import Certificate, contradiction
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Constants of up to so many elements are shapes, scales and epsilons, which exporters compute themselves.
+#: Constants of up to this number of elements are shapes, scales and epsilons, which exporters compute themselves.
 _SMALL = 16
 #: Room over half a step of quantisation for the float32 arithmetic of quantisers.
 _ROOM = 1e-3

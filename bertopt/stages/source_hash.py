@@ -82,7 +82,7 @@ def _located(name: str) -> Iterator[Path]:
     if spec is None or spec.origin in (None, "built-in", "frozen"):
         return
     origin = Path(str(spec.origin)).resolve()
-    # By name too: a virtual environment may use those of another, which are no part of its own paths.
+    # By name too: a virtual environment may use the packages of another, whose paths it does not list.
     if {"site-packages", "dist-packages"} & {*origin.parts} or any(origin.is_relative_to(place) for place in _INSTALLED):
         return
     yield from _inside(origin.parent, rest) if spec.submodule_search_locations and rest else [origin]

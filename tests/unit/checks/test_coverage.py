@@ -105,4 +105,6 @@ def test_outputs_under_the_clock_are_judged_by_gross_faults() -> None:
 def test_the_gates_apply_the_rules() -> None:
     found = measured().model_copy(update={"coverage": swept(0.01, 0.9)})
     (failure,) = gates.find_failures(found, Limits(rel_l2=0.06))
-    assert failure.gate == "coverage" and failure.metric is None
+    assert failure.gate == "coverage" and failure.metric == "rel_l2"
+    (failure,) = gates.find_failures(found.model_copy(update={"coverage": swept(0.01, math.nan)}), Limits(rel_l2=0.06))
+    assert failure.metric is None, "a value that is not finite cannot be waived"

@@ -1,4 +1,4 @@
-"""What is asked of NVML, faked; and the warnings of a race on a GPU. Nothing here was run on one."""
+"""The state of a GPU from a faked NVML, and the warnings of a race. Nothing here ran on a GPU."""
 
 from __future__ import annotations
 
