@@ -34,7 +34,10 @@ WIDE_TOKENS = 4
 #: One layer's attention scores of the longest probe take at most this much; ModernBERT's 8192 tokens would take 3 GiB.
 SCORE_BYTES = 2**30
 #: Pairs of texts probed, for models that take pairs.
-PAIRS = 32
+PAIRS = 16
+#: Texts and pairs, of all lengths, that are compared from text to output. What each model answers to the tokens of the
+#: others, parity compares.
+END_TO_END_TEXTS = 32
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,13 @@ def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
     order = sorted(dict.fromkeys(of), key=len)
     step = max(1, len(order) // 2 // PAIRS)
     return [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
+
+
+def of_all_lengths(texts: Sequence[Text], lengths: Sequence[int]) -> list[Text]:
+    """Return at most `END_TO_END_TEXTS` texts, evenly spread over the order of their lengths, the shortest and longest among them."""
+    order = np.argsort(lengths, kind="stable")
+    chosen = np.linspace(0, len(order) - 1, min(END_TO_END_TEXTS, len(order))).round().astype(int)
+    return [texts[int(order[i])] for i in chosen]
 
 
 def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:

@@ -63,9 +63,9 @@ class Examiner:
         ]
         self.sweeps = Sweeps(plan.spec, reference.name, device)
         every: list[Text] = [*sample, *pairs]
-        self._texts = every
         self._reference_outputs: Array | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]
+        self._end_to_end_texts = probes.of_all_lengths(every, [inputs["input_ids"].shape[1] for inputs in self.alone])
         inputs = [
             reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
             asdict(plan.budget),
@@ -253,7 +253,7 @@ class Examiner:
 
     def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
-        texts = list(self._texts)
+        texts = self._end_to_end_texts
 
         def outputs(of: Worker) -> Array:
             return of.exchange("logits", timeout=timeout, texts=texts)[1]["logits"]

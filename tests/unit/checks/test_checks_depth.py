@@ -413,3 +413,12 @@ def test_records_of_other_inputs_or_versions_are_not_read(tmp_path: Path, monkey
     assert Records(tmp_path, ["reference", 1]).read(["a", None]) is None
     monkeypatch.setattr("bertopt.pipeline.measurement_cache.MEASURING", ("checks",))
     assert Records(tmp_path, ["reference", 1]).read(["a", "b"]) is None
+
+
+def test_texts_end_to_end_are_of_all_lengths() -> None:
+    texts = [str(i) for i in range(200)]
+    lengths = [(7 * i) % 200 for i in range(200)]
+    chosen = [lengths[int(text)] for text in probes.of_all_lengths(texts, lengths)]
+    assert len(chosen) == probes.END_TO_END_TEXTS and (min(chosen), max(chosen)) == (0, 199)
+    assert max(np.diff(chosen)) <= 7, "no length is far from one that is run"
+    assert probes.of_all_lengths(["one"], [3]) == ["one"]

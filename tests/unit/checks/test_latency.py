@@ -246,6 +246,16 @@ def test_twice_as_fast_is_faster(clock: Clock, jitter: float) -> None:
     assert latency.compare(a, b).ratio().ratio == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_few_disturbed_steps_of_a_turn_change_nothing() -> None:
+    """Turns of as many steps are compared by their lower quartile, others by the median, which few steps do not shift."""
+    calm, disturbed = [10.0] * 8, [10.0] * 4 + [13.0] * 4
+    turns = [Turn(calm)] * 12, [Turn(disturbed)] * 12
+    a, b = (Contender(name, lambda _: Turn([]), per_turn=8, rounds=list(rounds)) for name, rounds in zip("ab", turns, strict=True))
+    assert latency.compare(a, b).log_ratio == 0
+    shorter = Contender("c", lambda _: Turn([]), per_turn=4, rounds=[Turn([10.0, 10.0, 13.0, 13.0])] * 12)
+    assert latency.compare(a, shorter).log_ratio == pytest.approx(math.log(1.15))
+
+
 def test_a_drift_that_hits_both_is_no_difference() -> None:
     drift = np.array([10 + i for i in range(10)])
     assert same(raced(drift, drift))
