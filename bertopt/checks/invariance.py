@@ -36,7 +36,7 @@ def measure(
     session: Session, spec: Spec, texts: Sequence[dict[str, Array]], limits: ShapeLimits, seed: int = 0
 ) -> Invariance | None:
     """Run each of `texts` (unpadded inputs [1, S]) alone, among random others in batches of several sizes, and padded
-    on the right to several lengths; where `spec.shift_free`, padded on the left too. All through the same session.
+    on the right to several lengths; where `spec.left_padding_invariant`, padded on the left too. All through the same session.
 
     The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
     positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
@@ -78,7 +78,7 @@ def _choose(texts: Sequence[dict[str, Array]], limits: ShapeLimits) -> list[dict
 
 def _runs(spec: Spec, lengths: Sequence[int], limits: ShapeLimits, seed: int) -> Iterator[_Run]:
     rng = np.random.default_rng(seed)
-    sides = (False, True) if spec.shift_free else (False,)
+    sides = (False, True) if spec.left_padding_invariant else (False,)
     for left in sides:
         side = "left" if left else "right"
         for size in BATCHES:

@@ -157,14 +157,14 @@ def packable(spec: Spec, probe: Probe) -> bool:
 
     A head or pooling that reads the first column reads a padding token under left padding, which in a padded network
     attends to the text and is attended to by none. In packed rows no padding belongs to any text. Left padding is compared
-    all the same where nothing reads that column; see also `Spec.shift_free`. Packing closes holes, which only distances
+    all the same where nothing reads that column; see also `Spec.left_padding_invariant`. Packing closes holes, which only distances
     between tokens tell apart, MPNet's relative positions; positions that are counted or taken from columns go along.
     """
     if spec.family == "mpnet":
         mask = probe.inputs["attention_mask"].astype(np.int8)
         if (np.diff(mask, axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
             return False
-    if spec.granularity != "text" or spec.shift_free or spec.pooling not in (None, "cls"):
+    if spec.granularity != "text" or spec.left_padding_invariant or spec.pooling not in (None, "cls"):
         return True
     return bool(probe.inputs["attention_mask"][probe.rows, 0].all())
 
@@ -193,7 +193,7 @@ def _probe(
                 valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []
             ] = True
     rows = np.asarray(mask.any(axis=1))
-    if spec.family == "modernbert" and spec.granularity == "text" and not spec.shift_free:
+    if spec.family == "modernbert" and spec.granularity == "text" and not spec.left_padding_invariant:
         # Its windows are local: where the column that the head reads is padding, it may see no valid token at all,
         # which is as undefined as a fully masked row.
         rows &= mask[:, 0]

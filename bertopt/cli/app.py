@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
     from bertopt.report.diff import Diff
     from bertopt.results import Report
 
+#: The order of `bertopt --help`: the main job first. Others follow as they are defined.
+_FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "export", "bench", "compare", "report", "inspect",
+          "profile", "debug", "doctor")  # fmt: skip
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
+
+
 app = typer.Typer(
-    name="bertopt", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    cls=_Commands, name="bertopt", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Take a BERT-family checkpoint to the fastest artefact that is provably still the same model.",
 )  # fmt: skip
 

@@ -32,7 +32,7 @@ def bench(
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Time artefacts on this machine, interleaved with the first one; checks nothing."""
+    """Time artefacts beside each other. Calls are interleaved with those of the first one; nothing is checked."""
     with exit_codes(verbose):
         if processes is not None:
             print("--processes has no effect any more and will be an error; leave it out", file=sys.stderr)

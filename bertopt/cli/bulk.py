@@ -22,7 +22,7 @@ def bulk(
     threads: Annotated[int | None, typer.Option(help="Threads; by default all cores.")] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a whole file of texts: one row out for each row in, going on where an interrupted call stopped."""
+    """Answer a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
     with exit_codes(verbose):
         from bertopt.commands.bulk import bulk as run
 

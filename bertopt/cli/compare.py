@@ -42,7 +42,7 @@ def compare(
     summary: Summary = None,
     verbose: Verbose = False,
 ) -> None:
-    """Compare two artefacts or two reports; exit 3 if B is worse than A by more than is tolerated."""
+    """Compare two artefacts or two reports. Exit 3 if B is worse than A by more than is tolerated."""
     with exit_codes(verbose):
         from bertopt.commands.compare import compare as compare_with
 

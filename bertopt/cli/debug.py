@@ -23,7 +23,7 @@ def debug(
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare a stage with the reference layer by layer; in reduced precision, find what to keep in float32."""
+    """Find the layer where an error appears. In reduced precision, also find which layers to keep in float32."""
     with exit_codes(verbose):
         from bertopt.commands import recipes
         from bertopt.commands.debug import debug as look

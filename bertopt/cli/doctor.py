@@ -19,7 +19,7 @@ def doctor(
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Find what is wrong with this machine, what it stops, and the command that mends it.
+    """Find what is wrong with this machine. Says what each problem stops, and the command that corrects it.
 
     Exit 4 if the given recipe or target cannot work here.
     """

@@ -36,7 +36,7 @@ def export(
     summary: Summary = None,
     verbose: Verbose = False,
 ) -> None:
-    """Carry out a recipe: build, check and deliver."""
+    """Run a recipe: build, check and deliver."""
     with exit_codes(verbose):
         overrides = [*(set_ or ()), *(["timing.quick=true"] if quick else [])]
         if dry_run:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def inspect(directory: Directory, json_: Json = False, verbose: Verbose = False) -> None:
-    """Show what an artefact is: form, passes, gates, files. Loads nothing."""
+    """Show what an artefact is. Prints form, passes, checks and files; loads nothing."""
     with exit_codes(verbose):
 
         from bertopt.stages import read_manifest
@@ -60,7 +60,7 @@ def passes(
 
 @app.command()
 def recipes(json_: Json = False, verbose: Verbose = False) -> None:
-    """List the recipes that ship with bertopt; `bertopt export NAME --set model=…` runs one."""
+    """List the recipes that ship with bertopt. `bertopt export NAME --set model=…` runs one."""
     with exit_codes(verbose):
         from bertopt.commands.recipes import shipped
 
@@ -77,7 +77,7 @@ def recipes(json_: Json = False, verbose: Verbose = False) -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a recipe, for editors."""
+    """Print the JSON schema of recipes. Editors use it to complete and to check."""
     import json
 
     from bertopt.recipe.schema import recipe_schema

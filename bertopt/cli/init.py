@@ -21,7 +21,7 @@ def init(
     texts: TextsOption = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a commented recipe for a model: what `bertopt optimize` would do, to be changed and carried out."""
+    """Write a commented recipe for a model. It does what `bertopt optimize` would do; change it and run it."""
     with exit_codes(verbose):
         from bertopt.commands.init import init as write
 

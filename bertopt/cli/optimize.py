@@ -47,7 +47,7 @@ def optimize(
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Optimise a model for this machine: choose a recipe, try its variants, deliver the fastest that passes."""
+    """Optimise a model for this machine. Chooses a recipe, tries its variants, delivers the fastest that passes."""
     with exit_codes(verbose):
         from bertopt.commands.export import run
         from bertopt.commands.optimize import plan

@@ -30,7 +30,7 @@ def profile(
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show where the time of one call goes, by encoder layer and by class of operator."""
+    """Show where the time of one call goes. By encoder layer and by class of operator."""
     with exit_codes(verbose):
         if shape is not None and texts is not None:
             raise UsageError("give --shape or --texts, not both")

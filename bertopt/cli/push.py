@@ -18,7 +18,7 @@ def push(
     message: Annotated[str | None, typer.Option(help="Commit message.")] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Upload an artefact to the Hugging Face hub, after its files were verified."""
+    """Upload an artefact to the Hugging Face hub. Its files are verified first."""
     with exit_codes(verbose):
         from bertopt.commands.push import push as upload
 

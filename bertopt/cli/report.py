@@ -25,7 +25,7 @@ def report(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show a report again: as a table, or as the page and its pictures. Runs nothing."""
+    """Show a report again. As a table, or as the page and its pictures; nothing is run."""
     with exit_codes(verbose):
         from bertopt.commands.compare import read_report
         from bertopt.errors import UsageError

@@ -37,7 +37,7 @@ def serve(
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="'warning' leaves out the access log.")] = "info",
     verbose: Verbose = False,
 ) -> None:
-    """Serve artefacts over HTTP, with the routes of text-embeddings-inference, OpenAI and KServe.
+    """Serve artefacts over HTTP. With the routes of text-embeddings-inference, OpenAI and KServe.
 
     Verifies the files first. Ends on SIGTERM when everything that was accepted is answered.
     """

@@ -19,7 +19,7 @@ def sign(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sign an artefact, after its files were verified: `verify --key` and `bertopt.load(key=...)` then show that it is yours."""
+    """Sign an artefact. Its files are verified first; `verify --key` and `bertopt.load(key=...)` then show that it is yours."""
     with exit_codes(verbose):
         from bertopt import stages
         from bertopt.stages import signature

@@ -44,8 +44,10 @@ def verify(
     summary: Summary = None,
     verbose: Verbose = False,
 ) -> None:
-    """Re-check an artefact here: files and environment, against its checkpoint parity and latency, and all of it
-    against an earlier report."""
+    """Check an artefact again on this machine.
+
+    Files and environment; with --against also parity and latency; with --baseline all of it against an earlier report.
+    """
     with exit_codes(verbose):
         from bertopt.commands.verify import verify as check
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bertopt.core import Compiled, Eager, Session
+from bertopt.debug import timed_calls
 from bertopt.report.profile import AFTER, BEFORE, UNKNOWN
 from bertopt.sessions.torch import TorchSession
 
@@ -26,8 +27,6 @@ class TorchProfiler:
 
     def measure(self, session: Session) -> tuple[list[float], dict[tuple[str, str], tuple[int, float]]]:
         """Return milliseconds of each call, and (layer, operator) to (calls, milliseconds) over all of them."""
-        from bertopt.debug import profiler
-
         def step() -> None:
             with torch.profiler.record_function(_CALL):
                 session.step()
@@ -35,8 +34,8 @@ class TorchProfiler:
         sums: dict[tuple[str, str], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         cpu = [torch.profiler.ProfilerActivity.CPU]
         with _marked(self.session.network, self._compiled), torch.profiler.profile(activities=cpu) as recorded:
-            profiler.warm_up(session)
-            times = profiler.timed(step)
+            timed_calls.warm_up(session)
+            times = timed_calls.timed(step)
         for key, ms in self._operators(recorded.events()):
             calls, known = sums[key]
             sums[key] = calls + 1, known + ms

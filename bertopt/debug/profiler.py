@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.checks.timed_steps import random_inputs
 from bertopt.core import Compiled, Device, Eager, Model, Native, Onnx, OpenVino, Session
 from bertopt.debug.graph_layers import ATTENTION, SOFTMAX, layers_of, onnx_nodes, openvino_nodes
+from bertopt.debug.timed_calls import WARM_UP, call_times, timed, warm_up
 from bertopt.errors import Unsupported, UsageError
 from bertopt.report.profile import AFTER, BEFORE, UNKNOWN, Profile, Row, class_of
 from bertopt.runtime.tokenization import Tokenizer
@@ -24,9 +24,6 @@ from bertopt.sessions.packed import PackedSession
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-#: Calls before the clock starts; then calls until both least calls and least seconds are over.
-WARM_UP, LEAST_RUNS, MOST_RUNS, LEAST_S = 3, 5, 30, 1.0
 
 #: What profilers give: (layer, operator) to (calls, milliseconds) over all runs.
 Sums = Mapping[tuple[str, str], tuple[int, float]]
@@ -43,7 +40,7 @@ def profile(
         raise Unsupported("profile measures on the CPU; for a GPU use Nsight Systems, or export with device: cpu")
     inputs = _inputs(model, directory, shape, texts)
     plain = open_session(model, device)
-    plain_ms = statistics.median(_runs(plain, inputs))
+    plain_ms = statistics.median(call_times(plain, inputs))
     runtime = plain.facts().runtime
     del plain
     profiler = _profiler(model, scratch)
@@ -74,28 +71,6 @@ def _inputs(model: Model, directory: Path, shape: tuple[int, int] | None, texts:
     if sequence > longest:
         raise UsageError(f"the shape must fit the model's {longest} tokens; got {batch} × {sequence}")
     return random_inputs(model.spec, (batch, sequence), np.random.default_rng(0))
-
-
-def _runs(session: Session, inputs: Mapping[str, Array]) -> list[float]:
-    session.load(inputs)
-    warm_up(session)
-    return timed(session.step)
-
-
-def warm_up(session: Session) -> None:
-    """Run what is not measured."""
-    for _ in range(WARM_UP):
-        session.step()
-
-
-def timed(step: Callable[[], None]) -> list[float]:
-    """Milliseconds of each of some calls."""
-    times: list[float] = []
-    while len(times) < LEAST_RUNS or (len(times) < MOST_RUNS and sum(times) < 1000 * LEAST_S):
-        start = time.perf_counter_ns()
-        step()
-        times.append((time.perf_counter_ns() - start) / 1e6)
-    return times
 
 
 def _profiler(model: Model, scratch: Path) -> Any:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import check_config, check_size
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
@@ -20,6 +20,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 )  # fmt: skip
+_NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; check the path or the name"
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
 HUB_TIMEOUT_S = 2.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
@@ -29,10 +30,12 @@ CODE_FIELD = re.compile(r"^(auto_map|custom_pipelines|trust_remote_code|_?attn_i
 def resolve(source: str, revision: str | None = None) -> Path:
     """The local directory of a checkpoint. Only a hub id reaches for the network.
 
-    Raises UsageError where nothing is found, Unsupported where the hub cannot be reached.
+    Raises UsageError where there is no such model, or the hub cannot be reached.
     """
     if revision is not None and (source.startswith("pkg://") or Path(source).exists()):
         raise UsageError(f"revision is for hub ids; '{source}' is local: leave revision out")
+    if not source:
+        raise UsageError("model must be a hub id, a directory or pkg://package/path; got ''")
     if source.startswith("pkg://"):
         return _package(source)
     try:
@@ -45,7 +48,7 @@ def resolve(source: str, revision: str | None = None) -> Path:
     if there:
         raise UsageError(f"model must be a directory with config.json and model.safetensors; '{source}' is a file")
     if not HUB_ID.match(source):
-        raise UsageError(f"model '{source}' is neither a directory nor a hub id such as 'org/name'")
+        raise UsageError(_NO_MODEL.format(source))
     return _download(source, revision)
 
 
@@ -58,7 +61,7 @@ def _package(source: str) -> Path:
         raise UsageError(f"model '{source}': package '{top}' is not installed; pip install {top.replace('_', '-')}")
     path = Path(next(iter(spec.submodule_search_locations))).joinpath(*nested, inside)
     if not path.is_dir():
-        raise UsageError(f"model '{source}': package '{top}' has no directory '{'/'.join([*nested, inside])}'")
+        raise UsageError(f"model '{source}': package '{top}' has no directory '{'/'.join([*nested, inside])}'; check the path")
     return path
 
 
@@ -70,7 +73,7 @@ def _download(source: str, revision: str | None) -> Path:
         # snapshot_download would retry, or wait without a limit, where the hub does not answer.
         HfApi().repo_info(source, revision=revision, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT", HUB_TIMEOUT_S)))
     except errors.GatedRepoError as error:
-        raise Unsupported(f"model '{source}' is gated; accept its terms on the hub and log in: hf auth login") from error
+        raise UsageError(f"model '{source}' is gated; accept its terms on the hub and log in: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
         raise UsageError(
             f"model '{source}' is no local directory, and the hub has no such model; check the name, or log in if it is "
@@ -79,7 +82,7 @@ def _download(source: str, revision: str | None) -> Path:
     except errors.RevisionNotFoundError as error:
         raise UsageError(f"model '{source}' has no revision '{revision}' on the hub; check the name") from error
     except errors.HFValidationError as error:
-        raise UsageError(f"model '{source}' is neither a directory nor a hub id such as 'org/name'") from error
+        raise UsageError(_NO_MODEL.format(source)) from error
     except Exception as error:  # the hub's client raises those of httpx or requests, by its version
         unreachable = error
     try:
@@ -93,7 +96,7 @@ def _download(source: str, revision: str | None) -> Path:
             _read_config(folder)
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         why = unreachable or error
-        raise Unsupported(
+        raise UsageError(
             f"model '{source}' is no local directory and could not be fetched from the hub "
             f"({type(why).__name__}: {_why(why)}); check the name and the network, or download it once and give the directory"
         ) from error
@@ -122,7 +125,9 @@ def examine(directory: Path) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
+        inside = next((each.parent for each in sorted(directory.glob("*/config.json"))), None)
+        advice = f"did you mean '{inside}'?" if inside else "give the directory of a transformers checkpoint"
+        raise UsageError(f"'{directory}' has no config.json; {advice}")
     return check_config(read_json(path))
 
 
@@ -133,7 +138,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, nested too deeply
-        raise IntegrityError(f"{path.name} must be UTF-8 JSON; {_why(error)}; restore the checkpoint") from error
+        raise IntegrityError(f"'{path}' must be UTF-8 JSON ({_why(error)}); restore the checkpoint") from error
 
 
 def _why(error: Exception) -> str:

@@ -109,7 +109,7 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
-        shift_free=_shift_free(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
+        left_padding_invariant=_left_padding_invariant(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
     )  # fmt: skip
 
 
@@ -121,8 +121,8 @@ def _positions(config: Any, encoder: Any) -> dict[str, Any]:
     return {"positions": "none" if relative else "column"}
 
 
-def _shift_free(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
-    """See `Spec.shift_free`."""
+def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
+    """See `Spec.left_padding_invariant`."""
     first_column = pooling == "cls" or (
         task == "text-classification" and getattr(config, "classifier_pooling", "cls") == "cls"
     )

@@ -32,7 +32,7 @@ def answers(directory: Path, device: Device) -> Answers:
         }  # fmt: skip
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "bertopt.runtime.replay"], input=json.dumps(request), text=True, env=environment,
+                [sys.executable, "-m", "bertopt.runtime.replay_process"], input=json.dumps(request), text=True, env=environment,
                 cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertopt.report import charts, formatting, stage_details
+from bertopt.report import charts, formatting, limit_margins, stage_details
 from bertopt.results import Ratio, Report, Stage
 from bertopt.system import atomic_write
 
@@ -64,7 +64,7 @@ def template(name: str) -> Template:
     )
     found.filters |= {
         "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity,
-        "quality": formatting.quality, "coverage": formatting.coverage, "ratio": _ratio, "clean": formatting.clean, "one_line": formatting.one_line,
+        "quality": formatting.quality, "coverage": formatting.coverage, "ratio": _ratio, "rounding": limit_margins.rounding, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
     return found.get_template(name)

@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from xml.etree import ElementTree
 
+from bertopt.report import formatting
 from bertopt.report.diff import Diff
 from bertopt.results import Gate, Report, Stage
 from bertopt.system import atomic_write
 
-GATES: tuple[Gate, ...] = ("effects", "parity", "invariance", "ranking", "quality", "latency", "resources", "coverage")
+GATES: tuple[Gate, ...] = get_args(Gate)
 #: Everything that XML 1.0 has no place for, even escaped.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -78,7 +79,8 @@ def _stage(row: Stage) -> Iterator[Check]:
     figures: dict[Gate, Any] = {
         "effects": row.effects, "parity": row.parity, "invariance": row.invariance, "ranking": row.ranking,
         "quality": row.quality, "latency": row.latency, "resources": row.size_bytes,
-        "coverage": row.coverage,
+        "coverage": row.coverage, "rounding": row.rounding,
+        "certificate": row.certificate and row.certificate.status != "none",
     }  # fmt: skip
     for gate in GATES:
         texts = [failure.text for failure in missed if failure.gate == gate]
@@ -101,12 +103,16 @@ def _words(row: Stage, gate: Gate) -> Iterator[str]:
     if gate == "parity" and row.parity:
         worst = row.parity.worst
         yield f"{worst.metric} {worst.value:.6g} (limit {worst.limit:g}) at {worst.where}"
+    if gate == "rounding" and row.rounding:
+        yield formatting.rounding(row.rounding)
+    if gate == "certificate" and row.certificate:
+        yield formatting.certificate(row.certificate)
     if gate == "quality" and row.quality:
         for metric in (row.quality, *row.quality.others):
             yield f"{metric.metric} {metric.value:.4f} ({metric.change:+.4f})"
     if gate == "latency":
         for case in row.latency or []:
-            name = "mix" if case.kind == "mix" else f"{case.batch} × {case.sequence}"
+            name = "end to end" if case.kind == "mix" else f"{case.batch} × {case.sequence}"
             yield f"{name}: {case.p50_ms:.3f} ms" + (f", {case.vs_reference}" if case.vs_reference else "")
 
 

@@ -27,6 +27,22 @@ class Mark:
         return f"{formatting.times(self.value / self.limit)} over" if 0 < self.value < math.inf and self.limit else "over"
 
 
+#: What each figure of `Rounding` says.
+_ROUNDING = {
+    "error_ratio": "mean error on real texts", "parent_ratio": "mean difference from the parent",
+    "slope_error": "error of the outputs' scale", "bias": "largest mean shift of a class or dimension",
+    "flip_margin": "largest margin of a label that changed", "rank_ratio": "loss of rank correlation",
+}  # fmt: skip
+
+
+def rounding(stage: Stage) -> list[tuple[str, str, float, float | None]]:
+    """Name, meaning, value and limit of each figure of reduced precision that was measured."""
+    if stage.rounding is None or stage.parity is None:
+        return []
+    found = [(name, what, getattr(stage.rounding, name)) for name, what in _ROUNDING.items()]
+    return [(name, what, value, getattr(stage.parity.limits, f"{name}_max")) for name, what, value in found if value is not None]
+
+
 def marks(stage: Stage) -> list[Mark]:
     """Every figure of a stage that has a limit; without any limit, what was compared."""
     if stage.parity is None or not stage.parity.cases:
@@ -34,16 +50,18 @@ def marks(stage: Stage) -> list[Mark]:
     cases, limits = stage.parity.cases, stage.parity.limits
     flips = [case.label_flips for case in cases if case.label_flips is not None]
     compared = max(1, sum(case.compared for case in cases))
-    ranking, quality = stage.ranking, stage.quality
+    ranking, quality, worst = stage.ranking, stage.quality, stage.parity.worst
     upper = {
         "max_abs": (nan_max(case.max_abs for case in cases), limits.max_abs),
         "rel_l2": (nan_max(case.rel_l2 for case in cases), limits.rel_l2),
         "label flips": (sum(flips) / compared if flips else None, limits.label_flips_max),
         "invariance": (stage.invariance.max_abs if stage.invariance else None, limits.invariance_max),
+        **{name: (value, limit) for name, _, value, limit in rounding(stage)},
         "metric drop": (max(-quality.change, 0.0) if quality else None, limits.metric_drop_max),
     }
     lower = {
         "1 − cosine_min": (nan_min(case.cosine_min for case in cases), limits.cosine_min),
+        "1 − cosine_median": (worst.value if worst.metric == "cosine_median_min" else None, limits.cosine_median_min),
         "1 − cosine_mean": (nan_min(case.cosine_mean for case in cases), limits.cosine_mean),
         "1 − spearman": (ranking.spearman if ranking else None, limits.spearman_min),
         "1 − top_k": (ranking.top_k_overlap if ranking else None, limits.top_k_overlap_min),

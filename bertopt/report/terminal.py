@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from bertopt.report.formatting import NONE, QUICK, Row, coverage, grid, line, one_line, quick
+from bertopt.report.formatting import NONE, QUICK, Row, certificate, coverage, grid, line, one_line, quick, rounding
 from bertopt.report.formatting import notes as cell_notes
 from bertopt.results import Report
 
@@ -101,8 +101,12 @@ def _notes(report: Report) -> Text:
         notes.append("timing: ", "yellow").append(f"{QUICK}\n")
     if report.delivered:
         notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
-        if found := report.stage(report.delivered.stage).coverage:
-            notes.append("checked: ", "bold").append(f"{coverage(found)}\n")
+        row = report.stage(report.delivered.stage)
+        checked = [coverage(row.coverage)] if row.coverage else []
+        checked += [rounding(row.rounding)] if row.rounding else []
+        checked += [certificate(row.certificate)] if row.certificate and row.certificate.status == "certified" else []
+        if checked:
+            notes.append("checked: ", "bold").append(f"{'; '.join(checked)}\n")
     notes.rstrip()
     return notes
 

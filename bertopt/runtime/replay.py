@@ -1,20 +1,17 @@
 """Fixed texts whose outputs an artefact records: whoever opens it elsewhere can see that it still gives them.
 
-`python -m bertopt.runtime.replay` opens a directory in a new interpreter, as a user's service does, and writes its outputs:
-the run that exports compares them with those of its worker. Recorded are the size, the root mean square and `PROJECTIONS`
+`replay_process` opens a directory in a new interpreter, as a user's service does, and writes its outputs: the run that exports
+compares them with those of its worker. Recorded are the size, the root mean square and `PROJECTIONS`
 fixed random projections of each output; what leaves all of these as they are is not seen, nor is any other text.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Precision
-from bertopt.errors import BertoptError, WrongAnswer
+from bertopt.errors import WrongAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,21 +59,3 @@ def _projected(value: np.ndarray[Any, Any]) -> list[float]:
     size = math.sqrt(max(1, flat.size))
     figures = [float(np.linalg.norm(flat)) / size, *(matrix @ flat / size).tolist()]
     return [float(flat.size), *(float(f"{figure:.7g}") for figure in figures)]
-
-
-def main() -> None:
-    """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes`, and the file to write."""
-    from bertopt.passes import registry
-    from bertopt.runtime.load import load
-
-    request = json.load(sys.stdin)
-    registry.add_importable(request["passes"])
-    try:
-        found: dict[str, Any] = {"answers": answers(load(request["directory"], request["device"], request["threads"]))}
-    except BertoptError as error:
-        found = {"error": [type(error).__name__, str(error)]}
-    Path(request["out"]).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

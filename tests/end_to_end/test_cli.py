@@ -81,6 +81,11 @@ def test_quick_answers_import_nothing_heavy(option: str) -> None:
     assert found.stdout.splitlines()[-1] == "0 set()" and "bertopt" in found.stdout
 
 
+def test_help_shows_every_command_whole_the_main_job_first() -> None:
+    listed = call("--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert listed[0].startswith("  optimize ") and not [line for line in listed if line.endswith("...")]
+
+
 def test_both_entry_points_say_the_same() -> None:
     command = [sys.executable, "-m", "bertopt.export", "--help"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
@@ -135,6 +140,10 @@ def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch
 
 
 def bad_model(folder: Path, tiny: Tiny, kind: str) -> str:
+    if kind == "no network":
+        return "nobody/nothing"
+    if kind == "no directory":
+        return str(folder / "none" / "model")
     if kind == "unknown package":
         return "pkg://bertopt_no_such_package/model"
     model = Path(shutil.copytree(tiny(), folder / "model"))
@@ -317,9 +326,11 @@ def test_optimize(small_recipes: Path, tiny: Tiny, tmp_path: Path) -> None:
     assert json.loads(found.stdout)["delivered"]["stage"] == "export_onnx"
 
 
-@pytest.mark.parametrize("kind", ["decoder", "no tokenizer", "unknown package"])
+@pytest.mark.parametrize("kind", ["decoder", "no tokenizer", "unknown package", "no network", "no directory"])
 def test_optimize_refuses_an_unfit_model(kind: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertopt.pipeline.Workers", lambda: pytest.fail("a worker was started"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     found = call("optimize", bad_model(tmp_path, tiny, kind), "--out", str(tmp_path / "out"))
     assert found.exit_code == 2 and len(found.stderr.strip().splitlines()) == 1
 

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -23,6 +23,8 @@ from bertopt.report import diff, diff_table, junit, markdown_summary
 from bertopt.report.diff import Change, Tolerances
 from bertopt.results import (
     Delivered,
+    Failure,
+    Gate,
     Invariance,
     Latency,
     Limits,
@@ -268,6 +270,12 @@ def test_junit() -> None:
         e for e in root.iter("testcase") if e.attrib["classname"] == "waived" and e.attrib["name"] == "parity"
     )
     assert "waived until 2999-01-01" in (waived.findtext("system-out") or "")
+
+
+@pytest.mark.parametrize("gate", get_args(Gate))
+def test_junit_shows_a_failure_of_every_gate(gate: Gate) -> None:
+    failed = Stage(index=1, name="bad", status="failed", failures=[Failure(gate=gate, metric=None, text="too far off")])
+    assert outcomes(junit.render(report(failed, exit_code=3, reason="'bad' failed")))["bad", gate] == "failure"
 
 
 def test_junit_of_a_run_that_raised() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from bertopt.core import Profile, ShapeLimits
+from bertopt.core import Profile, ShapeLimits, Spec
 
 LONG, WIDE = Profile(min=(1, 1), opt=(1, 256), max=(1, 512)), Profile(min=(1, 1), opt=(8, 64), max=(32, 128))
 EIGHT = Profile(min=(8, 64), opt=(8, 64), max=(32, 128))
@@ -52,3 +52,10 @@ def test_whatever_is_fitted_some_profile_accepts() -> None:
             if fitted is not None:
                 assert fitted[0] >= batch and fitted[1] >= sequence
                 assert any(profile.accepts(*fitted) for profile in profiles)
+
+
+def test_manifests_of_0_1_are_read() -> None:
+    fields = {"family": "bert", "task": "fill-mask", "inputs": ["input_ids"], "outputs": ["logits"], "layers": 1, "heads": 1,
+              "hidden": 8, "vocabulary": 9, "token_types": 1, "pad_id": 0, "max_length": 8, "text_length": 8, "parameters": 1}  # fmt: skip
+    assert Spec.model_validate(fields | {"shift_free": True}).left_padding_invariant
+    assert Spec.model_validate(fields | {"left_padding_invariant": True}).left_padding_invariant

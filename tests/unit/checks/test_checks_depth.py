@@ -76,9 +76,9 @@ def measured(of: Spec, flaw: Flaw = lambda inputs, tokens: tokens) -> Invariance
 
 
 @pytest.mark.parametrize("of", [TEXT, TOKEN, SPAN], ids=lambda of: of.task)
-@pytest.mark.parametrize("shift_free", [False, True])
-def test_a_steady_model_is_steady(of: Spec, shift_free: bool) -> None:
-    found = measured(of.model_copy(update={"shift_free": shift_free}))
+@pytest.mark.parametrize("left_padding_invariant", [False, True])
+def test_a_steady_model_is_steady(of: Spec, left_padding_invariant: bool) -> None:
+    found = measured(of.model_copy(update={"left_padding_invariant": left_padding_invariant}))
     assert found.max_abs < 1e-6
     assert found.cosine_min > 0.999999
     assert found.texts == len(TEXTS)
@@ -115,7 +115,7 @@ def test_what_depends_on_company_or_padding_is_found(of: Spec, flaw: Flaw, words
 
 def test_left_padding_counts_only_where_positions_allow_it() -> None:
     assert measured(TOKEN, shifted).max_abs < 1e-6
-    found = measured(TOKEN.model_copy(update={"shift_free": True}), shifted)
+    found = measured(TOKEN.model_copy(update={"left_padding_invariant": True}), shifted)
     assert found.max_abs > 0.5
     assert "padded on the left" in found.where
 
@@ -378,7 +378,7 @@ def test_windows_see_nothing_where_a_head_reads_padding() -> None:
     local = spec(family="modernbert", token_types=0, inputs=("input_ids", "attention_mask"))
     left = next(p for p in probes.grid(local, [(4, 8)], None) if p.padding == "left")
     assert left.rows.tolist() == [True, False, False, False]
-    free = local.model_copy(update={"shift_free": True})
+    free = local.model_copy(update={"left_padding_invariant": True})
     assert next(p for p in probes.grid(free, [(4, 8)], None) if p.padding == "left").rows.all()
 
 

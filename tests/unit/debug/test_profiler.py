@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertopt.core import Compiled, Context, Engine, Model
-from bertopt.debug import profiler
+from bertopt.debug import profiler, timed_calls
 from bertopt.debug.attention_maps import MOST_TOKENS, attention
 from bertopt.debug.graph_layers import Node, layers_of
 from bertopt.errors import Unsupported, UsageError
@@ -24,8 +24,8 @@ Make = Callable[[Path, Path], Model]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "LEAST_RUNS", 2)
-    monkeypatch.setattr(profiler, "MOST_RUNS", 3)
+    monkeypatch.setattr(timed_calls, "LEAST_RUNS", 2)
+    monkeypatch.setattr(timed_calls, "MOST_RUNS", 3)
 
 
 def context(folder: Path, name: str) -> Context:

@@ -92,7 +92,7 @@ def test_hub_id_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(Unsupported, match=r"'nobody/nothing' .*could not be fetched .*give the directory"):
+    with pytest.raises(UsageError, match=r"'nobody/nothing' .*could not be fetched .*give the directory"):
         checkpoint.load("nobody/nothing")
 
 
@@ -154,7 +154,7 @@ def test_truncated_weights(bert: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '"bert"'])
 def test_config_that_is_no_json_object(bert: Path, text: str) -> None:
     (bert / "config.json").write_text(text)
-    with pytest.raises(IntegrityError, match=r"config\.json must be"):
+    with pytest.raises(IntegrityError, match=r"config\.json.? must be"):
         checkpoint.load(bert)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import config_checks, source
 from bertopt.modeling.config_checks import check_config, check_shapes, check_size, usable_positions
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
@@ -85,7 +85,7 @@ def test_every_problem_is_named() -> None:
 @pytest.mark.parametrize("content", ["null", "[]", '"x"', "{", "", "[" * 100_000, '{"a": ' + "9" * 5_000 + "}"])
 def test_what_is_no_json_object(bert: Path, content: str) -> None:
     (bert / "config.json").write_text(content)
-    with pytest.raises(IntegrityError, match=r"config.json must be .*restore the checkpoint"):
+    with pytest.raises(IntegrityError, match=r"config.json'? must be .*restore the checkpoint"):
         source.examine(bert)
 
 
@@ -142,8 +142,8 @@ def answer(code: int) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "raised", "words"),
-    [("RepositoryNotFoundError", UsageError, "the hub has no such model"), ("GatedRepoError", Unsupported, "gated"),
-     ("RevisionNotFoundError", UsageError, "no revision 'v9'"), ("HfHubHTTPError", Unsupported, "could not be fetched")],
+    [("RepositoryNotFoundError", UsageError, "the hub has no such model"), ("GatedRepoError", UsageError, "gated"),
+     ("RevisionNotFoundError", UsageError, "no revision 'v9'"), ("HfHubHTTPError", UsageError, "could not be fetched")],
 )  # fmt: skip
 def test_what_the_hub_says(
     kind: str, raised: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -160,8 +160,16 @@ def test_what_the_hub_says(
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi", Hub(ConnectionError("[Errno -2] Name or service not known\nmore")))
-    with pytest.raises(Unsupported, match=r"could not be fetched .*Name or service not known\); check the name and the network"):
+    with pytest.raises(UsageError, match=r"could not be fetched .*Name or service not known\); check the name and the network"):
         source.resolve("nobody/nothing")
+
+
+def test_the_checkpoint_lies_one_folder_deeper(tmp_path: Path, bert: Path) -> None:
+    shutil.copytree(bert, tmp_path / "package" / "model")
+    with pytest.raises(UsageError, match=r"has no config.json; did you mean '.*package/model'\?"):
+        source.examine(tmp_path / "package")
+    with pytest.raises(UsageError, match="got ''"):
+        source.resolve("")
 
 
 def test_examining_imports_nothing_heavy(bert: Path) -> None:

@@ -59,7 +59,7 @@ def test_answers_are_the_padded_networks(
         inputs = padded_inputs(reference, seed)
         wanted, got = open_session(reference).run(inputs), open_session(packed).run(inputs)
         valid = inputs["attention_mask"] != 0
-        reads_first = reference.spec.granularity == "text" and not reference.spec.shift_free
+        reads_first = reference.spec.granularity == "text" and not reference.spec.left_padding_invariant
         rows = valid[:, 0] if reads_first and pooling in (None, "cls") else np.ones(len(valid), bool)
         for name in reference.spec.outputs:
             chosen = rows if reference.spec.granularity == "text" else valid

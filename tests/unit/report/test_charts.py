@@ -90,6 +90,7 @@ def test_marks_are_distances_with_their_limits() -> None:
     assert rows["use_sdpa"]["max_abs"].room == "50× room"
     assert rows["use_sdpa"]["label flips"].room == "over"
     assert rows[LONG]["rel_l2"].room == "1.3× over"
+    assert rows[LONG]["error_ratio"].room == "1.3× room" and "bias" not in rows[LONG]
     assert {"invariance", "metric drop", "1 − spearman", "1 − top_k"} <= set(rows[LONG])
     assert rows["slower"]["rel_l2"].room == "exact"
     assert math.isnan(rows["cast_half"]["1 − cosine_min"].value)
@@ -181,10 +182,11 @@ def test_png_without_its_package_says_what_to_install(tmp_path: Path, monkeypatc
 
 def test_details_tell_all() -> None:
     text = html.page(full())
-    for words in ("waived until 2027-01-31", "<mark title", "Blame: <b>use_sdpa</b>", "Took effect", "Invariance", "Ranking",
+    for words in ("waived until 2027-01-31", "<mark title", "Most of the error comes from <b>use_sdpa</b>", "Effects of the pass", "Invariance", "Ranking",
                   "94.0 %", "0.840 to 0.894", "a line of its log", "60 before",
                   "bertopt debug recipe.yaml --stage cast_half", "bertopt export recipe.yaml --set device=cpu --out again",
-                  "an odd tokenizer", "1 waived"):  # fmt: skip
+                  "an odd tokenizer", "1 waived",
+                  "<h3>Weights</h3>", "116 tensors compared", "<h3>Cost of the rounding</h3>", "≤ 1.3"):  # fmt: skip
         assert words in text, words
     older = Report.model_validate_json(QUICKSTART.read_bytes())
     for each in older.stages:
@@ -193,7 +195,7 @@ def test_details_tell_all() -> None:
         if each.parity:
             each.parity.blame = None
     bare = html.page(older)
-    for words in ("Took effect", "Invariance", "Ranking", "Blame", "<mark", "bertopt debug", "waived</span>"):
+    for words in ("Effects of the pass", "Invariance", "Ranking", "Most of the error", "<mark", "bertopt debug", "waived</span>"):
         assert words not in bare
 
 
@@ -225,14 +227,14 @@ def test_waivers_blame_and_intervals_in_the_tables(monkeypatch: pytest.MonkeyPat
     assert row.cells["quality"] == "0.868 (−0.002 [−0.010, +0.006])"
     assert row.brief["quality"] == "0.868 (−0.002)"
     notes = dict(formatting.notes(row.stage))
-    assert notes["blame"].startswith("most of the difference came with 'use_sdpa': rel_l2 0.38")
+    assert notes["blame"].startswith("most of the error comes from 'use_sdpa': rel_l2 0.38")
     assert "known, see ticket 12" in notes["waived"]
     assert "ok, waived" in terminal.markdown(full())
     console = terminal.console(file=io.StringIO())
     with console.capture() as captured:
         console.print(terminal.render(full()))
     assert f"{LONG}, waived: rel_l2 must be at most 0.3" in captured.get()
-    assert "cast_half, blame: most of the difference came with this pass itself" in captured.get()
+    assert "cast_half, blame: most of the error comes from this pass itself" in captured.get()
 
 
 def test_a_report_shows_itself_in_jupyter(monkeypatch: pytest.MonkeyPatch) -> None:
