@@ -60,13 +60,17 @@ class Job:
     outputs: list[dict[str, Array]] = field(default_factory=list)
     tokens: int = 0
     """Tokens that still wait."""
+    waiting: int = 0
+    """Texts that still wait."""
     left: int = 0
+    """Texts that have no outputs yet."""
     dropped: bool = False
     submitted: float = 0.0
     started: float | None = None
 
     def __post_init__(self) -> None:
-        self.left, self.tokens = len(self.texts), sum(len(text.ids) for text in self.texts)
+        self.left = self.waiting = len(self.texts)
+        self.tokens = sum(len(text.ids) for text in self.texts)
         self.outputs = [{} for _ in self.texts]
 
 
@@ -128,9 +132,8 @@ class Batcher:
         with self._changed:
             if not job.dropped and job.left:
                 job.dropped = True
-                waiting = sum(1 for _, _, other, _ in self._waiting if other is job)
-                self._count(-job.tokens, -waiting)
-                job.tokens = 0
+                self._count(-job.tokens, -job.waiting)
+                job.tokens = job.waiting = 0
                 self.metrics.drop(reason)
 
     def close(self) -> None:
@@ -192,6 +195,7 @@ class Batcher:
             for _, _, job, index in batch.items:
                 if not job.dropped:
                     job.tokens -= len(job.texts[index].ids)
+                    job.waiting -= 1
                     self._count(-len(job.texts[index].ids), -1)
                 if job.started is None:
                     job.started = now

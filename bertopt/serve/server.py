@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Connections that wait to be accepted, and seconds that an idle one is kept.
 BACKLOG, KEEP_ALIVE_S = 2048, 75
+#: Seconds between closing the port and closing idle connections, on which a request may be on its way.
+LINGER_S = 0.5
 
 
 def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") -> None:
@@ -64,6 +67,15 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
                 return
             loop = asyncio.get_running_loop()
             loop.call_later(settings.drain_s, lambda: setattr(self, "should_exit", True))
+
+        async def shutdown(self, sockets: list[Any] | None = None) -> None:
+            """Close the port, answer what still comes on open connections, then close those."""
+            for listening in self.servers:
+                listening.close()
+            end = time.monotonic() + LINGER_S
+            while self.server_state.connections and time.monotonic() < end and not self.force_exit:
+                await asyncio.sleep(0.02)
+            await super().shutdown(sockets)
 
     return Server(config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -136,6 +137,22 @@ def test_sigterm_under_load_loses_no_accepted_request(directories: dict[str, Pat
     assert {answer.status_code for answer in answers} == {200}
     assert all(np.allclose(answer.json()[0], right, atol=1e-6) for answer in answers)
     assert not any("Traceback" in line for line in served.log)
+
+
+def test_a_request_on_an_open_connection_is_answered_while_the_server_ends(directories: dict[str, Path]) -> None:
+    served = Served(f"m={directories['embeddings']}")
+    connections = [httpx.Client(timeout=30) for _ in range(8)]
+    for connection in connections:
+        assert connection.get(f"{served.url}/health").status_code == 200
+    served.process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(ConnectionRefusedError, ConnectionResetError):
+        while True:
+            socket.create_connection(("127.0.0.1", served.port), 5).close()
+            time.sleep(0.002)
+    for connection in connections:
+        answer = connection.post(f"{served.url}/embed", json={"inputs": "a cat"})
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+    assert served.process.wait(timeout=60) == 0
 
 
 def refused(*arguments: str) -> tuple[int, str]:

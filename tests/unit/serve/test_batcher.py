@@ -185,6 +185,29 @@ def test_what_nobody_waits_for_is_not_run() -> None:
     assert bench.value("dropped_requests_total", reason="disconnected") == 1
 
 
+def test_what_is_dropped_while_it_is_planned_leaves_the_queue_empty() -> None:
+    bench = Bench()
+    planning, go_on = threading.Event(), threading.Event()
+
+    def price() -> Costs:
+        planning.set()
+        assert go_on.wait(20)
+        return Costs()
+
+    bench.batcher._runner.price = price  # type: ignore[method-assign]
+
+    async def go() -> None:
+        dropped = bench.batcher.submit([text(50), text(51), text(52)])
+        await asyncio.to_thread(planning.wait, 20)
+        bench.batcher.drop(dropped, "disconnected")
+        go_on.set()
+        bench.session.go(100)
+        await bench.batcher.submit([text(2)]).future
+
+    bench.run(go)
+    assert bench.value("queue_tokens") == bench.value("queue_texts") == 0
+
+
 def test_a_failing_batch_fails_its_requests_and_the_next_one_works() -> None:
     bench = Bench()
 
