@@ -14,7 +14,7 @@ class BertoptError(Exception):
 
 
 class UsageError(BertoptError):
-    """A recipe or a command line that cannot be carried out. `problems` holds every mistake found, one a line."""
+    """A recipe or a command line that cannot be run. `problems` holds every mistake found, one a line."""
 
     exit_code: ClassVar[int] = 2
 

@@ -1,4 +1,4 @@
-"""`python -m bertopt.export RECIPE`: the same program as `bertopt export RECIPE`. `bertopt.run` carries out a recipe in Python."""
+"""`python -m bertopt.export RECIPE`: the same program as `bertopt export RECIPE`. `bertopt.run` runs a recipe in Python."""
 
 from __future__ import annotations
 

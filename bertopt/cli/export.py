@@ -29,7 +29,7 @@ def export(
     build_only: Annotated[
         bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Build everything anew; ignore the stages of earlier runs.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Build everything again; ignore the stages of earlier runs.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")] = False,
     json_: Json = False,
     junit: Junit = None,

@@ -27,4 +27,4 @@ def init(
 
         path = write(model, out, target, keep, texts)
         print(path)
-        print(f"carry it out with: bertopt export {path}", file=sys.stderr)
+        print(f"run it with: bertopt export {path}", file=sys.stderr)

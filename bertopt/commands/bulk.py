@@ -114,7 +114,7 @@ def _rows(source: Path) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise UsageError(f"'{source}', line {number + 1} is no JSON ({error}); one object a line is expected") from error
+                raise UsageError(f"'{source}', line {number + 1} is not JSON ({error}); expected one object on each line") from error
             if not isinstance(row, dict):
                 raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
             yield row

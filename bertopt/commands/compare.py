@@ -76,7 +76,7 @@ def read_report(path: Path) -> Report:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
-        raise UsageError(f"'{file}' is no report of bertopt: {where}: {first['msg']}; export again") from error
+        raise UsageError(f"'{file}' is not a report of bertopt: {where}: {first['msg']}; export again") from error
 
 
 def delivered(report: Report, path: Path) -> Stage:

@@ -76,7 +76,7 @@ def _row(out: Path, name: str) -> dict[str, Any]:
         mine: dict[str, Any] = next((dict(row) for row in stages if row["name"] == name), {})
         return {**mine, "reverted": [row["name"] for row in stages if row["status"] == "reverted"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"'{path}' is no report of bertopt; remove it, or give the --out of an export") from error
+        raise UsageError(f"'{path}' is not a report of bertopt; remove it, or give the --out of an export") from error
 
 
 def _build(

@@ -1,4 +1,4 @@
-"""`bertopt.run`: carry out a recipe and leave artefact and reports."""
+"""`bertopt.run`: run a recipe and leave artefact and reports."""
 
 from __future__ import annotations
 

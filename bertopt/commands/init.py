@@ -66,7 +66,7 @@ def _text(model: str, directory: Path, fields: Mapping[str, Any], name: str, tex
         [
             f"# {fields['model_type']}, {layers} layers, hidden size {hidden}{positions}.",
             f"# Written by `bertopt init` from the shipped recipe {name}: {recipes.summary(recipes.FOLDER / f'{name}.yaml')}",
-            "# Check it with `bertopt export FILE --dry-run`, carry it out with `bertopt export FILE`.",
+            "# Check it with `bertopt export FILE --dry-run`, run it with `bertopt export FILE`.",
             "schema_version: 1",
             f"model: {json.dumps(model, ensure_ascii=False)}",
             f"task: {task}   # {reason}",
@@ -83,7 +83,7 @@ def _text(model: str, directory: Path, fields: Mapping[str, Any], name: str, tex
 def _task(directory: Path, fields: Mapping[str, Any]) -> tuple[str, str]:
     """The task, and how it is known."""
     if (directory / "modules.json").is_file():
-        return "feature-extraction", "a sentence-transformers model: one embedding a text"
+        return "feature-extraction", "a sentence-transformers model: one embedding for each text"
     architectures = fields.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     for ending, task in _TASKS.items():

@@ -1,4 +1,4 @@
-"""`bertopt.optimize`: choose the shipped recipe for this machine and carry it out for a model."""
+"""`bertopt.optimize`: choose the shipped recipe for this machine and run it for a model."""
 
 from __future__ import annotations
 

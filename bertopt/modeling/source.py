@@ -76,7 +76,7 @@ def _download(source: str, revision: str | None) -> Path:
         raise UsageError(f"model '{source}' is gated; accept its terms on the hub and log in: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
         raise UsageError(
-            f"model '{source}' is no local directory, and the hub has no such model; check the name, or log in if it is "
+            f"model '{source}' is not a local directory, and the hub has no such model; check the name, or log in if it is "
             "private: hf auth login"
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -97,7 +97,7 @@ def _download(source: str, revision: str | None) -> Path:
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         why = unreachable or error
         raise UsageError(
-            f"model '{source}' is no local directory and could not be fetched from the hub "
+            f"model '{source}' is not a local directory and could not be fetched from the hub "
             f"({type(why).__name__}: {_why(why)}); check the name and the network, or download it once and give the directory"
         ) from error
     return folder
@@ -132,7 +132,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is no JSON."""
+    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is not JSON."""
     try:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:

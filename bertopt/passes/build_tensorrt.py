@@ -190,7 +190,7 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         path = Path(self.timing_cache)
         cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
         if cache is None:
-            raise IntegrityError(f"timing_cache '{path}' is no timing cache, or damaged ({logger.last}); delete it")
+            raise IntegrityError(f"timing_cache '{path}' is not a timing cache, or damaged ({logger.last}); delete it")
         return cache if config.set_timing_cache(cache, ignore_mismatch=False) else None
 
     def _write_cache(self, cache: Any, config: Any) -> None:

@@ -42,7 +42,7 @@ from bertopt.workers.client import Workers
 
 @dataclass(frozen=True)
 class _Done:
-    """A step that was carried out, or could not be. `stage` is what its name stands for: its parent's if reverted."""
+    """A step that was run, or could not be. `stage` is what its name stands for: its parent's if reverted."""
 
     row: Stage
     stage: str

@@ -129,9 +129,9 @@ def _json(line: bytes) -> tuple[str, Label | None, str | None]:
     try:
         "".join([text, second or "", *map(str, every)]).encode()
     except UnicodeEncodeError as error:
-        raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is no character; write the character itself") from error
+        raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is not a character; write the character itself") from error
     return text[:LONGEST], label, None if second is None else second[:LONGEST]
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -204,7 +204,7 @@ def _scalar(node: Any) -> Any:
     """Raises ValueError for a number that is not one, or that could be two."""
     text = node.value
     if _SURROGATE.search(text):
-        raise ValueError(f"half a surrogate pair is no character; got {text!r}; write the character itself")
+        raise ValueError(f"half a surrogate pair is not a character; got {text!r}; write the character itself")
     if node.tag in ("null", "bool"):
         return {"null": None, "true": True, "false": False}.get(text)
     if node.tag == "leading zero":

@@ -20,7 +20,7 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """A device that carries out work in the order in which it was asked. Tests put their own in its place."""
+    """A device that runs work in the order in which it was given. Tests put their own in its place."""
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the host that the device reads and writes by itself."""

@@ -84,7 +84,7 @@ def _replace(part: Path, final: Path) -> None:
         stages.commit(part, final)
         return
     if not (final / stages.MANIFEST).is_file():
-        raise UsageError(f"'{final}' exists and is no bertopt artefact; move it away, or export elsewhere with --out")
+        raise UsageError(f"'{final}' exists and is not a bertopt artefact; move it away, or export elsewhere with --out")
     stages.sync(part)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:

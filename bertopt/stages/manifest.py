@@ -145,7 +145,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise UsageError(f"'{directory}' is no bertopt stage or artefact: it has no {MANIFEST}")
+        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}")
     content = path.read_bytes()
     if key is not None:
         signature.check(directory, content, key)

@@ -166,7 +166,7 @@ def bad_temp(machine: Machine) -> Finding | None:
     if machine.bad_temp is None:
         return None
     return Finding(
-        check="bad_temp", found=f"TMPDIR names '{machine.bad_temp}', which is no writable directory",
+        check="bad_temp", found=f"TMPDIR names '{machine.bad_temp}', which is not a writable directory",
         stops="compilers and runtimes that use it fail", fix=f"mkdir -p '{machine.bad_temp}', or unset TMPDIR",
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def few_threads(machine: Machine) -> Finding | None:
             continue
         return Finding(
             check="few_threads", found=f"{name}={value!r}, with {machine.cores} cores",
-            stops="torch runs on one core, and speed-ups over it mean little" if value.strip() == "1" else "it is no number of threads",
+            stops="torch runs on one core, and speed-ups over it mean little" if value.strip() == "1" else "it is not a number of threads",
             fix=f"unset {name}",
         )  # fmt: skip
     return None

@@ -294,7 +294,7 @@ def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path) 
     found = call("export", str(recipe), "--out", str(tmp_path), "--junit", str(xml), "--summary", str(text))
     assert found.exit_code == 2
     suites = ElementTree.parse(xml).getroot()
-    assert suites.attrib["errors"] == "1" and "is no bertopt artefact" in text.read_text()
+    assert suites.attrib["errors"] == "1" and "is not a bertopt artefact" in text.read_text()
 
 
 # Optimize.
@@ -516,7 +516,7 @@ def test_bench_refuses_what_it_cannot_time(exported: tuple[Path, Result], tmp_pa
     for arguments, words in (
         (("--shape", "8*16"), "--shape 8*16: expected BATCHxTOKENS, such as 8x128"),
         (("--shape", "1x9999"), "sequence must be at most"),
-        ((str(tmp_path),), "is no bertopt stage or artefact"),
+        ((str(tmp_path),), "is not a bertopt stage or artefact"),
     ):
         found = call("bench", artefact, *arguments)
         assert found.exit_code == 2 and words in found.stderr, found.stderr

@@ -192,7 +192,7 @@ def test_reports_that_do_not_go_together(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"stages": 3}')
     for other, words in (
         ("b", "different models: family bert and roberta"),
-        ("c", "is no report"),
+        ("c", "is not a report"),
         ("d", "cannot be read"),
     ):
         with pytest.raises(UsageError, match=words):

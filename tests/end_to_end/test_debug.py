@@ -422,5 +422,5 @@ def test_mistakes(
 
 def test_a_damaged_report_is_no_crash(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps({"stages": [1]}))
-    with pytest.raises(UsageError, match="is no report of bertopt"):
+    with pytest.raises(UsageError, match="is not a report of bertopt"):
         debug(from_dict(recipe(tiny(), [SDPA])), tmp_path, "use_sdpa")

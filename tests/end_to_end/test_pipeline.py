@@ -537,7 +537,7 @@ def test_a_full_disk_leaves_the_old_artefact(run: Run, begun: Path, monkeypatch:
 def test_somebody_else_s_directory_is_not_overwritten(run: Run, begun: Path) -> None:
     (begun / "artifact").mkdir()
     (begun / "artifact" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="is no bertopt artefact; move it away"):
+    with pytest.raises(UsageError, match="is not a bertopt artefact; move it away"):
         run(begun, ["touch"])
     assert [path.name for path in (begun / "artifact").iterdir()] == ["thesis.txt"]
 

@@ -17,6 +17,8 @@ FORBIDDEN = {
     r"\bis asked\b": "is called, is read",
     r"\bits company\b": "the other texts in the batch",
     r"\bmood\b": "conditions",
+    r"\bcarr(y|ies|ied) (it|them)? ?out\b": "run",
+    r"(?<!there )\bis no (bertopt|report|JSON|local|writable)\b": "is not a …",
 }
 
 

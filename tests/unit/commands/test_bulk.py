@@ -91,7 +91,7 @@ def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("{}", "row 0 has no column 'text'"), ('{"text": null}', "must be a text; got NoneType"), ("[1]", "must be a JSON object"), ("{", "line 1 is no JSON")]
+    ("line", "words"), [("{}", "row 0 has no column 'text'"), ('{"text": null}', "must be a text; got NoneType"), ("[1]", "must be a JSON object"), ("{", "line 1 is not JSON")]
 )
 def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(line + "\n")

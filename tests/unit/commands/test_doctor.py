@@ -64,7 +64,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     ({"address_space_bytes": 700 << 20}, "little_memory", "ulimit -v unlimited", "cpu", 4),
     ({"memory_bytes": 420 << 20}, "little_memory", "0.41 GiB", "cpu", 4),
     ({"environment": {"OMP_NUM_THREADS": "1"}}, "few_threads", "unset OMP_NUM_THREADS", "cpu", 0),
-    ({"environment": {"OMP_NUM_THREADS": "many"}}, "few_threads", "no number of threads", "cpu", 0),
+    ({"environment": {"OMP_NUM_THREADS": "many"}}, "few_threads", "not a number of threads", "cpu", 0),
     ({"environment": {"CUDA_VISIBLE_DEVICES": "cuda:0"}}, "cuda_visible_devices", "names no device", None, 0),
     ({"environment": {"CUDA_VISIBLE_DEVICES": "-1"}, "packages": GPU, "gpus": 1}, "cuda_visible_devices", "hides every GPU", "gpu", 4),
     ({"environment": {"HF_HUB_OFFLINE": "1"}}, "hub_offline", "unset HF_HUB_OFFLINE", None, 0),

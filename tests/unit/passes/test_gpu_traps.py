@@ -331,7 +331,7 @@ def test_a_damaged_timing_cache_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "timings").write_bytes(b"damaged")
     step = BuildTensorrt(timing_cache=str(tmp_path / "timings"))
     logger = types.SimpleNamespace(last="bad header")
-    with pytest.raises(IntegrityError, match=r"timings' is no timing cache, or damaged \(bad header\); delete it"):
+    with pytest.raises(IntegrityError, match=r"timings' is not a timing cache, or damaged \(bad header\); delete it"):
         step._read_cache(Config(damaged=True), logger)
 
 

@@ -63,7 +63,7 @@ def test_a_byte_order_mark_and_windows_lines_are_no_text(tmp_path: Path, name: s
     [
         ("[" * 100_000, "expected a JSON object; maximum recursion depth exceeded"),
         ('{"text": "a", "label": ' + "9" * 5000 + "}", "expected a JSON object; Exceeds the limit"),
-        ('{"text": "a", "label": NaN}', "expected a JSON object; NaN is no JSON number"),
+        ('{"text": "a", "label": NaN}', "expected a JSON object; NaN is not a JSON number"),
         ('{"text": "a", "label": {"a": 1}}', "label must be text or a number"),
         ('{"text": "\\ud800"}', "half a surrogate pair"),
         ('{"text": "a", "label": "\\udfff"}', "half a surrogate pair"),

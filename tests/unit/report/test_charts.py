@@ -275,7 +275,7 @@ def test_cli_draws_a_report_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         ([str(QUICKSTART), "--format", "png"], "--pictures DIR"),
         ([str(QUICKSTART), "--pictures", "/dev/null/x"], "name another place"),
-        ([__file__], "is no report of bertopt"),
+        ([__file__], "is not a report of bertopt"),
     ],
 )
 def test_cli_says_what_is_wrong(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
