@@ -18,6 +18,8 @@ Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
 #: Half-width of the band around 1.0 in which two stages count as equally fast.
 DEAD_BAND = 0.02
+#: An interval whose ends are further apart than this factor tells nothing: [1.4, 350] is no "faster".
+WIDEST = 3.0
 
 
 def nan_max(values: Iterable[float]) -> float:
@@ -141,6 +143,8 @@ class Ratio(_Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
+        if not self.high <= WIDEST * self.low:
+            return "INCONCLUSIVE"
         if self.low > 1 + DEAD_BAND:
             return "FASTER"
         if self.high < 1 - DEAD_BAND:

@@ -246,6 +246,13 @@ def test_twice_as_fast_is_faster(clock: Clock, jitter: float) -> None:
     assert latency.compare(a, b).ratio().ratio == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.parametrize(("low", "high", "verdict"), [
+    (2.0, 5.9, "FASTER"), (1.39, 349.57, "INCONCLUSIVE"), (2.97, 13.73, "INCONCLUSIVE"), (0.01, 0.9, "INCONCLUSIVE"), (0.5, 0.9, "SLOWER"),
+])  # fmt: skip
+def test_an_interval_that_tells_nothing_is_no_verdict(low: float, high: float, verdict: str) -> None:
+    assert Ratio(ratio=math.sqrt(low * high), low=low, high=high).verdict == verdict
+
+
 def test_a_few_disturbed_steps_of_a_turn_change_nothing() -> None:
     """Turns of as many steps are compared by their lower quartile, others by the median, which few steps do not shift."""
     calm, disturbed = [10.0] * 8, [10.0] * 4 + [13.0] * 4
