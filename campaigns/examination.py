@@ -31,6 +31,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.results import Limits
 from bertopt.results.fidelity import Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
+from bertopt.runtime.tokenization import Text
 from bertopt.spec import Coverage
 from bertopt.workers.client import Worker, Workers
 
@@ -85,9 +86,9 @@ class _Examiner(Examiner):
         self.roundings: list[Rounding | None] = []
         own = draws[0][:OWN_TEXTS] if draws else ()
         texts: list[str] = [*own, *probes.built_in_texts()]
-        self._texts.clear()
-        self._texts += [*texts, *probes.pairs(spec, texts)]
-        self.alone = [inputs for text in self._texts for inputs in self._encode([text])]
+        every_text: list[Text] = [*texts, *probes.pairs(spec, texts)]
+        self.alone = [inputs for text in every_text for inputs in self._encode([text])]
+        self._end_to_end_texts = probes.of_all_lengths(every_text, [inputs["input_ids"].shape[1] for inputs in self.alone])
 
     def _of_texts(self, tag: str, of: Sequence[str]) -> list[Probe]:
         pairs = probes.pairs(self.spec, of)
