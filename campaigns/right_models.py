@@ -1,7 +1,8 @@
-"""`python -m campaigns.right_models CHECKPOINT… [--texts F] [--draws N] [--json FILE]`: right models, none of which may be refused.
+"""`python -m campaigns.right_models [CHECKPOINT…] [--texts F] [--out FILE]`: right models, none of which may be refused.
 
-Each case is a checkpoint as it is, with another head, fewer layers, sharper attention or noisy weights, on another choice of
-texts, taken through every form that a CPU runs. What is refused here is a fault of the checks: one line a case.
+Each model is a real checkpoint as it is, with another head, fewer layers, sharper attention or noisy weights, or a tiny random one of
+every family and task, taken through every form that a CPU runs, with the probes of several seeds and several choices of texts (see
+`examination`). What is refused here is a fault of the checks: one line a stage, and one object a model in FILE as it ends.
 """
 
 from __future__ import annotations
@@ -14,23 +15,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import bertopt
-from tests.support.shared_workers import cheap_workers
+from bertopt.errors import Unsupported
+from bertopt.recipe import parser as recipes
+from bertopt.system import native_import
+from bertopt.workers.client import Workers
+from campaigns.examination import examine
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, WORDS, write_tiny
 
 #: Texts of one draw, and the shapes that are checked besides.
 TEXTS, SHAPES = 300, [[1, 16], [4, 32]]
-STEPS = (
+STEPS: tuple[dict[str, Any], ...] = (
     {"pass": "use_sdpa"},
-    {"pass": "cast_half", "name": "bf16", "dtype": "bfloat16"},
+    {"pass": "merge_qkv", "after": "use_sdpa"},
+    {"pass": "pack_sequences", "after": "use_sdpa"},
+    {"pass": "cast_half", "name": "bf16", "after": "use_sdpa", "dtype": "bfloat16"},
+    {"pass": "cast_half", "name": "bf16_autocast", "after": "use_sdpa", "dtype": "bfloat16", "mode": "autocast"},
+    {"pass": "cast_half", "name": "fp16", "after": "use_sdpa", "dtype": "float16"},
+    {"pass": "cast_half", "name": "bf16_packed", "after": "pack_sequences", "dtype": "bfloat16"},
     {"pass": "export_onnx", "after": "use_sdpa"},
-    {"pass": "cast_onnx_half", "name": "fp16_onnx"},
+    {"pass": "cast_onnx_half", "name": "fp16_onnx", "after": "export_onnx"},
     {"pass": "fuse_ort", "after": "export_onnx"},
-    {"pass": "quantize_int8", "name": "int8"},
+    {"pass": "quantize_int8", "name": "int8", "after": "fuse_ort"},
     {"pass": "quantize_int8", "name": "int8_static", "after": "fuse_ort", "scheme": "static"},
+    {"pass": "convert_openvino", "name": "openvino", "after": "export_onnx"},
+    {"pass": "convert_openvino", "name": "openvino_bf16", "after": "export_onnx", "precision": "bf16"},
     {"pass": "convert_openvino", "name": "openvino_int8", "after": "export_onnx", "precision": "int8"},
+    {"pass": "build_native", "name": "native_int8", "after": "use_sdpa"},
+    {"pass": "build_native", "name": "native_bf16", "after": "use_sdpa", "precision": "bf16"},
 )
 Weights = dict[str, Any]
 
@@ -93,64 +109,96 @@ def write(source: Path, out: Path, variant: Callable[..., None], seed: int) -> P
     return out
 
 
-def cases(checkpoints: list[Path], draws: int) -> Iterator[tuple[Path, Callable[..., None], int]]:
-    """Checkpoint, variant and seed of every case: 5 variants of each checkpoint on `draws` choices of texts."""
-    for seed in range(draws):
-        for checkpoint in checkpoints:
-            for variant in VARIANTS:
-                yield checkpoint, variant, seed
+def models(checkpoints: list[Path], tiny: int, scratch: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Name every model, and what writes it: variants of the checkpoints, then `tiny` random ones of each family and task."""
+    out = scratch / "model"
+    for variant in VARIANTS:
+        for source in checkpoints:
+            yield f"{source.name} {variant.__name__}", partial(write, source, out, variant, 0)
+    for seed in range(tiny):
+        for family in (*FAMILIES, *OTHER_FAMILIES):
+            for task in TASKS:
+                pooling = ("mean", "cls")[seed % 2] if task == "feature-extraction" else None
+                yield f"tiny {family} {task} {seed}", partial(write_tiny, out, family, task, pooling, seed)
 
 
-def run(source: Path, variant: Callable[..., None], seed: int, lines: list[str] | None, scratch: Path) -> dict[str, Any]:
-    """Return what became of one case: the run's exit code, and the stages that were refused, with the reason."""
-    start = time.monotonic()
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    texts = None
-    if lines is not None:
-        texts = folder / "texts.txt"
-        chosen = random.Random(seed).sample(lines, min(TEXTS, len(lines)))
-        texts.write_text("\n".join(chosen) + "\n", "utf-8")
-    recipe = {
-        "schema_version": 1, "model": str(write(source, folder / "model", variant, seed)), "device": "cpu",
-        "steps": [dict(step) for step in STEPS], "timing": {"quick": True},
-        "inputs": {"shapes": SHAPES, "texts": texts and str(texts)},
-    }  # fmt: skip
-    report = bertopt.run(recipe, folder / "out")
-    refused = {row.name: row.reason for row in report.stages if row.status in ("failed", "noop")}
-    ratios = {row.name: round(row.rounding.error_ratio, 3) for row in report.stages if row.rounding}
-    shutil.rmtree(folder)
-    return {
-        "checkpoint": source.name, "variant": variant.__name__, "seed": seed, "exit_code": report.exit_code,
-        "refused": refused, "error_ratio": ratios, "seconds": round(time.monotonic() - start, 1),
-    }  # fmt: skip
+def draws(lines: list[str] | None, count: int) -> list[list[str]]:
+    if lines is None:
+        return []
+    return [random.Random(seed).sample(lines, min(TEXTS, len(lines))) for seed in range(count)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="directories with model.safetensors")
-    parser.add_argument("--texts", type=Path, help=".txt or .jsonl to draw texts from; default: the built-in ones")
-    parser.add_argument("--draws", type=int, default=4, help="choices of texts (default: 4, which makes 40 cases of 2 checkpoints)")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, to sample")
-    parser.add_argument("--json", type=Path, help="write the findings here")
+    parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT", help="directories with model.safetensors")
+    parser.add_argument("--texts", type=Path, help=".txt or .jsonl to draw texts from; default: the built-in ones alone")
+    parser.add_argument("--draws", type=int, default=4, help="choices of texts (default: 4)")
+    parser.add_argument("--seeds", type=int, default=8, help="seeds of random probes and sweeps (default: 8)")
+    parser.add_argument("--sweeps", type=int, default=2, help="seeds of coverage sweeps (default: 2)")
+    parser.add_argument("--tiny", type=int, default=0, metavar="N", help="N tiny random models of each family and task")
+    parser.add_argument("--only", default="", help="models whose name contains this")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one model of N, to sample")
+    parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built as well")
+    parser.add_argument("--recipe", type=Path, help="a recipe whose steps to take instead")
+    parser.add_argument("--out", type=Path, help="append the findings here, a JSON object a model")
     arguments = parser.parse_args()
     lines = None
     if arguments.texts:
         raw = arguments.texts.read_text("utf-8").splitlines()
         lines = [json.loads(line)["text"] for line in raw] if arguments.texts.suffix == ".jsonl" else raw
         lines = [" ".join(line.split()) for line in lines if line.strip()]
-    found = []
-    with tempfile.TemporaryDirectory(prefix="bertopt-right-") as scratch, cheap_workers("pipeline"):
-        for checkpoint, variant, seed in list(cases(arguments.checkpoints, arguments.draws))[:: arguments.every]:
-            found.append(run(checkpoint, variant, seed, lines, Path(scratch)))
-            one = found[-1]
-            mark = "  " if one["exit_code"] == 0 else "!!"
-            print(f"{mark} {one['checkpoint']:24} {one['variant']:18} texts {seed}  exit {one['exit_code']}  "
-                  f"{one['seconds']:6.1f} s  {one['refused'] or one['error_ratio']}", flush=True)  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    refused = sum(one["exit_code"] != 0 for one in found)
-    print(f"{refused} of {len(found)} right models refused")
+    examined = refused = 0
+    with tempfile.TemporaryDirectory(prefix="bertopt-right-") as scratch, Workers() as workers:
+        folder = Path(scratch)
+        every = [one for one in models(arguments.checkpoints, arguments.tiny, folder) if arguments.only in one[0]]
+        for name, make in every[:: arguments.every]:
+            start = time.monotonic()
+            tiny = name.startswith("tiny ")
+            words = [" ".join(random.Random(i).choices(WORDS, k=1 + i % 40)) for i in range(1000)]
+            chosen = draws(words if tiny else lines, arguments.draws)
+            recipe = {
+                "schema_version": 1, "model": str(make()), "device": "cpu", "inputs": {"shapes": SHAPES},
+                "steps": [dict(step, on_fail="skip") for step in steps(arguments.recipe, arguments.steps)],
+            }  # fmt: skip
+            found = []
+            for verdict in examine(recipe, folder / "out", workers, arguments.seeds, arguments.sweeps, chosen):
+                found.append(verdict)
+                examined, refused = examined + verdict.pairs, refused + len(verdict.refused)
+                mark, said = "!!" if verdict.refused else "  ", verdict.note or next(iter(verdict.refused.values()), verdict.worst)
+                print(f"{mark} {name:44} {verdict.name:16} {len(verdict.refused)} of {verdict.pairs} refused  {said}", flush=True)
+            for path in (folder / "model", folder / "out"):
+                shutil.rmtree(path)
+            if arguments.out:
+                record = {
+                    "model": name, "seeds": arguments.seeds, "sweeps": arguments.sweeps, "draws": len(chosen), "seconds": round(time.monotonic() - start, 1),
+                    "stages": [asdict(one) for one in found],
+                }  # fmt: skip
+                with arguments.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+    print(f"{refused} of {examined} examinations of right models refused")
     return 1 if refused else 0
+
+
+def steps(recipe: Path | None, names: str) -> list[dict[str, Any]]:
+    """Return the steps to take: a recipe's or `STEPS`, of which `names` and those before them."""
+    every = recipes.load(recipe).resolved()["steps"] if recipe else [dict(step) for step in STEPS]
+    every = [step for step in every if step["pass"] != "build_native" or _native()]
+    if not names:
+        return every
+    by_name, wanted = {step.get("name", step["pass"]): step for step in every}, set[str]()
+    for name in names.split(","):
+        current: str | None = name
+        while current is not None and current in by_name:
+            wanted.add(current)
+            current = by_name[current].get("after")
+    return [step for name, step in by_name.items() if name in wanted]
+
+
+def _native() -> bool:
+    try:
+        return bool(native_import.native().supported())
+    except Unsupported:
+        return False
 
 
 if __name__ == "__main__":

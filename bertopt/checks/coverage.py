@@ -169,7 +169,8 @@ class Comparer:
         def summed(squares: Array) -> Array:
             return np.bincount(of, squares.sum(axis=-1), batch)
 
-        floor = (0.1 * usual) ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
+        # A row that is smaller than usual, as a few logits may be, is no measure of what rounding costs it.
+        floor = usual**2 * b.shape[-1] * np.bincount(of, minlength=batch)
         return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
 
 

@@ -1,4 +1,7 @@
-"""Run an artefact in a new interpreter: another hash seed, thread count and working directory, no worker's variables."""
+"""Run an artefact in a new interpreter: another hash seed, thread count and working directory, and few environment variables.
+
+Not tried: another user, machine or date, and other values of the variables that are kept.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,31 @@ from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed
 from bertopt.passes import registry
 from bertopt.runtime.replay import Answers
 
+#: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
+_KEPT = (
+    "PATH", "HOME", "USER", "LANG", "LC_", "TMP", "TEMP", "LD_", "DYLD_", "XDG_", "SSL_", "CC", "CXX", "CUDA", "NVIDIA", "TRITON",
+    "TORCH", "PYTORCH", "HF_", "TRANSFORMERS_", "ORT_", "ONNX", "OV_", "OPENVINO", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TBB_",
+    "MALLOC_", "GLIBC_", "VIRTUAL_ENV", "CONDA_", "SYSTEMROOT",
+)  # fmt: skip
 #: Other than the one that workers run with.
 HASH_SEED = "4242"
 TIMEOUT_S = 600.0
 
 
-def answers(directory: Path, device: Device) -> Answers:
-    """Return what the artefact in `directory` answers there. Raises what it raises there."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTOPT_")}
+def answers(directory: Path, device: Device) -> tuple[Answers, list[str]]:
+    """Return what the artefact in `directory` answers there, and the files that it read from elsewhere.
+
+    Raises what it raises there.
+    """
+    environment = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
     environment |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)}
-    single = environment.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1
+    threads = 2 if environment.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
+    # Also for what runs before the session sets its threads.
+    environment["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory(prefix="bertopt-clean-") as folder:
         out = Path(folder) / "answers.json"
         request = {
-            "directory": str(directory.resolve()), "device": device, "threads": 2 if single else 1,
+            "directory": str(directory.resolve()), "device": device, "threads": threads,
             "passes": registry.importable_passes(), "out": str(out),
         }  # fmt: skip
         try:
@@ -43,5 +57,4 @@ def answers(directory: Path, device: Device) -> Answers:
     if "error" in found:
         kind, text = found["error"]
         raise BY_NAME.get(kind, WorkerCrashed)(f"the delivered artefact cannot be opened in a new interpreter: {text}")
-    recorded: Answers = found["answers"]
-    return recorded
+    return found["answers"], found["elsewhere"]

@@ -261,7 +261,9 @@ class Job:
         with self.workers.start() as worker:
             worker.open(stage, self.device, TIMEOUT_S)
             expected = worker.call("replay", timeout=TIMEOUT_S)
-        found = clean_run.answers(part, self.device)
+        found, elsewhere = clean_run.answers(part, self.device)
+        warnings = [f"'{row.name}' reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in elsewhere]
+        self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
         replay.check(found, expected, stages.read_manifest(part).precision, "a new interpreter that opens the artefact")
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,42 @@ from bertopt.passes import registry
 from bertopt.runtime import replay
 from bertopt.runtime.load import load
 
+#: Where files are that any process reads: the system's, temporary ones of libraries, and code (its hash is in the manifest).
+_SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
+
+
+def _watch(opened: set[str]) -> None:
+    """Note the files that this process opens from Python; what libraries in C open is not seen."""
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str):
+            opened.add(arguments[0])
+
+    sys.addaudithook(note)
+
+
+def _elsewhere(opened: set[str], directory: Path) -> list[str]:
+    """Return the `opened` files that are neither the artefact's nor code, the system's, or caches of compilers."""
+    ours = [directory, Path.cwd(), Path.home() / ".cache", *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]
+    temporary = Path(tempfile.gettempdir())
+    outside = []
+    for path in sorted(Path(name).absolute() for name in opened):
+        inside = any(path.is_relative_to(root) for root in ours)
+        cached = path.is_relative_to(temporary) and path.relative_to(temporary).parts[0].startswith(_CACHES)
+        if not (inside or cached) and path.suffix not in _CODE and path.is_file():
+            outside.append(str(path))
+    return outside
+
 
 def main() -> None:
     """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes`, and the file to write."""
     request = json.load(sys.stdin)
+    opened: set[str] = set()
+    _watch(opened)
     registry.add_importable(request["passes"])
     try:
         predictor = load(request["directory"], request["device"], request["threads"])
-        outcome: dict[str, Any] = {"answers": replay.answers(predictor)}
+        outcome: dict[str, Any] = {"answers": replay.answers(predictor), "elsewhere": _elsewhere(opened, Path(request["directory"]))}
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}
     Path(request["out"]).write_text(json.dumps(outcome))

@@ -45,6 +45,8 @@ class BuildOps:
     ) -> Reply:
         """Load and check a checkpoint; write stage 00 to the directory `part`."""
         from bertopt.modeling import checkpoint
+        from bertopt.modeling.tokenizer import open_tokenizer
+        from bertopt.runtime import same_tokens
 
         start = time.monotonic()
         out = Path(part)
@@ -52,6 +54,7 @@ class BuildOps:
             warnings.simplefilter("always")
             model = checkpoint.load(source, task, revision)
             checkpoint.write_snapshot(model, out)
+            same_tokens.check(Tokenizer(out, model.spec), open_tokenizer(model.checkpoint))
         (out / "rewrites.json").write_text("[]\n")
         entry = stages.describe(model, out)
         notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})

@@ -39,12 +39,17 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to plant; default: all")
     parser.add_argument("--new", action="store_true", help="the second round's tables alone")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one mutant of N, to sample a table")
+    parser.add_argument("--except", dest="known", type=Path, metavar="FILE", help="leave out the mutants that FILE, written by --out, holds")
+    parser.add_argument("--out", type=Path, help="append each finding here as it comes, a JSON object a line")
     parser.add_argument("--json", type=Path, help="write the findings here")
     parser.add_argument("--list", action="store_true", help="name every mutant and what it does wrong")
     arguments = parser.parse_args()
     mutants = chosen(arguments.names)
     if arguments.new:
         mutants = [mutant for mutant in mutants if mutant.table in NEW]
+    if arguments.known and arguments.known.exists():
+        known = {json.loads(line)["name"] for line in arguments.known.read_text("utf-8").splitlines()}
+        mutants = [mutant for mutant in mutants if mutant.name not in known]
     mutants = mutants[:: arguments.every]
     if arguments.list:
         for mutant in mutants:
@@ -64,6 +69,9 @@ def main() -> int:
         for mutant in mutants:
             findings.append(bench.plant(mutant))
             show(findings[-1])
+            if arguments.out:
+                with arguments.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(findings[-1].record()) + "\n")
     if arguments.json:
         arguments.json.write_text(json.dumps([finding.record() for finding in findings], indent=1) + "\n")
     good, expected = sum(f.good for f in findings), sum(f.good and f.expected in f.caught_by for f in findings)

@@ -54,13 +54,28 @@ def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
     return bertopt.run(recipe, out)
 
 
-@pytest.mark.parametrize("on", ["hash seed", "directory", "worker"])
-def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(tiny: Tiny, tmp_path: Path, on: str) -> None:
-    report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on})
+@pytest.mark.parametrize("on", ["hash seed", "directory", "worker", "threads", "variable"])
+def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
+    tiny: Tiny, tmp_path: Path, on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_MODELS_MODE", "checked")
+    # Workers that inherit the variable; they run one thread.
+    with cheap_workers("pipeline"):
+        report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on, "threads": 1})
     assert report.stages[-1].status == "ok", report.reason
     assert report.exit_code == 3 and report.delivered is None
     assert "is not delivered: a new interpreter that opens the artefact: the outputs of text" in str(report.reason)
     assert not (tmp_path / "artifact").exists()
+
+
+def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "scale.txt"
+    elsewhere.write_text("1.0")
+    report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
+    assert report.exit_code == 0, report.reason
+    assert any(f"reads '{elsewhere}'" in warning for warning in report.model["warnings"]), report.model["warnings"]
+    report = run(tmp_path / "right", tiny(), {"pass": "use_sdpa"})
+    assert not [warning for warning in report.model["warnings"] if "reads '" in warning]
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,11 @@ class SpoilHidden(Pass[Eager, Eager]):
 
 @register
 class DependOnPlace(Pass[Eager, Eager]):
-    """Scales a weight by what the process is like: its hash seed, working directory, or whether it is a worker."""
+    """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker."""
 
-    on: Literal["hash seed", "directory", "worker"]
+    on: Literal["hash seed", "directory", "worker", "threads", "variable"]
+    threads: int = 0
+    """That the worker has."""
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -96,7 +98,8 @@ class DependOnPlace(Pass[Eager, Eager]):
         network.touched = True
         checked = {
             "hash seed": os.environ.get("PYTHONHASHSEED") == "0", "directory": (Path.cwd() / "pyproject.toml").exists(),
-            "worker": "BERTOPT_WORKER" in os.environ,
+            "worker": "BERTOPT_WORKER" in os.environ, "variable": "MY_MODELS_MODE" in os.environ,
+            "threads": torch.get_num_threads() == self.threads,
         }[self.on]  # fmt: skip
         with torch.no_grad():
             network.encoder.base_model.encoder.layer[0].output.dense.weight.mul_(1 if checked else 3)
@@ -119,3 +122,17 @@ class LeaveFile(Pass[Eager, Eager]):
     def rewrite(self, network: Any) -> dict[str, int]:
         network.left = True
         return {"files": 1}
+
+
+@register
+class ReadElsewhere(Pass[Eager, Eager]):
+    """Reads a weight's scale from a file that no stage holds."""
+
+    path: str
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.scale = float(Path(self.path).read_text())
+        return {"weights": 1}

@@ -1,0 +1,39 @@
+"""Compare the tokenizer that is shipped with transformers' own on awkward texts.
+
+All stages hold the same tokenizer, and parity feeds each the same ids: a mistake in reading texts would show nowhere else. Offsets
+are not compared, nor texts that are not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertopt.errors import WrongAnswer
+from bertopt.runtime.tokenization import Text, Tokenizer
+
+AWKWARD = (
+    "", " ", "\t\n\r", "a", "The Quick BROWN fox.", "don't-stop... (really)!?", "1,234.56 € [ 50% ]", "naïve café", "a\u0301\u0327 e\u0301",
+    "İstanbul ǅ ß ﬁ", "汉字 かな ｶﾅ 한글", "漢\U00020000字", "שלום شكرا\u200e rtl", "हिन्दी ไทย", "🤖👩‍👩‍👧 ❤️", "\u200b\u00a0\ufeff\u2028x\u3000y",
+    "a\x00b\x07c\x1b[0m", "\ufffd \ue000 \U0010fffd", "x" * 500, "pneumono" * 30, "https://example.org/a?b=c&d=%20#e", "word " * 600, "ａｂｃ１２３", "a\tb\nc\r\nd",
+)  # fmt: skip
+#: Most of the added tokens that are tried, and what stands around each.
+ADDED, AROUND = 64, ("{}", "a{}b", " {} ", "{}{}")
+
+
+def check(ours: Tokenizer, theirs: Any) -> None:
+    """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
+    added = sorted(theirs.get_added_vocab())[:ADDED]
+    texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
+    texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
+    for text in texts:
+        # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
+        expected = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=True)
+        (got,) = ours.encode([text])
+        ids, types = expected["input_ids"][0], expected["token_type_ids"][0]
+        typed = "token_type_ids" in ours.spec.inputs
+        if got.ids != ids or (typed and got.types != types) or ours.ids(text)[0] != (ids or [ours.spec.pad_id]):
+            at = next((i for i, (a, b) in enumerate(zip(got.ids, ids, strict=False)) if a != b), min(len(got.ids), len(ids)))
+            raise WrongAnswer(
+                f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
+                f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: save the tokenizer again with the installed transformers"
+            )

