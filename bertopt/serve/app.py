@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.serve import info, kserve, openai, openapi, tei
-from bertopt.serve.call import Call, State
+from bertopt.serve.call import Call, Raw, State
 from bertopt.serve.errors import ClientGone, RequestError, body
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import Embed, KServeInfer, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
+from bertopt.serve.payloads import Embed, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
 from bertopt.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 CLIENT_GONE = 499
 Handler = Callable[["Request"], Awaitable["Response"]]
 
+#: What reads a body itself; others without a payload read none.
+READ_BODY = (tei.root, kserve.infer)
 #: text-embeddings-inference's routes, also below `/models/NAME` where several models are served.
 TEI: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
     "/embed": (tei.embed, Embed), "/predict": (tei.predict, Predict), "/rerank": (tei.rerank, Rerank),
@@ -81,7 +83,7 @@ def _routes(state: State) -> list[Any]:
         post("/v1/embeddings", openai.embeddings, OpenAiEmbeddings), get("/v1/models", openai.models),
         get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
         get("/v2/models/{name}", kserve.metadata), get("/v2/models/{name}/ready", kserve.ready),
-        post("/v2/models/{name}/infer", kserve.infer, KServeInfer),
+        post("/v2/models/{name}/infer", kserve.infer, None),
         Route("/{path:path}", _handler(state, "other", _unknown, None), methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
     ]  # fmt: skip
 
@@ -100,7 +102,7 @@ async def _health(call: Call) -> Any:
 
 
 async def _metrics(call: Call) -> Any:
-    return call.state.metrics.scrape()
+    return Raw(call.state.metrics.scrape(), "text/plain; version=0.0.4")
 
 
 def _handler(
@@ -115,7 +117,7 @@ def _handler(
             _check_key(request, state.settings.api_key)
         call = Call(request, state, started)
         try:
-            if payload is None and answer is not tei.root:
+            if payload is None and answer not in READ_BODY:
                 return await answer(call)
             data = await call.body()
             return await answer(call, data if payload is None else call.parse(payload, data))
@@ -133,8 +135,10 @@ def _handler(
         media, status = "application/json", 200
         try:
             value = await result(request, loop_time, log)
-            content = b"" if value is None else value if isinstance(value, bytes) else _json(value)
-            media = "text/plain; version=0.0.4" if isinstance(value, bytes) else media
+            if isinstance(value, Raw):
+                content, media, headers = value.content, value.media, headers | value.headers
+            else:
+                content = b"" if value is None else _json(value)
         except RequestError as error:
             status, content = error.status, _json(body(request.url.path, error))
             headers |= error.headers

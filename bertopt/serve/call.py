@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Payload)
 
 
+@dataclass(frozen=True)
+class Raw:
+    """A response that is not JSON."""
+
+    content: bytes
+    media: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class State:
     """What all requests share."""

@@ -50,7 +50,7 @@ class ServedModel:
         start = time.perf_counter()
         self.name, self.settings = name, settings
         self.manifest = stages.read_manifest(directory)
-        self.predictor = load(directory, threads=settings.threads, streams=settings.streams, key=settings.key)
+        self.predictor = load(directory, threads=settings.threads, streams=settings.streams, key=settings.key, check=True)
         self.spec = self.predictor.spec
         self.load_s = time.perf_counter() - start
         self.warm_up_s: float | None = None

@@ -85,14 +85,22 @@ class KServeTensor(Payload):
     name: str
     shape: list[int]
     datatype: str
-    data: list[Any]
+    data: list[Any] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class KServeOutput(Payload):
+    name: str
+    parameters: dict[str, Any] | None = None
 
 
 class KServeInfer(Payload):
     """`/v2/models/NAME/infer`: one BYTES tensor of texts."""
 
     inputs: list[KServeTensor] = Field(min_length=1)
+    outputs: list[KServeOutput] | None = None
     id: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 def refuse_options(asked: Any, hidden: int) -> None:

@@ -22,44 +22,8 @@ import pytest
 
 import bertopt
 from tests.support.artefacts import write_artefact
+from tests.support.serving import ROOT, Served, free_port
 from tests.support.tiny_models import Tiny
-
-ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-class Served:
-    """A process that serves `models`, ready when this is."""
-
-    def __init__(self, *models: str, options: tuple[str, ...] = ()) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "bertopt", "serve", *models, "--port", str(self.port), *options]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        )
-        self.log: list[str] = []
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
-        deadline = time.monotonic() + 120
-        while True:
-            assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.log)
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout=60)
-        finally:
-            self.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -81,30 +45,6 @@ def embeddings(directories: dict[str, Path]) -> Iterator[Served]:
 def expected(directories: dict[str, Path], texts: list[str]) -> np.ndarray:
     predict = bertopt.load(directories["embeddings"])
     return np.concatenate([predict([text]) for text in texts])
-
-
-def test_the_openai_client(embeddings: Served, directories: dict[str, Path]) -> None:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{embeddings.url}/v1", api_key="none")
-    texts = ["a cat sat", "the dog ran very fast"]
-    answer = client.embeddings.create(model="embeddings", input=texts)
-    assert np.abs(np.array([row.embedding for row in answer.data]) - expected(directories, texts)).max() < 1e-6
-    with pytest.raises(openai.UnprocessableEntityError, match="dimensions"):
-        client.embeddings.create(model="embeddings", input="a", dimensions=3)
-
-
-def test_hugging_face_s_client(embeddings: Served, directories: dict[str, Path]) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    client = hub.InferenceClient(model=embeddings.url)
-    got = client.feature_extraction("a cat sat")
-    assert np.abs(np.asarray(got).ravel() - expected(directories, ["a cat sat"])[0]).max() < 1e-6
-    served = Served(str(directories["sentiment"]))
-    try:
-        rows = hub.InferenceClient(model=served.url).text_classification("a very good film")
-        best = bertopt.load(directories["sentiment"])(["a very good film"])[0]
-        assert rows[0].label == best["label"] and abs(rows[0].score - best["score"]) < 1e-6
-    finally:
-        served.end()
 
 
 def test_sigterm_under_load_loses_no_accepted_request(directories: dict[str, Path]) -> None:
@@ -190,8 +130,33 @@ def test_an_artefact_for_other_instructions_is_refused(
     kept["precision"], kept["environment"]["isa"] = "int8", ["avx512_vnni"]
     stages.write_manifest(elsewhere, kept)
     monkeypatch.setattr(environment, "isa", lambda cpuinfo=None: ["avx2"])
+    monkeypatch.setattr("bertopt.serve.server._log_to_stderr", lambda level: None)  # loggers outlive the test
     done = CliRunner().invoke(app, ["serve", str(elsewhere)])
     assert done.exit_code == 4 and "this CPU has none of" in done.stderr
+
+
+def test_an_artefact_that_answers_otherwise_than_when_it_was_exported_is_refused(directories: dict[str, Path], tmp_path: Path) -> None:
+    from bertopt import stages
+    from bertopt.errors import WrongAnswer
+    from bertopt.runtime import replay
+    from bertopt.serve.app import create
+    from bertopt.serve.settings import Settings
+
+    changed = shutil.copytree(directories["embeddings"], tmp_path / "changed")
+    fields = json.loads((changed / stages.MANIFEST).read_text())
+    recorded = replay.answers(bertopt.load(changed))
+
+    def record(answers: Any) -> None:
+        (changed / stages.MANIFEST).unlink()
+        kept = {name: fields[name] for name in ("device", "form", "precision", "spec", "path", "environment")}
+        stages.write_manifest(changed, {**kept, "answers": answers})
+
+    record(recorded)
+    create({"m": changed}, Settings(warm_up=False)).state.bertopt.models["m"].close()
+    recorded[3][0][2] += 1.0
+    record(recorded)
+    with pytest.raises(WrongAnswer, match="text 3"):
+        create({"m": changed}, Settings(warm_up=False))
 
 
 def test_a_port_that_is_taken_is_said(embeddings: Served, directories: dict[str, Path]) -> None:

@@ -1,8 +1,15 @@
-"""A server in this process, and clients that need no socket."""
+"""A server in this process and clients that need no socket; and a server as a process."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +19,7 @@ import httpx
 from bertopt.serve.settings import Settings
 
 T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
 
 
 class InProcess:
@@ -52,3 +60,38 @@ class InProcess:
 
     def _one(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         return self.run(lambda client: client.request(method, path, **arguments))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Served:
+    """A process that serves `models`, ready when this is."""
+
+    def __init__(self, *models: str, options: tuple[str, ...] = ()) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "bertopt", "serve", *models, "--port", str(self.port), *options]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        )
+        self.log: list[str] = []
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
+        deadline = time.monotonic() + 120
+        while True:
+            assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.log)
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
