@@ -20,6 +20,7 @@ from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Failure, Limits, Report, Waiver
 from bertopt.runtime import replay
+from bertopt.stages.opening import opening
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 
@@ -27,14 +28,19 @@ from bertopt.workers.client import Workers
 def verify(directory: Path, against: str | None = None, texts: Path | None = None, key: Path | None = None) -> Report:
     """Re-check an artefact on this machine.
 
-    Hashes always, and with `key` its signature by that public key; a short run of the model always; parity and latency where a checkpoint is given. The limits are
-    those the artefact passed when it was exported, its waivers hold until their last day. Raises IntegrityError where
-    a file changed.
+    Hashes always, and with `key` its signature by that public key; a short run of the model always; parity and latency
+    where a checkpoint is given. The limits are those the artefact passed when it was exported, its waivers hold until their
+    last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
     """
-    manifest = stages.verify(directory, key)
+    with opening(directory, key) as opened:
+        return _verified(directory, opened.path, opened.manifest, against, texts)
+
+
+def _verified(source: Path, directory: Path, manifest: stages.Manifest, against: str | None, texts: Path | None) -> Report:
+    """Verify the artefact `source`, whose hashed files are in `directory`: itself, or a private copy."""
     report = Report(
         bertopt_version=__version__, recipe=manifest.recipe or {}, environment=environment.describe(),
-        model={"source": str(directory), "warnings": _differences(manifest)},
+        model={"source": str(source), "warnings": _differences(manifest)},
     )  # fmt: skip
     spec = manifest.spec
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))

@@ -14,28 +14,45 @@ from bertopt.system.untrusted import plain
 
 
 def find_task(config: Any, task: str, pooling: str | None) -> Task:
+    """Return the task: the stated one, or for `auto` that of config.json's architecture.
+
+    Raises UsageError where config.json names a head for another task: its tensors may fit all the same.
+    """
     from optimum.exporters.tasks import TasksManager
 
     known = get_args(Task)
+    architecture = str((config.architectures or ["?"])[0])
+    trained = _trained_for(architecture)
     if task == "auto":
         if pooling is not None:
             return "feature-extraction"
-        import transformers
-
-        architecture = (config.architectures or ["?"])[0]
-        cls = getattr(transformers, architecture, None)
-        try:
-            task = TasksManager.infer_task_from_model(cls) if isinstance(cls, type) else "?"
-        except ValueError:
-            task = "?"
-        if task not in known:
+        if trained not in known:
             raise UsageError(
                 f"task: auto finds no task for architecture '{architecture}'; state one of {', '.join(known)}"
             )
+        return trained  # type: ignore[return-value]
     found = TasksManager.map_from_synonym(task)
     if found not in known:
         raise UsageError(f"task must be one of {', '.join(known)}; got '{task}'")
+    # Every checkpoint gives features, and a bare encoder's name says nothing of a head.
+    if trained in known and trained not in (found, "feature-extraction") and found != "feature-extraction":
+        raise UsageError(
+            f"the checkpoint was trained for {trained} (config.json: {architecture}); got task: {found}; "
+            f"state {trained}, feature-extraction or auto"
+        )
     return found  # type: ignore[no-any-return]
+
+
+def _trained_for(architecture: str) -> str:
+    """Return the task of a class of transformers, or `?`."""
+    import transformers
+    from optimum.exporters.tasks import TasksManager
+
+    cls = getattr(transformers, architecture, None)
+    try:
+        return str(TasksManager.infer_task_from_model(cls)) if isinstance(cls, type) else "?"
+    except ValueError:
+        return "?"
 
 
 def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:

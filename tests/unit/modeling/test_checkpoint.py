@@ -296,6 +296,22 @@ def test_unknown_task(tiny: Tiny, task: str) -> None:
         checkpoint.load(tiny("bert"), task=task)
 
 
+@pytest.mark.parametrize(("trained", "stated"), [("text-classification", "token-classification"), ("token-classification", "text-classification")])
+def test_a_head_of_another_task_is_refused_though_its_shapes_fit(tiny: Tiny, trained: str, stated: str) -> None:
+    with pytest.raises(UsageError, match=f"was trained for {trained} .*; got task: {stated}"):
+        checkpoint.load(tiny("bert", trained), task=stated)
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["BertForPreTraining"], ["EvilModel"]])
+def test_a_stated_task_is_taken_where_the_architecture_names_none(bert: Path, architectures: list[str] | None) -> None:
+    model = checkpoint.load(with_config(bert, architectures=architectures), task="text-classification")
+    assert model.spec.task == "text-classification"
+
+
+def test_any_checkpoint_gives_features(bert: Path) -> None:
+    assert checkpoint.load(bert, task="feature-extraction").spec.task == "feature-extraction"
+
+
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "EvilModel", "torch"])
 def test_auto_task_of_an_unknown_architecture(bert: Path, architecture: str) -> None:
     with pytest.raises(UsageError, match=f"no task for architecture '{architecture}'; state one of"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -147,3 +148,34 @@ def test_the_command_line(artifact: Path, tmp_path: Path, capsys: pytest.Capture
     code, said = run("verify", str(artifact), "--key", f"{other}.pub")
     assert code == 6
     assert "was not signed with the key" in said.splitlines()[-1]
+
+
+def test_verify_refuses_what_was_replaced_after_its_signature_was_checked(artifact: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker opens the files again, without the key: it must open those that were signed."""
+    from bertopt.commands import verify
+
+    stages.sign(artifact, key)
+
+    def replaced(_: object, directory: Path, manifest: stages.Manifest) -> dict[str, str]:
+        (artifact / "onnx" / "model.onnx").write_bytes(b"other")
+        stages.write_manifest(artifact, stages.read_manifest(artifact).model_dump(mode="json", exclude={"files"}))
+        return {}
+
+    monkeypatch.setattr(verify, "_smoke", replaced)
+    monkeypatch.setattr(verify, "_differences", lambda _: [])
+    monkeypatch.setattr(verify, "Workers", contextlib.nullcontext)
+    with pytest.raises(IntegrityError, match="was changed while"):
+        verify.verify(artifact, key=Path(f"{key}.pub"))
+
+
+def test_verify_gives_workers_a_private_copy_of_what_others_may_write(artifact: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bertopt.commands import verify
+
+    stages.sign(artifact, key)
+    artifact.chmod(0o777)
+    opened = []
+    monkeypatch.setattr(verify, "_smoke", lambda _, directory, __: opened.append(directory) or {})
+    monkeypatch.setattr(verify, "_differences", lambda _: [])
+    monkeypatch.setattr(verify, "Workers", contextlib.nullcontext)
+    report = verify.verify(artifact, key=Path(f"{key}.pub"))
+    assert opened[0] != artifact and not opened[0].exists() and report.model["source"] == str(artifact)
