@@ -49,7 +49,7 @@ def bench(
         for row in timed.artefacts:
             for case in row.latency:
                 if case.warning:
-                    print(f"{row.directory}, {_what(case.batch, case.sequence)}: {case.warning}", file=sys.stderr)
+                    print(f"{row.directory}, {case.what}: {case.warning}", file=sys.stderr)
 
 
 def _shapes(values: list[str] | tuple[()]) -> list[tuple[int, int]]:
@@ -57,10 +57,6 @@ def _shapes(values: list[str] | tuple[()]) -> list[tuple[int, int]]:
     if wrong:
         raise UsageError(*(f"--shape {item}: expected BATCHxTOKENS, such as 8x128" for item in wrong))
     return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in values)]
-
-
-def _what(batch: int | None, sequence: int | None) -> str:
-    return "mix" if batch is None else f"{batch} × {sequence}"
 
 
 def _table(timings: Bench) -> Table:
@@ -80,7 +76,7 @@ def _table(timings: Bench) -> Table:
             named = (row.directory, f"{row.form}, {row.precision}") if number == 0 else ("", "")
             versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE
             table.add_row(
-                *named, _what(case.batch, case.sequence), formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
+                *named, case.what, formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
                 formatting.figure(case.texts_per_s), versus,
             )  # fmt: skip
     return table

@@ -99,6 +99,8 @@ def _options(cls: Any) -> list[dict[str, Any]]:
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
+    from bertopt.report.formatting import QUICK, is_quick, verdict
+    from bertopt.results import Latency
     from bertopt.stages.model_card import opened_by
 
     spec = manifest.spec
@@ -110,11 +112,10 @@ def _summary(manifest: Manifest) -> Iterator[str]:
     if gates.get("parity"):
         worst = gates["parity"]["worst"]
         yield f"parity: {worst['metric']} {worst['value']:.6g} (limit {worst['limit']:g}) at {worst['where']}"
-    for case in gates.get("latency") or []:
-        versus = case["vs_reference"]
-        what = "mix" if case["kind"] == "mix" else f"{case['batch']} × {case['sequence']}"
-        yield f"latency, {what}: {case['p50_ms']:.2f} ms" + (
-            f", {versus['verdict']} {versus['ratio']:.2f}x" if versus else ""
-        )
+    for fields in gates.get("latency") or []:
+        case = Latency.model_validate(fields)
+        yield f"latency, {case.what}: {case.p50_ms:.2f} ms" + (f", {verdict(case.vs_reference, interval=False)}" if case.vs_reference else "")
+    if is_quick(manifest.recipe or {}):
+        yield f"timing is {QUICK}"
     for name, entry in manifest.files.items():
         yield f"{entry.size:>12,}  {name}"

@@ -123,11 +123,11 @@ def artefacts(before: Stage, after: Stage, tolerances: Tolerances, limits: Limit
         found.append(Change(stage=name, gate="parity", what="finite", regression=text))
     if before.quality and after.quality:
         found.append(_quality(before, after, tolerances))
-    old = {_case(case): case for case in before.latency or []}
+    old = {case.what: case for case in before.latency or []}
     for case in after.latency or []:
-        ratio, ms = case.vs_reference, old[_case(case)].p50_ms if _case(case) in old else None
-        found.append(Change(stage=name, gate="latency", what=_case(case), unit="ms", before=ms, after=case.p50_ms))
-        found.append(Change(stage=name, gate="latency", what=_case(case), unit="x", before=1.0, note=str(ratio) if ratio else case.warning,
+        ratio, ms = case.vs_reference, old[case.what].p50_ms if case.what in old else None
+        found.append(Change(stage=name, gate="latency", what=case.what, unit="ms", before=ms, after=case.p50_ms))
+        found.append(Change(stage=name, gate="latency", what=case.what, unit="x", before=1.0, note=str(ratio) if ratio else case.warning,
                             after=ratio.ratio if ratio else None, regression=_slower(Ratio(ratio=1, low=1, high=1), case, tolerances)))  # fmt: skip
     return [*found, *_resources(before, after, tolerances)]
 
@@ -212,9 +212,9 @@ def _quality(before: Stage, after: Stage, tolerances: Tolerances) -> Change:
 
 
 def _latency(before: Stage, after: Stage, tolerances: Tolerances, same_hardware: bool) -> Iterator[Change]:
-    new = {_case(case): case for case in after.latency or []}
+    new = {case.what: case for case in after.latency or []}
     for old in before.latency or []:
-        what = _case(old)
+        what = old.what
         case = new.get(what)
         note = None if same_hardware else "other hardware: not comparable"
         yield Change(stage=after.name, gate="latency", what=what, unit="ms", before=old.p50_ms, after=case and case.p50_ms, note=note)  # fmt: skip
@@ -232,7 +232,7 @@ def _slower(old: Ratio, case: Latency | None, tolerances: Tolerances) -> str | N
     if new.high >= old.low or new.ratio >= old.ratio * (1 - tolerances.slower):
         return None
     fell = 1 - new.ratio / old.ratio
-    return f"{_case(case)}: {fell:.1%} slower, {tolerances.slower:.1%} allowed: {old.ratio:.2f}x {_interval(old)} → {new.ratio:.2f}x {_interval(new)}"
+    return f"{case.what}: {fell:.1%} slower, {tolerances.slower:.1%} allowed: {old.ratio:.2f}x {_interval(old)} → {new.ratio:.2f}x {_interval(new)}"
 
 
 def _resources(before: Stage, after: Stage, tolerances: Tolerances) -> Iterator[Change]:
@@ -248,10 +248,6 @@ def _resources(before: Stage, after: Stage, tolerances: Tolerances) -> Iterator[
         if not new <= old * (1 + share):
             text = f"{gate} grew from {old / 2**20:.1f} to {new / 2**20:.1f} MiB; {share:.0%} allowed"
         yield Change(stage=after.name, gate=gate, what=field, unit="bytes", before=old, after=new, regression=text)
-
-
-def _case(case: Latency) -> str:
-    return "mix" if case.kind == "mix" else f"{case.batch} × {case.sequence}"
 
 
 def _interval(ratio: Ratio | None) -> str:

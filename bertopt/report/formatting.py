@@ -89,7 +89,12 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
 
 def quick(report: Report) -> bool:
     """Whether the run was timed briefly."""
-    return bool((report.recipe.get("timing") or {}).get("quick"))
+    return is_quick(report.recipe)
+
+
+def is_quick(recipe: Mapping[str, Any]) -> bool:
+    """Whether a recipe asks for brief timing."""
+    return bool((recipe.get("timing") or {}).get("quick"))
 
 
 def status(stage: Stage) -> list[str]:

@@ -112,8 +112,7 @@ def _words(row: Stage, gate: Gate) -> Iterator[str]:
             yield f"{metric.metric} {metric.value:.4f} ({metric.change:+.4f})"
     if gate == "latency":
         for case in row.latency or []:
-            name = "end to end" if case.kind == "mix" else f"{case.batch} × {case.sequence}"
-            yield f"{name}: {case.p50_ms:.3f} ms" + (f", {case.vs_reference}" if case.vs_reference else "")
+            yield f"{case.what}: {case.p50_ms:.3f} ms" + (f", {case.vs_reference}" if case.vs_reference else "")
 
 
 def comparisons(diff: Diff) -> Iterator[Check]:

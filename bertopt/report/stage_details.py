@@ -94,8 +94,7 @@ def warnings(report: Report) -> Iterator[str]:
     for stage in report.stages:
         for case in stage.latency or []:
             if case.warning:
-                what = "real texts" if case.kind == "mix" else f"{case.batch} × {case.sequence}"
-                yield f"{stage.name}, {what}: {case.warning}"
+                yield f"{stage.name}, {case.what}: {case.warning}"
 
 
 def recipe_yaml(recipe: Mapping[str, Any]) -> str:

@@ -172,6 +172,11 @@ class Latency(_Result):
     vs_parent: Ratio | None = None
     warning: str | None = None
 
+    @property
+    def what(self) -> str:
+        """`end to end`, of real texts through the predictor, or `8 × 128`."""
+        return "end to end" if self.kind == "mix" else f"{self.batch} × {self.sequence}"
+
 
 class Quality(_Result):
     metric: str

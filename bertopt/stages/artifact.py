@@ -56,7 +56,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     told = {**recipe, "model": _portable(recipe["model"])}
     told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    (part / model_card.NAME).write_text(model_card.write(row, manifest, told["model"]), "utf-8")
+    (part / model_card.NAME).write_text(model_card.write(row, manifest, told["model"], bool((recipe.get("timing") or {}).get("quick"))), "utf-8")
     (part / sbom.NAME).write_text(sbom.write(told["model"]), "utf-8")
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}

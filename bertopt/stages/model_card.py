@@ -16,6 +16,11 @@ _OPTIMUM = {
 }  # fmt: skip
 #: What sentence-transformers calls a form. Eager rewrites are bertopt's own: elsewhere the plain checkpoint would open.
 BACKENDS = {"onnx": "onnx", "openvino": "openvino"}
+_PRECISION = (
+    "On CPUs with bfloat16 OpenVINO computes in bfloat16 there. For the outputs that were checked, give "
+    '`{"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}` as `model_kwargs` (sentence-transformers) or as arguments (optimum).',
+    "",
+)
 PACKED = (
     "Rows hold several texts: only bertopt opens this artefact. `bertopt optimize MODEL --portable` makes one that others open."
 )
@@ -26,9 +31,12 @@ NATIVE = (
 )
 
 
-def write(row: Stage, manifest: Manifest, model: str) -> str:
-    """Return the card of an artefact made of the stage of `row` from the checkpoint `model`, as Markdown."""
-    return "\n".join(_lines(row, manifest, model)) + "\n"
+def write(row: Stage, manifest: Manifest, model: str, quick: bool = False) -> str:
+    """Return the card of an artefact made of the stage of `row` from the checkpoint `model`, as Markdown.
+
+    `quick`: its timing is a first look, whose figures are left out.
+    """
+    return "\n".join(_lines(row, manifest, model, quick)) + "\n"
 
 
 def opened_by(form: str, spec: Spec) -> str:
@@ -43,7 +51,7 @@ def opened_by(form: str, spec: Spec) -> str:
     return f"bertopt opens this artefact, and so do {others}."
 
 
-def _lines(row: Stage, manifest: Manifest, model: str) -> Iterator[str]:
+def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[str]:
     form, spec, environment = manifest.form, manifest.spec, manifest.environment
     yield from ("---", "tags: [bertopt]", f"pipeline_tag: {spec.task}", "---", "")
     yield f"# {model}, optimised by bertopt"
@@ -68,7 +76,10 @@ def _lines(row: Stage, manifest: Manifest, model: str) -> Iterator[str]:
     if row.quality is not None:
         yield f"- {row.quality.metric}: {row.quality.value:.4f} (checkpoint {row.quality.reference:.4f}, {row.quality.n} texts)"
     yield from (f"- accepted although it misses a limit: {text}" for text in row.waived)
-    yield from (f"- {_speed(case)}" for case in row.latency or () if case.vs_reference is not None)
+    if quick:
+        yield "- speed: timed briefly (`quick`), so no figures here; `bertopt bench DIR` measures them"
+    else:
+        yield from (f"- {_speed(case)}" for case in row.latency or () if case.vs_reference is not None)
     packages = environment["packages"]
     names = [name for name in ("torch", "onnxruntime", "openvino", "bertopt-native") if packages.get(name)]
     yield f"- measured on: {environment['cpu']}, {', '.join(f'{name} {packages[name]}' for name in names)}"
@@ -78,7 +89,7 @@ def _lines(row: Stage, manifest: Manifest, model: str) -> Iterator[str]:
     example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
     yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example}))', "```", "")
     if spec.layout == "padded" and form in BACKENDS:
-        yield from _elsewhere(form, spec)
+        yield from _elsewhere(form, spec, _PRECISION if form == "openvino" and manifest.precision != "bfloat16" else ())
     yield "`bertopt verify DIR --against CHECKPOINT` repeats the checks on the machine that serves it."
 
 
@@ -87,12 +98,12 @@ def _speed(case: Latency) -> str:
     return f"speed, {what}: {case.p50_ms:.2f} ms, {case.vs_reference} against the checkpoint in fp32"
 
 
-def _elsewhere(form: str, spec: Spec) -> Iterator[str]:
+def _elsewhere(form: str, spec: Spec, precision: tuple[str, ...]) -> Iterator[str]:
     if spec.pooling is not None:
         yield "With sentence-transformers:"
         yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
-        yield from (f'SentenceTransformer("DIR", backend="{BACKENDS[form]}").encode(["a text"])', "```", "")
+        yield from (f'SentenceTransformer("DIR", backend="{BACKENDS[form]}").encode(["a text"])', "```", "", *precision)
         return
     name = ("ORTModel" if form == "onnx" else "OVModel") + _OPTIMUM[spec.task]
     package = "optimum.onnxruntime" if form == "onnx" else "optimum.intel"
-    yield from ("With optimum:", "", "```python", f"from {package} import {name}", "", f'{name}.from_pretrained("DIR")', "```", "")
+    yield from ("With optimum:", "", "```python", f"from {package} import {name}", "", f'{name}.from_pretrained("DIR")', "```", "", *precision)

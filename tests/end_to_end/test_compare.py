@@ -93,8 +93,8 @@ def test_a_report_against_itself() -> None:
     ("change", "gate", "what"),
     [
         ({"latency": [timed(1.85), timed(2.0, None)]}, "latency", "8 × 128"),
-        ({"latency": [timed(2.0), timed(1.0, None)]}, "latency", "mix"),
-        ({"latency": [timed(2.0)]}, "latency", "mix"),
+        ({"latency": [timed(2.0), timed(1.0, None)]}, "latency", "end to end"),
+        ({"latency": [timed(2.0)]}, "latency", "end to end"),
         ({"latency": [timed(math.nan), timed(2.0, None)]}, "latency", "8 × 128"),
         ({"size_bytes": 111 * 2**20}, "size", "size_bytes"),
         ({"peak_rss_bytes": 2**30 * 2}, "memory", "peak_rss_bytes"),
@@ -366,7 +366,7 @@ def test_equal_artefacts(plain: Path, export: Callable[..., Path]) -> None:
     found = compare.compare(plain, export("use_sdpa"), Tolerances(**SLACK))
     assert found.exit_code == 0, found.reason
     seen = {(change.gate, change.what) for change in found.changes}
-    assert {("parity", "rel_l2"), ("latency", "mix"), ("latency", "2 × 8"), ("size", "size_bytes")} <= seen
+    assert {("parity", "rel_l2"), ("latency", "end to end"), ("latency", "2 × 8"), ("size", "size_bytes")} <= seen
 
 
 def test_an_artefact_that_answers_otherwise(plain: Path, export: Callable[..., Path], tmp_path: Path) -> None:

@@ -43,6 +43,17 @@ def test_a_card_says_what_was_checked() -> None:
         assert words in text, words
 
 
+def test_a_first_look_gives_no_speed() -> None:
+    text = model_card.write(row("onnx"), manifest("onnx", pooling="mean"), "org/name", quick=True)
+    assert "FASTER" not in text and "timed briefly" in text
+
+
+def test_openvino_elsewhere_needs_its_precision_stated() -> None:
+    for form, fields in (("openvino", {"pooling": "mean"}), ("openvino", {"task": "fill-mask"}), ("onnx", {"pooling": "mean"})):
+        text = model_card.write(row(form), manifest(form, **fields), "org/name")
+        assert ("INFERENCE_PRECISION_HINT" in text) == (form == "openvino")
+
+
 @pytest.mark.parametrize(
     ("form", "fields", "words", "absent"),
     [
