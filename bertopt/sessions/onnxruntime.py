@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
@@ -26,6 +29,8 @@ _PRODUCTS = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
     "QGemm", "MatMulNBits",
 })  # fmt: skip
+#: On CUDA the buffers of the last shapes are kept, up to so many tokens in all.
+KEPT_TOKENS = 262_144
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -65,16 +70,34 @@ class OnnxRuntimeSession(Session):
             raise Unsupported(
                 f"expected {provider}; the session runs on {runs}: {reason}; {onnxruntime_cuda.versions()}"
             )
-        self._binding = self.session.io_binding()
+        self._keeps = device == "cuda"
+        self._kept: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
+        self._binding: Any = None
 
     def load(self, inputs: Mapping[str, Array]) -> None:
+        """Bind inputs and outputs: on CUDA once for each shape, whose later batches only copy their inputs."""
         check(inputs, self.spec.network_inputs)
-        self._binding.clear_binding_inputs()
-        self._binding.clear_binding_outputs()
+        key = (*self.spec.outputs, *(inputs[name].shape for name in self.spec.network_inputs))
+        if (kept := self._kept.pop(key, None)) is None:
+            kept = self._bound(inputs)
+        else:
+            for name, value in kept[1].items():
+                value.update_inplace(np.ascontiguousarray(inputs[name]))
+        self._binding = kept[0]
+        if self._keeps:
+            self._kept[key] = kept
+            while len(self._kept) > 1 and sum(math.prod(known[-1]) for known in self._kept) > KEPT_TOKENS:
+                del self._kept[next(iter(self._kept))]
+
+    def _bound(self, inputs: Mapping[str, Array]) -> tuple[Any, dict[str, Any]]:
+        """A binding of new buffers. What a run allocates for the outputs stays theirs in the binding's later runs."""
+        binding, values = self.session.io_binding(), {}
         for name in self.spec.network_inputs:
-            self._binding.bind_ortvalue_input(name, self._ort.OrtValue.ortvalue_from_numpy(inputs[name], self.device))
+            values[name] = self._ort.OrtValue.ortvalue_from_numpy(inputs[name], self.device)
+            binding.bind_ortvalue_input(name, values[name])
         for name in self.spec.outputs:
-            self._binding.bind_output(name, self.device)
+            binding.bind_output(name, self.device)
+        return binding, values
 
     def step(self) -> None:
         self.session.run_with_iobinding(self._binding)
@@ -82,11 +105,10 @@ class OnnxRuntimeSession(Session):
             self._binding.synchronize_outputs()
 
     def fetch(self) -> dict[str, Array]:
-        import numpy as np
-
         values = self._binding.copy_outputs_to_cpu()
         return {
-            name: np.asarray(value, dtype=np.float32) for name, value in zip(self.spec.outputs, values, strict=True)
+            name: np.array(value, dtype=np.float32, copy=self._keeps or None)
+            for name, value in zip(self.spec.outputs, values, strict=True)
         }
 
     def facts(self) -> RuntimeFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from typing import Any
 
@@ -21,6 +22,9 @@ class PackageSession(TorchSession):
     def _open(self, model: Packaged) -> Any:
         if reason := misfit(model, self.device.type):
             raise Unsupported(f"{reason}; {_REBUILD}")
+        if model.spec.one_row and self.device.type == "cuda":
+            # The package calls torch's variable-length attention by name, which this import registers.
+            importlib.import_module("torch.nn.attention.varlen")
         try:
             return torch._inductor.aoti_load_package(str(model.path))
         except (RuntimeError, OSError) as error:

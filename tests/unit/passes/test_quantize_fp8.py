@@ -15,7 +15,7 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint, fp8
 from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, QuantizeFp8, UseBetterTransformer, UseSdpa
 from bertopt.sessions import open_session
-from bertopt.stages import claims
+from bertopt.stages import claims, torch_certificate
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
 
 HALF = CastHalf()
@@ -106,6 +106,24 @@ def test_what_is_kept_stays_in_bfloat16(tiny: Tiny, tmp_path: Path) -> None:
     assert quantise.effects(result.model, RuntimeFacts())["linear layers left in bfloat16"] == (0, 1)
     with pytest.raises(Unsupported, match="keep_bf16 must name modules"):
         QuantizeFp8(keep_bf16=("layer.9",))(half, Context(workdir=tmp_path))
+
+
+def test_its_weights_are_certified_as_the_parents_rounded(tiny: Tiny, tmp_path: Path) -> None:
+    half = built(checkpoint.load(tiny()), MergeQkv(), HALF, tmp_path=tmp_path)
+    model = built(half, QuantizeFp8(), tmp_path=tmp_path)
+    certificate = torch_certificate.certify(model, half)
+    assert certificate.status == "none" and "other names" in certificate.reason
+    # A later stage keeps the same bits; a step more, another scale or NaN is not a rounding.
+    assert "rounded (" not in torch_certificate.certify(model, model).reason
+    layer = model.network.base.encoder.layer[0].output.dense
+    assert isinstance(layer, fp8.Fp8Linear)
+    bits, scale = layer.weight.data.view(torch.uint8), layer.scale.data
+    for harm in (lambda: bits[3, 5:6].add_(1), lambda: scale[2].mul_(1.2), lambda: bits[0, 0:1].fill_(0x7F)):
+        before = bits.clone(), scale.clone()
+        harm()
+        assert "output.dense.weight' is not the parent's, rounded (1 of" in torch_certificate.certify(model, half).reason
+        bits.copy_(before[0])
+        scale.copy_(before[1])
 
 
 def test_what_it_does_not_fit_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

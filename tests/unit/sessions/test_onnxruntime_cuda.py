@@ -8,12 +8,17 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bertopt.core import Onnx
+from bertopt.core import Context, Onnx
 from bertopt.errors import Unsupported
-from bertopt.sessions import onnxruntime_cuda, open_session
+from bertopt.modeling import checkpoint
+from bertopt.passes import ExportOnnx
+from bertopt.sessions import onnxruntime, onnxruntime_cuda, open_session, shipped
+from bertopt.sessions.onnxruntime import OnnxRuntimeSession
 from tests.support.specs import spec
+from tests.support.tiny_models import Tiny
 
 LOADER = (
     "2026-11-22 [E:onnxruntime:Default, provider_bridge_ort.cc:2251 TryGetProviderInfo_CUDA] /onnxruntime_src/"
@@ -71,6 +76,37 @@ def test_float32_stays_float32_and_memory_is_not_doubled(monkeypatch: pytest.Mon
     # Its libraries first: nothing else in a process that serves an ONNX artefact loads them.
     options = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
     assert fake.calls == ["preload", ("session", [("CUDAExecutionProvider", options)])]
+
+
+def test_buffers_are_bound_once_for_each_shape(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real package and its CPU provider, as a CUDA session keeps them."""
+    model = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    graph = ExportOnnx()(model, Context(tmp_path)).model
+    plain, keeping = OnnxRuntimeSession(graph, "cpu"), OnnxRuntimeSession(graph, "cpu")
+    keeping._keeps = True
+    made: list[Any] = []
+    bound = keeping._bound
+    monkeypatch.setattr(keeping, "_bound", lambda inputs: (made.append(inputs["input_ids"].shape), bound(inputs))[1])
+    dice, kept, places = np.random.default_rng(0), [], {}
+    for shape in [(2, 8), (1, 5), (2, 8), (1, 5), (2, 8)]:
+        ids = dice.integers(5, 40, shape)
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        # A transposed array is not contiguous.
+        got = keeping.run({name: np.asfortranarray(array) for name, array in inputs.items()})
+        kept.append((got, plain.run(inputs)))
+        place = keeping._binding.get_outputs()[0].data_ptr()
+        assert places.setdefault(shape, place) == place
+    assert made == [(2, 8), (1, 5)]
+    # Outputs are the caller's: a later run does not change them.
+    for got, expected in kept:
+        for name in expected:
+            np.testing.assert_array_equal(got[name], expected[name])
+    monkeypatch.setattr(onnxruntime, "KEPT_TOKENS", 16)
+    keeping.run({name: array[:, :4].copy() for name, array in inputs.items()})
+    assert [key[-1] for key in keeping._kept] == [(2, 4)]
+    # What the artefact ships beside the spec's outputs is bound, too.
+    wide = shipped.runner(keeping, graph)(inputs)
+    assert set(wide) == {"sentence_embedding", "last_hidden_state"} and set(keeping.run(inputs)) == {"sentence_embedding"}
 
 
 def test_a_fallback_is_refused_with_what_the_loader_said(
