@@ -2,7 +2,7 @@
 
 The parity probes look closely at a few inputs; these sweeps look once at what those leave out. What is not looked at:
 batch sizes beyond `MAX_BATCH` other than the largest batch, pairs of a batch size and a length other than one for each batch
-size, ids and lengths beyond the budget of a large model, and of an output wider than `WIDE` all but that many columns.
+size, ids and lengths beyond the budgets of a large model, and of an output wider than `WIDE` all but that many columns.
 The shares are in the report.
 """
 
@@ -38,6 +38,8 @@ PLACES = 16
 WIDE = 1024
 #: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
 BUDGET = 8e12
+#: Those of rows of one text, of lengths that no batch has: about 1 s. All lengths of a small model, a sixth of MiniLM's.
+LENGTHS_BUDGET = 4e11
 #: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
@@ -69,7 +71,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     room = int(BUDGET / cost)
     ids = rng.permutation(np.delete(np.arange(spec.vocabulary), spec.pad_id) if spec.pad_id < spec.vocabulary else spec.vocabulary)
-    shapes = _shapes(spec, rng, min(most_tokens, WIDE_TOKENS if width else most_tokens))
+    shapes = _shapes(spec, rng, min(most_tokens, WIDE_TOKENS if width else most_tokens), int(LENGTHS_BUDGET / cost))
     taken, probes = 0, list[Probe]()
     for shape in shapes:
         mask = _lengths(shape, rng)
@@ -92,8 +94,7 @@ def run_sweeps(
     probe whether its outputs were finite."""
     finite, vectors = [], {}
     for number, fields in enumerate(names):
-        inputs = {name: arrays[f"{number}/{name}"] for name in spec.inputs}
-        compared = arrays[f"{number}/compared"]
+        inputs, compared = {name: arrays[f"{number}/{name}"] for name in spec.inputs}, arrays[f"{number}/compared"]
         probe = Probe(fields["name"], fields["padding"], inputs, compared, np.ones(len(compared), bool))
         answers, whole = answer(run, probe, spec, shapes, seed)
         finite.append(whole)
@@ -159,7 +160,7 @@ class Comparer:
 
     @staticmethod
     def _rows(probe: Probe, got: Array, reference: Array, usual: float) -> Array:
-        """Return the relative difference [B] of each row."""
+        """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
         batch = probe.shape[0]
         if got.shape != reference.shape:
             return np.full(batch, np.inf)
@@ -169,7 +170,6 @@ class Comparer:
         def summed(squares: Array) -> Array:
             return np.bincount(of, squares.sum(axis=-1), batch)
 
-        # A row that is smaller than usual, as a few logits may be, is no measure of what rounding costs it.
         floor = usual**2 * b.shape[-1] * np.bincount(of, minlength=batch)
         return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
 
@@ -237,9 +237,8 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
 
 def _median_limit(limits: Limits) -> float:
     """Return `rel_l2`, or without it the relative difference of vectors whose cosine is `cosine_median_min`."""
-    if limits.rel_l2 is not None:
-        return limits.rel_l2
-    return GROSS if limits.cosine_median_min is None else math.sqrt(2 * (1 - limits.cosine_median_min))
+    gross = GROSS if limits.cosine_median_min is None else math.sqrt(2 * (1 - limits.cosine_median_min))
+    return gross if limits.rel_l2 is None else limits.rel_l2
 
 
 def allowed_row(median: float, limit: float) -> float:
@@ -247,12 +246,14 @@ def allowed_row(median: float, limit: float) -> float:
     return max(limit, min(30 * median, max(5 * median, 0.1)))
 
 
-def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int) -> list[tuple[int, int]]:
-    """[B, S]: the longest row, every batch size with another length, and the largest batch."""
+def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: int) -> list[tuple[int, int]]:
+    """[B, S]: the longest row, every batch size with another length, `room` tokens in rows of other lengths, the largest batch."""
     sizes = [(1, spec.max_length)]
     for batch in range(1, MAX_BATCH + 1):
-        longest = max(2, min(spec.max_length, BATCH_TOKENS // batch))
-        sizes.append((batch, min(spec.max_length, int(np.exp(rng.uniform(np.log(2), np.log(longest + 1)))))))
+        longest = np.log(max(2, min(spec.max_length, BATCH_TOKENS // batch)) + 1)
+        sizes.append((batch, min(spec.max_length, int(np.exp(rng.uniform(np.log(2), longest))))))
+    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
+    sizes += [(1, int(length)) for length in others[np.cumsum(others) <= room]]
     length = min(spec.max_length, LARGEST_LENGTH)
     return [*sizes, (max(1, most_tokens // length), length)]
 
@@ -264,10 +265,9 @@ def _cycle(ids: Array, start: int, count: int) -> Array:
 
 def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     """Return the mask [B, S] of rows from half as long as the longest, which is anywhere among them."""
-    batch, sequence = shape
-    lengths = rng.integers(max(1, sequence // 2), sequence + 1, batch)
-    lengths[int(rng.integers(batch))] = sequence
-    return (np.arange(sequence) < lengths[:, None]).astype(np.int64)
+    lengths = rng.integers(max(1, shape[1] // 2), shape[1] + 1, shape[0])
+    lengths[int(rng.integers(shape[0]))] = shape[1]
+    return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
 
 def _probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator) -> Probe:

@@ -72,8 +72,29 @@ def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
     assert coverage.shares(spec, short)["ids"] == 1.0
     assert {probe.shape[1] for probe in short} == {4}
     tokens = sum(probe.compared.size for probe in exact)
-    assert tokens < 1.6 * spec.vocabulary
+    # A model this small runs every length besides.
+    assert tokens < 1.6 * spec.vocabulary + 512 * 513 / 2
     assert max(probe.compared.size for probe in exact) == (8192 if task == "text-classification" else 2048)
+
+
+def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget() -> None:
+    small = SPEC.model_copy(update={"layers": 2, "hidden": 32})
+    assert coverage.shares(small, coverage.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0
+    minilm = SPEC.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
+    exact = coverage.plan(minilm, 1, 8192).of(False, WHOLE)
+    assert 0.15 < coverage.shares(minilm, exact)["lengths"] < 0.5
+    # Ids that stand in these rows need no others in float32.
+    assert sum(probe.compared.size for probe in exact) < 1.6 * minilm.vocabulary
+
+
+def test_a_row_that_is_smaller_than_usual_is_judged_by_the_usual_size() -> None:
+    probe = coverage.plan(SPEC, 1, 8192).probes[2]
+    reference = np.ones((probe.shape[0], 3), np.float32)
+    reference[0] = 0.01
+    compared = coverage.Comparer({"logits": 1.0})
+    compared.add(probe, {"logits": reference + 0.02}, True, {"logits": reference})
+    found = compared.result(1, dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0), 1)
+    assert found.outputs["logits"].worst == pytest.approx(0.02, rel=0.02)
 
 
 def test_another_seed_has_other_lengths_and_the_same_seed_the_same() -> None:
