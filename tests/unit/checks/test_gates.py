@@ -59,6 +59,11 @@ def test_every_gate_fails_what_misses_its_limit(limits: Any, fields: Any, gate: 
     assert (outcome.reason or "").startswith(text)
 
 
+def test_a_metric_that_improves_does_not_fail() -> None:
+    better = Quality(metric="accuracy", value=0.95, reference=0.9, change=0.05, n=9)
+    assert judge(measured(quality=better), Limits(max_abs=1.0, metric_drop_max=0.0)).status == "ok"
+
+
 def test_limits_of_a_step_count_before_the_recipe_s_and_the_defaults() -> None:
     found = gates.effective_limits("int8", Limits(rel_l2=0.1), Limits(rel_l2=0.2, cosine_min=0.5))
     assert (found.rel_l2, found.cosine_min) == (0.1, 0.5)
