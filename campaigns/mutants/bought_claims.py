@@ -65,15 +65,10 @@ def one_small_int8_product(graph: Any) -> None:
     cast = ir.node("Cast", [product.outputs[0]], {"to": ir.DataType.FLOAT}, name="small_float")
     none = ir.node("Mul", [cast.outputs[0], zero], name="none")
     output = graph.graph.outputs[0]
-    made = output.producer()
-    inner = ir.val("inner", dtype=output.dtype, shape=output.shape)
-    add = ir.node("Add", [inner, none.outputs[0]], name="add_none")
-    made.outputs[output.index()].replace_all_uses_with(inner)
-    name = output.name
-    output.name = "before"
-    split = ir.node("Identity", [output], name="split", outputs=[inner])
+    name, output.name = output.name, "before"
+    add = ir.node("Add", [output, none.outputs[0]], name="add_none")
     add.outputs[0].name, add.outputs[0].dtype, add.outputs[0].shape = name, output.dtype, output.shape
-    for node in (product, cast, none, split, add):
+    for node in (product, cast, none, add):
         graph.graph.append(node)
     graph.graph.outputs[0] = add.outputs[0]
 
