@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from bertopt.recipe.texts import Texts, read
 from bertopt.report import diff
 from bertopt.report.diff import Diff, Tolerances
 from bertopt.results import Limits, Report, Stage
+from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
 #: From the exactest to the one that may differ most.
@@ -120,7 +120,7 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     held = gates.effective_limits(coarser, tolerances.limits)
     texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
-    with tempfile.TemporaryDirectory(prefix="bertopt-compare-") as records, Workers() as workers:
+    with temporary_directory.make() as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, a, b, texts_or_built_in, pair.shapes(after), Path(records))
         compared = parity.judge(new.cases, held, new.vs_parent)
         compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.suggest import nearest
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Limits
+from bertopt.system import temporary_directory
 from bertopt.workers.client import Worker, Workers
 
 #: Attempts at casting less; one takes about as long as the pass and its parity check.
@@ -40,7 +40,7 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
         limits = _limits(recipe, steps[-1], paths[-1])
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
-        with tempfile.TemporaryDirectory(prefix="bertopt-debug-") as scratch, workers.start() as worker:
+        with temporary_directory.make() as scratch, workers.start() as worker:
             tell(f"{name}: comparing with the reference")
             ask = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from bertopt import stages
@@ -10,6 +9,7 @@ from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.recipe.texts import read
 from bertopt.report.profile import Attention, Profile
+from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
 
@@ -25,7 +25,7 @@ def profile(
     """
     manifest = stages.verify(directory)
     given = list(read(texts).texts[:8]) if texts else []
-    with Workers() as workers, tempfile.TemporaryDirectory(prefix="bertopt-profile-") as scratch:
+    with Workers() as workers, temporary_directory.make() as scratch:
         with workers.start() as worker:
             found = Profile.model_validate(
                 worker.call("profile", directory=str(directory.resolve()), device=manifest.device,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from bertopt.recipe.texts import Texts, read
 from bertopt.results import Failure, Limits, Report, Waiver
 from bertopt.runtime import replay
 from bertopt.stages.opening import opening
-from bertopt.system import environment
+from bertopt.system import environment, temporary_directory
 from bertopt.workers.client import Workers
 
 
@@ -115,7 +114,7 @@ def _compare(
         else gates.effective_limits(manifest.precision)
     )
     with (
-        tempfile.TemporaryDirectory(prefix="bertopt-verify-") as scratch,
+        temporary_directory.make() as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
     ):
         with workers.start() as worker:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling.source import read_json, scrub
+from bertopt.system import temporary_directory
 from bertopt.system.untrusted import plain
 
 
@@ -23,7 +23,7 @@ def open_tokenizer(directory: Path) -> Any:
     config = directory / "tokenizer_config.json"
     fields, dropped = scrub(read_json(config)) if config.is_file() else ({}, [])
     source: Path = directory
-    with tempfile.TemporaryDirectory() as clean:
+    with temporary_directory.make() as clean:
         if dropped:
             source = Path(clean)
             for path in directory.iterdir():

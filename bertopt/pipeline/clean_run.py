@@ -9,13 +9,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from bertopt.core import Device
 from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed
 from bertopt.passes import registry
 from bertopt.runtime.replay import Answers
+from bertopt.system import temporary_directory
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
@@ -38,11 +38,11 @@ def answers(directory: Path, device: Device) -> tuple[Answers, list[str]]:
     threads = 2 if environment.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
     # Also for what runs before the session sets its threads.
     environment["OMP_NUM_THREADS"] = str(threads)
-    with tempfile.TemporaryDirectory(prefix="bertopt-clean-") as folder:
+    with temporary_directory.make() as folder:
         out = Path(folder) / "answers.json"
         request = {
             "directory": str(directory.resolve()), "device": device, "threads": threads,
-            "passes": registry.importable_passes(), "out": str(out),
+            "passes": registry.importable_passes(), "out": str(out), "parent": os.getpid(),
         }  # fmt: skip
         try:
             ended = subprocess.run(

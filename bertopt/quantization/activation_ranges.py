@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from bertopt.errors import Unsupported
 from bertopt.quantization import onnx_files
+from bertopt.system import temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -105,7 +105,7 @@ def _run(source: Path, names: Sequence[str], given: Iterable[Sample]) -> Iterato
         graph.graph.outputs.append(values[name])
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    with tempfile.TemporaryDirectory(prefix="bertopt-calibrate-") as folder:
+    with temporary_directory.make() as folder:
         path = onnx_files.save(graph, Path(folder))
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         for sample in given:

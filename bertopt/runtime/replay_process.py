@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ from bertopt.errors import BertoptError
 from bertopt.passes import registry
 from bertopt.runtime import replay
 from bertopt.runtime.load import load
+from bertopt.system import process_tree
 
 #: Where files are that any process reads: the system's, temporary ones of libraries, and code (its hash is in the manifest).
 _SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
@@ -41,8 +44,11 @@ def _elsewhere(opened: set[str], directory: Path) -> list[str]:
 
 
 def main() -> None:
-    """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes`, and the file to write."""
+    """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes` and process id, and the file to write."""
     request = json.load(sys.stdin)
+    process_tree.die_with_parent(signal.SIGKILL)
+    if os.getppid() != request["parent"]:  # it ended before
+        sys.exit(1)
     opened: set[str] = set()
     _watch(opened)
     registry.add_importable(request["passes"])

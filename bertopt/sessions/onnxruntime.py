@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions import onnxruntime_cuda
 from bertopt.sessions.inputs import check
+from bertopt.system import temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -131,7 +131,7 @@ class OnnxRuntimeSession(Session):
         if self._products is None:
             import onnx_ir
 
-            with tempfile.TemporaryDirectory(prefix="bertopt-kernels-") as folder:
+            with temporary_directory.make() as folder:
                 options = self._options()
                 options.optimized_model_filepath = f"{folder}/model.onnx"
                 options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")

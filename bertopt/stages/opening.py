@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertopt.errors import IntegrityError, ResourceError
+from bertopt.errors import IntegrityError, ResourceError, UsageError
 from bertopt.stages.manifest import MANIFEST, Manifest, verify
 from bertopt.stages.signature import SIGNATURE
 from bertopt.system import temporary_directory
+from bertopt.system.untrusted import plain
 
 #: File systems stamp a change with a clock that ticks every few milliseconds: a later one must show.
 _TICK_NS = 50_000_000
@@ -47,9 +48,14 @@ class Opened:
 def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
     """Verify `directory`, signed with the public `key` where one is given, for what is loaded from it inside the context.
 
-    Raises IntegrityError as `verify` does, and at the end where a file changed since it was hashed.
+    Raises UsageError where it cannot be opened, IntegrityError as `verify` does, and at the end where a file changed since it was hashed.
     """
-    if _others_may_write(directory):
+    try:
+        copied = _others_may_write(directory)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"'{plain(str(directory))}' cannot be opened ({why}); give the directory of a stage or artefact") from error
+    if copied:
         opened = _copied(directory, key)
         try:
             yield opened

@@ -28,7 +28,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     """Run `times` rounds of exports, then the threads."""
     result, recipe = outcome.Outcome(), exports.recipe_in(scratch)
     delivered: set[str] = set()
-    for number in range(times):
+    for number in outcome.in_time(range(times)):
         out = scratch / f"out-{number}"
         running = [exports.start(recipe, out) for _ in range(PROCESSES)]
         for process in running:

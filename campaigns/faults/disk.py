@@ -64,7 +64,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
         *(("disk full", lambda size=size: _mounted(recipe, scratch, size)) for size in (SIZES if root else ())),
         *((("finished output, read-only", lambda: _finished(recipe, scratch)),) if root else ()),
     ]
-    for what, tried in _spread(cases)[:times]:
+    for what, tried in outcome.in_time(_spread(cases)[:times]):
         result.count(what.partition(":")[0], f"{what}: {problem}" if (problem := tried()) else None)
     if not root:
         result.notes["left out"] = "full and read-only file systems: they need root"

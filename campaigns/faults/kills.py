@@ -1,9 +1,10 @@
 """Kill exports with SIGKILL: `python -m campaigns.faults.kills [--times 270]`.
 
-Of `times`, three in four kill bertopt, one in five a worker and the rest the server of the workers, at random moments.
+Of 270, about 200 kill bertopt, 50 a worker and 20 the server of the workers, at random moments. In parts: `--add --seconds 300`.
 No committed stage may be damaged, nothing may keep running, the next run must end in the artefact of a run that nobody
 killed, and leave no temporary directory behind. Once, an export is also watched for a power cut: every file of a
-directory must be on disk (fsync) before a rename shows it. Not looked at: what a disk does that lies about fsync.
+directory must be on disk (fsync) before a rename shows it. Not looked at: what a disk does that lies about fsync, and kills
+while Python starts (exports are forked), or while the delivered copy runs in a new interpreter.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
 from bertopt.stages import read_manifest
-from campaigns.faults import exports, outcome
-from campaigns.kill_resume import EXPORT, corrupt, vanish
+from campaigns.faults import exports, forked, outcome
+from campaigns.kill_resume import EXPORT, corrupt
 
+EAGER_STEPS = "steps: [{pass: use_sdpa}, {pass: merge_qkv}]\n"
 #: An export that says of every rename of a directory or file of its output which of its files were not fsynced before.
 WATCHED = '''
 import os, pathlib, sys
@@ -48,48 +51,65 @@ os.fsync, os.rename, os.replace = fsync, rename, replace
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     """Kill `times` exports."""
     rng, result = random.Random(seed), outcome.Outcome()
-    recipe, temporary = exports.recipe_in(scratch), scratch / "tmp"
+    temporary = scratch / "tmp"
     temporary.mkdir()
+    if not seed:
+        _power(scratch, temporary, result)
+    forked.prepare()
+    recipe = exports.recipe_in(scratch / "eager")
+    recipe.write_text(recipe.read_text().partition("steps:")[0] + EAGER_STEPS)
     began = time.monotonic()
-    code, said = exports.ended(exports.start(recipe, scratch / "whole", script=WATCHED, TMPDIR=str(temporary)))
+    code = forked.start(recipe, scratch / "whole", temporary, scratch / "said").wait()
     duration = time.monotonic() - began
-    if code:
-        result.count("uninterrupted", f"exit {code}: {said[-500:]}")
+    if code or forked.left():
+        result.count("uninterrupted", f"exit {code}: {(scratch / 'said').read_text()[-500:]}")
         return result
     expected = read_manifest(scratch / "whole" / "artifact").content_sha256
-    for line in said.splitlines():
-        if line.startswith("POWER "):
-            result.count("files on disk before a rename shows them", f"not synced: {line[11:]}" if "LOST" in line else None)
-    for number in range(times):
-        whom = "parent" if number < times * 0.74 else "worker" if number < times * 0.926 else "server"
-        result.count(f"{whom} killed", _killed(recipe, scratch / f"run-{number}", temporary, whom, rng.uniform(0, duration), expected))
+    for number in outcome.in_time(range(times)):
+        whom = rng.choices(("parent", "worker", "server"), (200, 50, 20))[0]
+        problem = _killed(recipe, scratch, temporary, whom, rng.uniform(0, duration), expected)
+        result.count(f"{whom} killed", f"number {number}: {problem}" if problem else None)
     return result
 
 
-def _killed(recipe: Path, out: Path, temporary: Path, whom: str, moment: float, expected: str) -> str | None:
-    process = exports.start(recipe, out, TMPDIR=str(temporary))
+def _power(scratch: Path, temporary: Path, result: outcome.Outcome) -> None:
+    """Watch one export for a power cut."""
+    process = exports.start(exports.recipe_in(scratch / "power"), scratch / "synced", script=WATCHED, TMPDIR=str(temporary))
+    code, said = exports.ended(process)
+    result.count("export watched for a power cut", f"exit {code}: {said[-500:]}" if code else None)
+    for line in said.splitlines():
+        if line.startswith("POWER "):
+            result.count("files on disk before a rename shows them", f"not synced: {line[11:]}" if "LOST" in line else None)
+
+
+def _killed(recipe: Path, scratch: Path, temporary: Path, whom: str, moment: float, expected: str) -> str | None:
+    out, said = scratch / "out", scratch / "said"
+    shutil.rmtree(out, ignore_errors=True)
+    process = forked.start(recipe, out, temporary, said)
     deadline, victim = time.monotonic() + moment, process.pid
     while whom != "parent" and process.poll() is None:
-        family = _family(process.pid)
-        chosen = family.get(whom, [])
+        chosen = _family(process.pid)[whom]
         if time.monotonic() >= deadline and chosen:
             victim = chosen[-1]
             break
-        time.sleep(0.02)
+        time.sleep(0.01)
     if whom == "parent":
         time.sleep(moment)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(victim, signal.SIGKILL)
-    code, said = exports.ended(process)
+        if process.poll() is None:
+            os.kill(victim, signal.SIGKILL)
+    code = process.wait()
     problems = [f"{moment:.2f} s: {problem}" for problem in corrupt(out)] if out.exists() else []
-    if whom != "parent" and (wrong := exports.judged(code, said, (0, 5))):
+    if whom != "parent" and (wrong := exports.judged(code, said.read_text("utf-8", "replace"), (0, 5))):
         problems.append(wrong)
-    if left := vanish(out):
-        problems.append(f"{left} still run")
-    code, said = exports.ended(exports.start(recipe, out, TMPDIR=str(temporary)))
-    got = read_manifest(out / "artifact").content_sha256 if code == 0 else f"exit {code}: {said[-300:]}"
+    if still := forked.left():
+        problems.append(f"{still} still run")
+    code = forked.start(recipe, out, temporary, said).wait()
+    got = read_manifest(out / "artifact").content_sha256 if code == 0 else f"exit {code}: {said.read_text()[-300:]}"
     if got != expected:
         problems.append(f"resumed to {got}")
+    if still := forked.left():
+        problems.append(f"{still} still run after the resumed run")
     if kept := [path.name for path in temporary.iterdir() if path.name.startswith("bertopt-")]:
         problems.append(f"temporary directories stay: {kept}")
     return "; ".join(problems) or None
@@ -101,9 +121,8 @@ def _family(parent: int) -> dict[str, list[int]]:
 
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(parent).children():
-            if "bertopt.workers.server" in child.cmdline():
-                return {"server": [child.pid], "worker": [worker.pid for worker in child.children()]}
-    return {}
+            return {"server": [child.pid], "worker": [worker.pid for worker in child.children()]}
+    return {"server": [], "worker": []}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ LEAST, MOST = 200 * 2**20, 2_000 * 2**20
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     """Export under `times` limits, evenly spread."""
     result, recipe = outcome.Outcome(), exports.recipe_in(scratch)
-    for number in range(times):
+    for number in outcome.in_time(range(times)):
         size = LEAST + (MOST - LEAST) * number // max(1, times - 1)
         code, said = exports.ended(exports.start(recipe, scratch / f"out-{number}", prefix=("prlimit", f"--as={size}")))
         problem = exports.judged(code, said, (0, 5))

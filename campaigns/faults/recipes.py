@@ -48,7 +48,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     documents = [yaml.safe_load(base) for base in bases]
     with warnings.catch_warnings(), contextlib.suppress(KeyboardInterrupt):  # what was done until then counts
         warnings.simplefilter("ignore")
-        for number in range(times):
+        for number in outcome.in_time(range(times)):
             kind = number % 4
             if kind == 3:
                 given = rng.choice(documents)

@@ -35,7 +35,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     public = Path(f"{key}.pub")
     stages.verify(out / "artifact", public)
     records = [json.loads(path.read_text())["measurements"] for path in sorted((out / "checks").glob("*.json"))]
-    for number in range(times):
+    for number in outcome.in_time(range(times)):
         what = ("bit flipped", "manifest edited and hashed again", "record edited")[max(0, number % 7 - 4)]
         try:
             if what == "record edited":

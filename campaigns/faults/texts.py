@@ -36,7 +36,7 @@ def written(rng: random.Random, base: str) -> bytes:
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     """Read `times` mutated files."""
     rng, result, slowest = random.Random(seed), outcome.Outcome(), [0.0]
-    for number in range(times):
+    for number in outcome.in_time(range(times)):
         suffix, base = rng.choice(((".txt", PLAIN), (".jsonl", LINES)))
         path = scratch / f"t{suffix}"
         path.write_bytes(written(rng, base))

@@ -25,10 +25,13 @@ def test_what_went_wrong_is_counted_and_kept(tmp_path: Path) -> None:
     result.count("kills")
     result.count("kills", "a stage is damaged")
     result.notes["slowest, CPU seconds"] = 0.5
-    outcome.keep(tmp_path / "faults.json", "kills", result, seed=3)
-    outcome.keep(tmp_path / "faults.json", "disk", outcome.Outcome(), seed=0)
+    outcome.keep(tmp_path / "faults.json", "kills", result, 3, {})
+    outcome.keep(tmp_path / "faults.json", "disk", outcome.Outcome(), 0, {})
     found = json.loads((tmp_path / "faults.json").read_text())
     assert set(found["campaigns"]) == {"kills", "disk"}
     assert found["campaigns"]["kills"]["problems"] == ["kills: a stage is damaged"]
+    outcome.keep(tmp_path / "faults.json", "kills", result, 3, found["campaigns"]["kills"])
+    again = json.loads((tmp_path / "faults.json").read_text())["campaigns"]["kills"]
+    assert again["tried"] == {"kills": 4} and again["right"] == {"kills": 2} and len(again["parts"]) == 2
     page = readme.faults(found)
     assert "| `kills` | kills | 2 | 1 |" in page and "kills 0.5 s of CPU time" in page

@@ -13,7 +13,7 @@ import pytest
 import bertopt
 from bertopt import stages
 from bertopt.core import Context
-from bertopt.errors import IntegrityError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx
 from bertopt.runtime import load as loading
@@ -132,3 +132,10 @@ def test_who_may_write(tmp_path: Path, place: str, mode: int, expected: bool) ->
     (home / "artifact" / "f").chmod(0o644)
     (home / place).chmod(mode)
     assert opening._others_may_write(home / "artifact") is expected
+
+
+@pytest.mark.parametrize("path", ["nowhere", "a\0b", "x" * 5000])
+def test_a_path_that_cannot_be_opened_is_a_usage_error_of_a_fair_length(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be opened .*; give the directory of a stage or artefact") as raised, opening.opening(tmp_path / path):
+        pass
+    assert len(str(raised.value)) < 1000

@@ -1,0 +1,57 @@
+"""Nothing stays of a process that was killed: no directory, no interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import bertopt
+from bertopt.system import process_tree
+
+PARENT = """
+import json, os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+child.stdin.write(json.dumps({"directory": "", "device": "cpu", "threads": 1, "passes": [], "out": "", "parent": os.getpid()}))
+child.stdin.close()
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+CHILD = """
+import time
+from bertopt.runtime import replay_process
+def load(*_):
+    print("loads", flush=True)
+    time.sleep(60)
+replay_process.load = load
+replay_process.main()
+"""
+
+
+def test_every_temporary_directory_is_named_after_its_owner_so_that_it_is_swept() -> None:
+    root = Path(bertopt.__file__).parent
+    # One with `dir=` lies in another.
+    users = [path for path in root.rglob("*.py") if re.search(r"TemporaryDirectory\((?!dir=)|mkdtemp", path.read_text())]
+    assert [str(path.relative_to(root)) for path in users] == ["system/temporary_directory.py"]
+
+
+def test_the_interpreter_that_replays_an_artefact_ends_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert process_tree.ends(child, 20.0)
+
+
+def test_the_interpreter_does_not_start_where_its_parent_is_gone_already() -> None:
+    request = {"directory": "", "device": "cpu", "threads": 1, "passes": [], "out": "", "parent": 1}
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD], input=json.dumps(request), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1 and "loads" not in ended.stdout
