@@ -37,6 +37,8 @@ def load(
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
+    if not path.is_dir():
+        raise UsageError(f"'{path}' is not a directory; give that of an artefact, which holds manifest.json")
     with opening(path, Path(key) if key is not None else None) as opened:
         manifest = opened.manifest
         device = device or manifest.device

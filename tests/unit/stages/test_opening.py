@@ -13,7 +13,7 @@ import pytest
 import bertopt
 from bertopt import stages
 from bertopt.core import Context
-from bertopt.errors import IntegrityError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx
 from bertopt.runtime import load as loading
@@ -132,3 +132,8 @@ def test_who_may_write(tmp_path: Path, place: str, mode: int, expected: bool) ->
     (home / "artifact" / "f").chmod(0o644)
     (home / place).chmod(mode)
     assert opening._others_may_write(home / "artifact") is expected
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a directory; give that of an artefact"):
+        bertopt.load(tmp_path / "none")
