@@ -1,4 +1,4 @@
-# make quickstart | test | check | docs | clean. Everything lives in .venv; versions come from constraints.txt.
+# make quickstart | test | check | ecosystem | docs | clean. Everything lives in .venv; versions come from constraints.txt.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ JOBS ?= 2
 # The native encoder is built where a C++ compiler and a CPU of its kind are; everything else works without it.
 NATIVE := $(if $(filter x86_64,$(shell uname -m)),$(shell command -v $(CXX)))
 
-.PHONY: quickstart test check docs clean schema
+.PHONY: quickstart test check ecosystem docs clean schema
 
 quickstart: $(VENV)/.quickstart $(VENV)/.native
 	$(BIN)/python -m bertopt export quickstart --out out/quickstart
@@ -24,6 +24,10 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+
+# Delivered artefacts in sentence-transformers and optimum, whose environments it builds once in .peers (a few GB).
+ecosystem: $(VENV)/.test
+	$(BIN)/python -m pytest tests/ecosystem
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going docs out/docs
