@@ -54,6 +54,13 @@ def test_fp8_is_delivered_and_opens(tiny: Tiny, tmp_path: Path, steps: list[dict
     np.testing.assert_array_equal(first, again)
 
 
+def test_a_package_is_delivered_and_opens(tiny: Tiny, tmp_path: Path) -> None:
+    report = run(tiny, tmp_path, HALF, {"pass": "package_aot"})
+    assert report.exit_code == 0, reasons(report)
+    artifact = tmp_path / "out" / "artifact"
+    assert verify(artifact).exit_code == 0 and len(bertopt.load(artifact)(TEXTS)) == 2
+
+
 def test_graphs_are_refused_where_there_is_no_gpu(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="CUDA graphs need a GPU"):
         run(tiny, tmp_path, VARLEN, {"pass": "capture_graphs"})
