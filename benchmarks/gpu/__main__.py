@@ -75,8 +75,9 @@ def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Sett
     command += ["--quick"] if setting.quick else []
     print(f"{name}: {', '.join(group)}", file=sys.stderr, flush=True)
     with (setting.out / f"{name}.log").open("a", encoding="utf-8") as log:
-        # Tiny shapes gain nothing from threads, and waiting ones spin.
-        variables = {**os.environ, **({"OMP_NUM_THREADS": "1"} if setting.quick else {})}
+        # Tiny shapes gain nothing from threads, and waiting ones spin; processes that compile each import torch anew.
+        few = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        variables = {**os.environ, **(few if setting.quick else {})}
         process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )

@@ -234,7 +234,7 @@ def _layers(trt: Any, network: Any) -> dict[str, int]:
 
 
 def _check_precision(layers: dict[str, int], precision: str) -> None:
-    if precision == "int8":
+    if precision in ("int8", "float8"):
         # Products stay float32 between the pairs that TensorRT fuses into them when it builds.
         if not layers.get("dequantize_layers"):
             raise Unsupported(f"expected quantised products; the network TensorRT parsed has {layers}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,6 @@ def context(tmp_path: Path) -> Callable[..., Context]:
 
 def passes_limits(reference: Eager, network: torch.nn.Module, precision: Any) -> bool:
     """Whether the parity gate lets `network` pass as a stage of that precision."""
-    from dataclasses import replace
 
     ours, theirs = open_session(replace(reference, network=network)), open_session(reference)
     cases = [
@@ -244,6 +244,54 @@ def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx]
     result = build(graphs[precision], context())
     assert result.model.profiles == PROFILES and result.model.path.stat().st_size > 10_000
     assert (result.changes.get("dequantize_layers", 0) > 0) == (precision == "int8")
+
+
+def fp8_of(model: Onnx, path: Path) -> Onnx:
+    """A symmetric INT8 graph with e4m3 in the place of int8: the same pairs, scales for 448 steps where there were 127."""
+    import ml_dtypes
+    import onnx_ir as ir
+
+    loaded, steps = ir.load(model.path), 127 / 448
+    for node in loaded.graph:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        data, scale, zero = node.inputs
+        fresh = [ir.val(f"{node.name}_{part}") for part in ("scale", "zero", "data")]
+        fresh[0].const_value = ir.tensor(scale.const_value.numpy() * np.float32(steps), name=fresh[0].name)
+        fresh[1].const_value = ir.tensor(zero.const_value.numpy().astype(ml_dtypes.float8_e4m3fn), name=fresh[1].name)
+        if data.is_initializer():
+            fresh[2].const_value = ir.tensor((data.const_value.numpy() / steps).astype(ml_dtypes.float8_e4m3fn), name=fresh[2].name)
+            node.replace_input_with(0, fresh[2])
+        node.replace_input_with(1, fresh[0])
+        node.replace_input_with(2, fresh[1])
+        for value in fresh[: 3 if data.is_initializer() else 2]:
+            value.shape, value.dtype = value.const_value.shape, value.const_value.dtype
+            loaded.graph.register_initializer(value)
+        if node.op_type == "QuantizeLinear":
+            node.outputs[0].dtype = ir.DataType.FLOAT8E4M3FN
+    ir.save(loaded, path)
+    return replace(model, path=path, precision="float8")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_engines_of_8_bits_are_built_for_the_gpus_that_have_them(rtx: Any, tiny: Any, context: Any, tmp_path: Path, family: str) -> None:
+    """Built, not run: whether the products then run in 8 bits cannot be seen without a GPU."""
+    reference = checkpoint.load(tiny(family))
+    plain = ExportOnnx(opset=20)(SDPA(reference, context()).model, context()).model
+    ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
+    ids["attention_mask"] = np.ones((1, 8), np.int64)
+    ctx = replace(context(), texts=tuple(" ".join(WORDS[i : i + 5]) for i in range(20)), encode=lambda asked: ids)
+    int8 = QuantizeInt8(scheme="static", symmetric=True, samples=8)(plain, ctx).model
+    profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
+
+    def built(graph: Onnx, *targets: Any) -> Any:
+        return BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets=targets)(graph, context())
+
+    assert built(int8, "sm86", "sm89", "sm120").changes["dequantize_layers"] > 0
+    fp8 = fp8_of(int8, tmp_path / "fp8.onnx")
+    assert built(fp8, "sm89", "sm120").model.path.stat().st_size > 10_000
+    with pytest.raises(Unsupported, match=r"(?i)fp8"):
+        built(fp8, "sm86")
 
 
 @pytest.mark.parametrize(("family", "precision"), [("roberta", "float16"), ("distilbert", "bfloat16"), ("bert", "bfloat16")])
