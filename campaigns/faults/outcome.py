@@ -80,6 +80,12 @@ def kept(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.is_file() else {"campaigns": {}}
 
 
+def _worst(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the notes of both, the larger where both have a number."""
+    larger = {key: max(value, now[key]) for key, value in earlier.items() if isinstance(value, float) and isinstance(now.get(key), float)}
+    return {**earlier, **now, **larger}
+
+
 def keep(path: Path, name: str, outcome: Outcome, seed: int, earlier: dict[str, Any]) -> None:
     """Write a campaign's figures, added to those of its `earlier` parts. A part names the commit that it ran on."""
     from bertopt.system import environment
@@ -92,7 +98,7 @@ def keep(path: Path, name: str, outcome: Outcome, seed: int, earlier: dict[str, 
     right.update(outcome.right)
     document["environment"] = described
     document["campaigns"][name] = {
-        "seed": seed, "tried": dict(tried), "right": dict(right), "notes": {**earlier.get("notes", {}), **outcome.notes},
+        "seed": seed, "tried": dict(tried), "right": dict(right), "notes": _worst(earlier.get("notes", {}), outcome.notes),
         "problems": [*earlier.get("problems", []), *outcome.problems][:SHOWN],
         "parts": [*earlier.get("parts", []), {"commit": commit, "tried": sum(outcome.tried.values()), "cpu": described["cpu"], "cores": described["cores"]}],
     }  # fmt: skip
