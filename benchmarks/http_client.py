@@ -126,10 +126,19 @@ class Server:
         return float(sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])) / 1e6
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit code."""
+        """Send a signal, return the exit code, and end children that outlive the process, as LitServe's do."""
+        import psutil
+
+        children = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.process.pid).children(recursive=True)
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.wait()
+        code = self.wait()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        return code
 
     def wait(self) -> int:
         """Return the exit code of a process that is ending; one that has not after a minute is killed."""
