@@ -106,4 +106,5 @@ def _elsewhere(form: str, spec: Spec, precision: tuple[str, ...]) -> Iterator[st
         return
     name = ("ORTModel" if form == "onnx" else "OVModel") + _OPTIMUM[spec.task]
     package = "optimum.onnxruntime" if form == "onnx" else "optimum.intel"
-    yield from ("With optimum:", "", "```python", f"from {package} import {name}", "", f'{name}.from_pretrained("DIR")', "```", "", *precision)
+    folder = "" if form == "onnx" else ', subfolder="openvino"'  # optimum-intel looks in the root alone
+    yield from ("With optimum:", "", "```python", f"from {package} import {name}", "", f'{name}.from_pretrained("DIR"{folder})', "```", "", *precision)

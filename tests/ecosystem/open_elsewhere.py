@@ -34,12 +34,14 @@ def optimum(directory: str, form: str, task: str, texts: list[Any], options: dic
     else:
         import optimum.intel as library
 
-        name = f"OVModel{CLASSES[task]}"
+        name, options = f"OVModel{CLASSES[task]}", {"subfolder": "openvino", **options}
     model, tokenizer = getattr(library, name).from_pretrained(directory, **options), AutoTokenizer.from_pretrained(directory)
     run = pipeline(task, model=model, tokenizer=tokenizer)
     if task == "question-answering":
         return [run(question=question, context=context) for question, context in texts]
-    return run(texts)
+    outputs = run(texts)
+    # A text with one mask: bertopt has a list for each mask.
+    return [[each] for each in outputs] if task == "fill-mask" else outputs
 
 
 def main() -> None:

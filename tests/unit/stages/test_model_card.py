@@ -58,7 +58,7 @@ def test_openvino_elsewhere_needs_its_precision_stated() -> None:
     ("form", "fields", "words", "absent"),
     [
         ("openvino", {"pooling": "mean", "layout": "packed", "row_length": 32}, "only bertopt opens this artefact", "SentenceTransformer"),
-        ("openvino", {"task": "text-classification"}, "OVModelForSequenceClassification.from_pretrained", "SentenceTransformer"),
+        ("openvino", {"task": "text-classification"}, 'OVModelForSequenceClassification.from_pretrained("DIR", subfolder="openvino")', "SentenceTransformer"),
         ("onnx", {"task": "question-answering"}, 'bertopt.load("DIR")([("question", "context")])', "SentenceTransformer"),
         ("eager", {"pooling": "mean"}, "Only bertopt opens this artefact as it was measured", "SentenceTransformer"),
         ("engine", {"task": "fill-mask"}, "Only bertopt opens this artefact", "from_pretrained"),
