@@ -23,6 +23,7 @@ def serve(
         typer.Option(help="Key that requests must carry (Authorization: Bearer).", envvar="BERTOPT_API_KEY", show_default=False),
     ] = None,
     queue_tokens: Annotated[int, typer.Option(help="Tokens that may wait; beyond, 429.")] = _D.queue_tokens,
+    concurrent_requests: Annotated[int, typer.Option(help="Requests at work at once; beyond, 429.")] = _D.concurrent_requests,
     request_texts: Annotated[int, typer.Option(help="Texts of one request at most; beyond, 422.")] = _D.request_texts,
     request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / 2**20,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer; beyond, 504.")] = _D.timeout_s,
@@ -45,8 +46,8 @@ def serve(
         from bertopt.serve.server import serve as run
 
         settings = Settings(
-            host=host, port=port, queue_tokens=queue_tokens, request_texts=request_texts, request_bytes=round(request_mb * 2**20),
-            timeout_s=timeout, cache_bytes=round(cache_mb * 2**20), truncate=truncate, api_key=api_key, drain_s=drain, grace_s=grace,
+            host=host, port=port, queue_tokens=queue_tokens, concurrent_requests=concurrent_requests, request_texts=request_texts,
+            request_bytes=round(request_mb * 2**20), timeout_s=timeout, cache_bytes=round(cache_mb * 2**20), truncate=truncate, api_key=api_key, drain_s=drain, grace_s=grace,
             threads=threads, streams=streams, warm_up=warm_up, key=key,
         )  # fmt: skip
         run(named(directories), settings, log_level)

@@ -119,8 +119,9 @@ def _handler(
         try:
             if payload is None and answer not in READ_BODY:
                 return await answer(call)
-            data = await call.body()
-            return await answer(call, data if payload is None else call.parse(payload, data))
+            with state.admitted(call):
+                data = await call.body()
+                return await answer(call, data if payload is None else call.parse(payload, data))
         except ClientDisconnect as error:
             raise ClientGone from error
         finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,6 +42,24 @@ class State:
     metrics: Metrics
     accepts: bool = True
     """False once the server was asked to end: readiness turns, and connections are not kept."""
+    running: int = 0
+    """Requests whose bodies are read or that wait for the model."""
+
+    @contextlib.contextmanager
+    def admitted(self, call: Call) -> Iterator[None]:
+        """Count a request while it is at work. Raises RequestError (429) where as many are as may be.
+
+        The queue bounds what waits for the model; this bounds what waits for the tokenizer and the connections, where those
+        are slower.
+        """
+        if self.running >= self.settings.concurrent_requests:
+            call.model.metrics.refuse("concurrent_requests")
+            raise RequestError(429, f"{self.running} requests are at work, as many as may be; try again later", retry_after_s=1)
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     def drain(self) -> None:
         self.accepts = False

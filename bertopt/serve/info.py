@@ -17,7 +17,7 @@ async def info(call: Call) -> Any:
         "model_sha": model.manifest.checkpoint_sha256,
         "model_dtype": model.manifest.precision,
         "model_type": _kind(model),
-        "max_concurrent_requests": model.settings.queue_tokens,
+        "max_concurrent_requests": model.settings.concurrent_requests,
         "max_input_length": model.predictor.tokenizer.limit,
         "max_batch_tokens": limits.tokens,
         "max_batch_requests": limits.rows,

@@ -19,6 +19,8 @@ class Settings:
     port: int = 8080
     queue_tokens: int = 262_144
     """Tokens that may wait; beyond, requests get 429."""
+    concurrent_requests: int = 512
+    """Requests at work at once, of all models; beyond, requests get 429 before their bodies are read."""
     request_texts: int = 1024
     request_bytes: int = 4 << 20
     timeout_s: float = 30.0
@@ -39,7 +41,7 @@ class Settings:
     """A public key that every artefact must be signed with."""
 
     def __post_init__(self) -> None:
-        for name in ("queue_tokens", "request_texts", "request_bytes", "timeout_s", "grace_s"):
+        for name in ("queue_tokens", "concurrent_requests", "request_texts", "request_bytes", "timeout_s", "grace_s"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be more than 0; got {getattr(self, name)}")
         for name in ("cache_bytes", "drain_s"):

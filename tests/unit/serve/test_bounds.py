@@ -107,6 +107,20 @@ class Slow(Session):
         return self.inner.fetch()
 
 
+def test_more_requests_at_once_than_may_be_are_refused_before_they_are_read(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()}, concurrent_requests=2)
+    batcher = server.state.models["tiny"].batcher
+    batcher.session = Slow(batcher.session, 0.2)
+    answers = server.together([("/embed", {"inputs": "a cat"})] * 2 + [("/embed", {"no": "inputs"}), ("/v1/embeddings", {"input": "a"})])
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert all(answer.headers["retry-after"] == "1" and "2 requests are at work" in answer.text for answer in refused)
+    assert 'bertopt_refused_requests_total{model="tiny",reason="concurrent_requests"} 2.0' in server.get("/metrics").text
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200, "none is counted that was answered"
+    assert server.get("/info").json()["max_concurrent_requests"] == 2
+    server.close()
+
+
 def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact: Artefact) -> None:
     server = InProcess({"tiny": artefact()}, timeout_s=0.3)
     batcher = server.state.models["tiny"].batcher
