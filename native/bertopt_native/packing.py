@@ -24,6 +24,8 @@ PRODUCTS: Mapping[str, Tensor] = {
     "ffn_in": Tensor.FFN_IN,
     "ffn_out": Tensor.FFN_OUT,
 }
+#: A weight is far beyond the others of its row from this many times their root mean square; and how often a neuron is there.
+_FAR, _MOST_COPIES = 10, 4
 _ACTIVATIONS = ("gelu_erf", "gelu_tanh", "relu")
 
 
@@ -59,6 +61,26 @@ def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple
     return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1])
 
 
+def _copies(ffn_out: Floats) -> NDArray[np.int64]:
+    """Return which inputs [n] of `ffn_out` [H, K] to have again, one entry a copy, at most a panel of them.
+
+    A weight far beyond the others of its row takes the 8 bits of all of them: in most networks a few neurons, which the
+    first token sets off, have one. Such a neuron is computed several times and its weights are divided.
+    """
+    ratio = (np.abs(ffn_out) / np.sqrt((ffn_out**2).mean(1, keepdims=True) + np.float32(1e-30))).max(0)
+    again = np.minimum(np.ceil(ratio / _FAR).astype(np.int64), _MOST_COPIES) - 1
+    far = np.argsort(-ratio, kind="stable")[: layout.PANEL]
+    return np.repeat(far, np.maximum(again[far], 0))[: layout.PANEL]
+
+
+def _divided(ffn_in: tuple[Floats, Floats], ffn_out: Floats, copies: NDArray[np.int64]) -> tuple[tuple[Floats, Floats], Floats]:
+    """Return both products with `copies` of neurons behind the others."""
+    counts = 1 + np.bincount(copies, minlength=ffn_out.shape[1])
+    shared = ffn_out / counts.astype(np.float32)
+    weight, bias = (np.concatenate([part, part[copies]]) for part in ffn_in)
+    return (weight, bias), np.concatenate([shared, shared[:, copies]], 1)
+
+
 def _products(
     network: families.Network, layer: int, head: int, stride: int, inner: int
 ) -> dict[str, tuple[Floats, Floats]]:
@@ -69,12 +91,15 @@ def _products(
     }
     out = t["attention_out.weight"]
     spread = np.pad(out.reshape(len(out), network.heads, head), ((0, 0), (0, 0), (0, stride - head)))
-    more = inner - len(t["ffn_in.bias"])
+    ffn_in, ffn_out = (t["ffn_in.weight"], t["ffn_in.bias"]), t["ffn_out.weight"]
+    if inner - len(ffn_in[1]) >= layout.PANEL:
+        ffn_in, ffn_out = _divided(ffn_in, ffn_out, _copies(ffn_out))
+    more = inner - len(ffn_in[1])
     return {
         "qkv": _qkv(network, layer, head, stride),
         "attention_out": (spread.reshape(len(out), -1), t["attention_out.bias"]),
-        "ffn_in": (np.pad(t["ffn_in.weight"], ((0, more), (0, 0))), np.pad(t["ffn_in.bias"], (0, more))),
-        "ffn_out": (np.pad(t["ffn_out.weight"], ((0, 0), (0, more))), t["ffn_out.bias"]),
+        "ffn_in": (np.pad(ffn_in[0], ((0, more), (0, 0))), np.pad(ffn_in[1], (0, more))),
+        "ffn_out": (np.pad(ffn_out, ((0, 0), (0, more))), t["ffn_out.bias"]),
     }
 
 
@@ -125,6 +150,8 @@ def pack(
         raise Unsupported(f"head size must be at most 1024; got {head}: use another runtime")
     stride, inner = _up(head), _up(len(t["layers.0.ffn_in.bias"]))
     kept = _bf16_products(keep_bf16, network)
+    if precision == "int8" and any(len(_copies(t[f"layers.{i}.ffn_out.weight"])) for i in set(network.layer_map)):
+        inner += layout.PANEL
 
     stored = [_table(Tensor.WORD, t["embeddings.word"]), _table(Tensor.POSITION, t["embeddings.position"])]
     types = t.get("embeddings.token_type")

@@ -16,8 +16,10 @@ Header random_header(Random& random) {
     h.header_bytes = sizeof(Header);
     h.table_offset = sizeof(Header);
     h.activation = word(random, 0, 2);
-    // 384 has a normalisation of its own.
-    h.hidden = draw(random, 0, 15) ? 32 * word(random, 1, draw(random, 0, 3) ? 2 : 4) : 384;
+    // Widths of real networks: 384 has its own normalisation, groups of texts are longer from 768. Heads and the
+    // intermediate size stay small, so that a batch is cheap.
+    static constexpr uint32_t WIDE[] = {256, 384, 512, 768, 1024};
+    h.hidden = draw(random, 0, 4) ? 32 * word(random, 1, draw(random, 0, 3) ? 2 : 4) : WIDE[draw(random, 0, 4)];
     h.embedding = draw(random, 0, 2) ? h.hidden : 32 * word(random, 1, 4);
     h.heads = word(random, 1, 3);
     h.head_stride = 32 * word(random, 1, 3);
@@ -112,7 +114,14 @@ RandomModel random_model(Random& random) {
         b.linear(Tensor::ffn_in, i, h.intermediate, h.hidden, int8());
         b.linear(Tensor::ffn_out, i, h.hidden, h.intermediate, int8());
         for (const Tensor t : {Tensor::attention_gain, Tensor::ffn_gain}) b.add(id(t), i, Type::f32, 1, h.hidden, 1, 0.1f);
-        for (const Tensor t : {Tensor::attention_shift, Tensor::ffn_shift}) b.add(id(t), i, Type::f32, 1, h.hidden, 0, 0.1f);
+        // A few channels far beyond the others, more of them than a quantised row excepts too.
+        for (const Tensor t : {Tensor::attention_shift, Tensor::ffn_shift}) {
+            b.add(id(t), i, Type::f32, 1, h.hidden, 0, 0.1f);
+            for (uint64_t n = draw(random, 0, 2) ? 0 : draw(random, 1, 6); n--;) {
+                const float far = draw(random, 0, 1) ? 100.0f : -70.0f;
+                std::memcpy(&b.contents.back()[4 * draw(random, 0, h.hidden - 1)], &far, 4);
+            }
+        }
     }
     uint64_t at = aligned(sizeof(Header) + b.entries.size() * sizeof(Entry));
     for (Entry& e : b.entries) {

@@ -28,6 +28,8 @@ struct Inner {
     size_t rows, stride;
 };
 
+inline constexpr size_t OUTLIERS = 8;  // of a quantised row
+
 // Buffers of one group of texts. Strides of byte buffers are in bytes.
 struct Work {
     float* hidden;         // [tokens][H], the residual stream
@@ -35,8 +37,8 @@ struct Work {
     uint8_t* context;      // [tokens][context_stride], attention's output
     float* row_scale;      // [tokens] scale and zero point of a quantised row
     float* row_zero;
-    int32_t* row_outlier;  // [tokens] an element that is quantised as 0, -1: none; and what it is, in the row's steps
-    float* row_excess;
+    int32_t* row_outliers;  // [tokens][OUTLIERS] elements that are quantised as 0, -1 behind the last; and what they are, in
+    float* row_excess;      // the row's steps
     Inner inner;
     size_t input_stride, context_stride;
 };

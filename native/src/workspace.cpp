@@ -69,15 +69,15 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         uint8_t** place;
         size_t bytes;
     };
-    uint8_t *hidden, *scale, *zero, *outlier, *excess, *inner, *scores;
+    uint8_t *hidden, *scale, *zero, *outliers, *excess, *inner, *scores;
     const Buffer buffers[] = {
         {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
         {&work.input, tokens * work.input_stride},
         {&work.context, tokens * work.context_stride},
         {&scale, tokens * 4},
         {&zero, tokens * 4},
-        {&outlier, tokens * 4},
-        {&excess, tokens * 4},
+        {&outliers, tokens * OUTLIERS * 4},
+        {&excess, tokens * OUTLIERS * 4},
         {&inner, int8 ? work.inner.rows * n.intermediate * 4 : 64},
         {&work.inner.input, work.inner.rows * work.inner.stride},
         {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.attention_bytes},
@@ -100,7 +100,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     work.hidden = reinterpret_cast<float*>(hidden);
     work.row_scale = reinterpret_cast<float*>(scale);
     work.row_zero = reinterpret_cast<float*>(zero);
-    work.row_outlier = reinterpret_cast<int32_t*>(outlier);
+    work.row_outliers = reinterpret_cast<int32_t*>(outliers);
     work.row_excess = reinterpret_cast<float*>(excess);
     work.inner.floats = reinterpret_cast<float*>(inner);
     scratch.inner = work.inner;

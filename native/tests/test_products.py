@@ -33,24 +33,23 @@ def test_products_do_not_saturate(isa: str) -> None:
 
 
 def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:
-    """Return rows as the encoder's uint8 represents them: an element without which a row's range halves is exact."""
-    rows = np.arange(len(x))
-    largest = np.abs(x).argmax(1)
-    others = x.copy()
-    others[rows, largest] = 0
+    """Return rows as the encoder's uint8 represents them: up to eight elements in the outer 70 % of a row's range are exact."""
+    return np.stack([_quantised(row, np.float32(low)) for row in x])
 
-    def ends(of: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return np.minimum(of.min(1), np.float32(low)), np.maximum(of.max(1), np.float32(0))
 
-    (least, most), (rest_least, rest_most) = ends(x), ends(others)
-    outlying = rest_most - rest_least < np.float32(0.5) * (most - least)
-    least, most = np.where(outlying, rest_least, least), np.where(outlying, rest_most, most)
+def _quantised(x: NDArray[np.float32], low: np.float32) -> NDArray[np.float64]:
+    rest = np.ones(len(x), bool)
+    while True:
+        least, most = np.minimum(x[rest].min(), low), np.maximum(x[rest].max(), np.float32(0))
+        inner = np.float32(0.3) * (most - least)
+        outer = rest & (x > least + inner if most >= -least else x < most - inner)
+        if not outer.any() or len(x) - (rest & ~outer).sum() > 8:
+            break
+        rest &= ~outer
     scale = (most - least) / np.float32(255)
     zero = -least / scale
-    q = np.clip(np.rint(x / scale[:, None] + zero[:, None]), 0, 255)
-    out = np.asarray((q - zero[:, None]) * scale[:, None], np.float64)
-    out[rows[outlying], largest[outlying]] = x[rows[outlying], largest[outlying]]
-    return out
+    q = np.clip(np.rint(x / scale + zero), 0, 255)
+    return np.where(rest, (q - zero) * scale, x).astype(np.float64)
 
 
 def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
@@ -103,25 +102,25 @@ def test_encoder_follows_the_model_in_numpy(isa: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("channel", [0, 17, 63])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_one_outlying_channel_takes_no_precision_from_the_others(sign: int, channel: int, isa: str, tmp_path: Path) -> None:
-    """A channel 100 times as large as the rest in every normalisation, which int8 products read."""
+@pytest.mark.parametrize("channels", [{0: 100}, {17: -100}, {63: 100}, {3: 100, 40: 85}, {5: -90, 6: -100, 63: -70}, {1: 100, 30: -100, 31: 20, 62: 4}], ids=str)
+def test_outlying_channels_take_no_precision_from_the_others(channels: dict[int, float], isa: str, tmp_path: Path) -> None:
+    """Some channels are up to 100 times as large as the rest in every normalisation, which int8 products read."""
     import torch
     from conftest import cosines, reference
 
     model = network("bert", num_hidden_layers=2)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if "LayerNorm.bias" in name:
-                p[channel] = sign * 100.0
-            elif p.ndim == 2 and p.shape[1] == 64 and "embeddings" not in name:
-                p[:, channel] *= 0.01
+            for channel, value in channels.items():
+                if "LayerNorm.bias" in name:
+                    p[channel] = value
+                elif p.ndim == 2 and p.shape[1] == 64 and "embeddings" not in name:
+                    p[:, channel] *= 0.01
     bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model))
     ids, starts = texts_of([60])
     got = bertopt_native.Encoder(tmp_path / "m", isa=isa).run(ids, starts)
     want = reference(model, ids, starts)
-    others = np.arange(64) != channel
+    others = ~np.isin(np.arange(64), list(channels))
     assert cosines(got[:, others], want[:, others]).mean() > 0.995
     again = bertopt_native.Encoder(tmp_path / "m", isa=isa, threads=3).run(np.tile(ids, 3), [0, 60, 120, 180])
     assert (again == np.tile(got, (3, 1))).all()

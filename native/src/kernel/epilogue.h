@@ -39,9 +39,10 @@ struct Dequantise {
             const Vec scale = all(work->row_scale[m]), zero = all(work->row_zero[m]);
             x = _mm512_fnmadd_ps(zero, c.sum0, _mm512_cvtepi32_ps((__m512i)x));
             y = _mm512_fnmadd_ps(zero, c.sum1, _mm512_cvtepi32_ps((__m512i)y));
-            if (__builtin_expect(work->row_outlier[m] >= 0, 0)) {
-                const auto k = static_cast<size_t>(work->row_outlier[m]);
-                const Vec excess = all(work->row_excess[m]);
+            const int32_t* outliers = work->row_outliers + m * OUTLIERS;
+            for (size_t j = 0; j < OUTLIERS && __builtin_expect(outliers[j] >= 0, 0); j++) {
+                const auto k = static_cast<size_t>(outliers[j]);
+                const Vec excess = all(work->row_excess[m * OUTLIERS + j]);
                 x = _mm512_fmadd_ps(excess, weights_of(c.panel, k), x);
                 y = _mm512_fmadd_ps(excess, weights_of(c.panel + 64, k), y);
             }
