@@ -102,6 +102,45 @@ def plain_onnxruntime(options: Options) -> tuple[Model, dict[str, Any]]:
     return lambda texts: np.stack(in_batches(run, texts)), {"providers": session.get_providers()}
 
 
+def plain_openvino(options: Options) -> tuple[Model, dict[str, Any]]:
+    """tokenizers and one compiled model with `streams` requests in flight; mean pooling and normalisation in numpy."""
+    import numpy as np
+    import openvino
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(f"{options['directory']}/tokenizer.json")
+    tokenizer.enable_truncation(options["max_length"])
+    tokenizer.enable_padding()
+    config = {"INFERENCE_NUM_THREADS": options["threads"], "NUM_STREAMS": options["in_flight"]}
+    compiled = openvino.Core().compile_model(f"{options['directory']}/{options['file_name']}", "CPU", config)
+    names = [next(iter(port.names)) for port in compiled.inputs]
+    rows: dict[int, Any] = {}
+
+    def keep(request: Any, asked: tuple[Sequence[int], Any]) -> None:
+        numbers, mask = asked
+        rows.update(zip(numbers, unit_means(request.get_output_tensor(0).data, mask), strict=True))
+
+    queue = openvino.AsyncInferQueue(compiled, options["in_flight"])
+    queue.set_callback(keep)
+
+    def model(texts: Sequence[str]) -> Any:
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        rows.clear()
+        for start in range(0, len(order), BATCH):
+            numbers = order[start : start + BATCH]
+            encoded = tokenizer.encode_batch([texts[i] for i in numbers])
+            arrays = {
+                "input_ids": np.array([e.ids for e in encoded], np.int64),
+                "attention_mask": np.array([e.attention_mask for e in encoded], np.int64),
+                "token_type_ids": np.array([e.type_ids for e in encoded], np.int64),
+            }
+            queue.start_async({name: arrays[name] for name in names}, (numbers, arrays["attention_mask"]))
+        queue.wait_all()
+        return np.stack([rows[i] for i in range(len(texts))])
+
+    return model, {"precision": str(compiled.get_property("INFERENCE_PRECISION_HINT"))}
+
+
 def unit_means(hidden: Any, mask: Any) -> Any:
     """Hidden states [B, S, H] to unit vectors [B, H]: the mean over the tokens that `mask` [B, S] keeps."""
     import numpy as np

@@ -42,15 +42,18 @@ def _sentence(name: str, backend: str, file: str = "", **more: Any) -> Entry:
 #: What is compared with: the names are the report's.
 REFERENCE = "sentence-transformers torch fp32"
 ONNX, ONNX_INT8 = "onnx/model.onnx", "onnx/model_qint8_avx512_vnni.onnx"
+OPENVINO_INT8 = "openvino/openvino_model_qint8_quantized.xml"
 PEERS = (
     _sentence(REFERENCE, "torch", options={"dtype": "float32"}),
     _sentence("sentence-transformers torch bf16", "torch", options={"dtype": "bfloat16"}, needs=BF16),
     _sentence("sentence-transformers ONNX", "onnx", ONNX),
     _sentence("sentence-transformers ONNX qint8", "onnx", ONNX_INT8),
     _sentence("sentence-transformers OpenVINO", "openvino", "openvino/openvino_model.xml"),
-    _sentence("sentence-transformers OpenVINO qint8", "openvino", "openvino/openvino_model_qint8_quantized.xml"),
+    _sentence("sentence-transformers OpenVINO qint8", "openvino", OPENVINO_INT8),
     Entry("onnxruntime", "onnx", "loaders:plain_onnxruntime", {"file_name": ONNX}, "onnx"),
     Entry("onnxruntime qint8", "onnx", "loaders:plain_onnxruntime", {"file_name": ONNX_INT8}, "onnx"),
+    Entry("openvino qint8", "openvino", "loaders:plain_openvino", {"file_name": OPENVINO_INT8, "in_flight": 1}, "openvino"),
+    Entry("openvino qint8, 2 streams", "openvino", "loaders:plain_openvino", {"file_name": OPENVINO_INT8, "in_flight": 2}, "openvino"),
     Entry("optimum ONNX", "onnx", "loaders:optimum", {"file_name": ONNX}, "onnx"),
     Entry("transformers torch fp32", "torch", "loaders:classifier", labelled=True),
 )
