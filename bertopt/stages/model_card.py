@@ -47,8 +47,8 @@ def opened_by(form: str, spec: Spec) -> str:
         return PACKED
     if form not in BACKENDS:
         return "Only bertopt opens this artefact as it was measured."
-    others = "sentence-transformers and optimum" if spec.pooling is not None else "optimum"
-    return f"bertopt opens this artefact, and so do {others}."
+    others = ", sentence-transformers and" if spec.pooling is not None else " and"
+    return f"This artefact opens in bertopt{others} optimum."
 
 
 def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[str]:

@@ -112,6 +112,8 @@ def _redirect(said: Path) -> None:
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    # Whoever started the campaign may have put other objects there.
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
 
 
 def left(seconds: float = 30.0) -> list[int]:

@@ -234,7 +234,7 @@ def test_an_edited_manifest_is_refused_although_it_is_valid(committed: Path, edi
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no bertopt stage or artefact: it has no manifest\.json"):
+    with pytest.raises(UsageError, match=r"not a bertopt stage or artefact: it has no manifest\.json"):
         stages.verify(tmp_path)
 
 
