@@ -75,7 +75,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     taken, probes = 0, list[Probe]()
     for shape in shapes:
         mask = _lengths(shape, rng)
-        probes.append(_probe(spec, "batch sizes", len(probes), mask, _cycle(ids, taken, int(mask.sum())), rng))
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, _cycle(ids, taken, int(mask.sum())), rng))
         taken += int(mask.sum())
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
@@ -83,7 +83,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
         for start in range(0, len(some), ID_ROWS * length):
             part = some[start : start + ID_ROWS * length]
             mask = np.ones((-(-len(part) // length), length), np.int64)
-            probes.append(_probe(spec, padding, len(probes), mask, _cycle(part, 0, mask.size), rng))
+            probes.append(make_probe(spec, padding, len(probes), mask, _cycle(part, 0, mask.size), rng))
     return Plan(seed, tuple(probes))
 
 
@@ -131,35 +131,34 @@ class Comparer:
 
     def __init__(self, usual: Mapping[str, float]) -> None:
         self.usual = usual
-        self._errors: dict[str, list[Array]] = {}
-        self._probes: dict[str, list[Probe]] = {}
+        self.errors: dict[str, list[Array]] = {}
+        self.probes: dict[str, list[Probe]] = {}
         self.finite = True
 
     def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
         """Compare the vectors of one probe, for each output that both give."""
         self.finite = self.finite and finite
         for name in sorted(got.keys() & reference.keys()):
-            self._errors.setdefault(name, []).append(self._rows(probe, got[name], reference[name], self.usual[name]))
-            self._probes.setdefault(name, []).append(probe)
+            self.errors.setdefault(name, []).append(self.rows(probe, got[name], reference[name], name))
+            self.probes.setdefault(name, []).append(probe)
 
     def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
         """Return the figures over all sweeps, for each output."""
         return Coverage(
-            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self._probes.values()), [])),
-            finite=self.finite, outputs={name: self._swept(name) for name in self._errors}, **shares,
+            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self.probes.values()), [])),
+            finite=self.finite, outputs={name: self._swept(name) for name in self.errors}, **shares,
         )  # fmt: skip
 
     def _swept(self, name: str) -> SweptOutput:
-        every = np.concatenate(self._errors[name])
+        every = np.concatenate(self.errors[name])
         at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
-        ends = np.cumsum([len(errors) for errors in self._errors[name]])
+        ends = np.cumsum([len(errors) for errors in self.errors[name]])
         number = int(np.searchsorted(ends, at, "right"))
-        row = at - int(ends[number]) + len(self._errors[name][number])
-        where = f"{name}[{row}], {self._probes[name][number].name}"
+        row = at - int(ends[number]) + len(self.errors[name][number])
+        where = f"{name}[{row}], {self.probes[name][number].name}"
         return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
 
-    @staticmethod
-    def _rows(probe: Probe, got: Array, reference: Array, usual: float) -> Array:
+    def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
         """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
         batch = probe.shape[0]
         if got.shape != reference.shape:
@@ -170,7 +169,7 @@ class Comparer:
         def summed(squares: Array) -> Array:
             return np.bincount(of, squares.sum(axis=-1), batch)
 
-        floor = usual**2 * b.shape[-1] * np.bincount(of, minlength=batch)
+        floor = self.usual[name] ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
         return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
 
 
@@ -270,7 +269,7 @@ def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
 
-def _probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator) -> Probe:
+def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator) -> Probe:
     """A batch of the ids `valid` where `mask` [B, S] is 1."""
     batch, sequence = mask.shape
     ids = np.full(mask.shape, spec.pad_id, np.int64)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt import stages
-from bertopt.checks import coverage
+from bertopt.checks import coverage, suspects
 from bertopt.checks.probes import Probe
 from bertopt.core import Device, Spec
 from bertopt.runtime.batch_limits import LAUNCHED_BATCH_TOKENS, MAX_BATCH_TOKENS
@@ -34,13 +34,19 @@ class Sweeps:
     ) -> Coverage:
         """Compare the stage in `directory`, open in `worker`, with the reference; `ran` are the probes that it ran before."""
         assert worker.shapes is not None, "open comes first"
-        sweeps = self.plan.of(stages.read_manifest(directory).precision != "float32", worker.shapes)
+        reduced = stages.read_manifest(directory).precision != "float32"
+        sweeps = self.plan.of(reduced, worker.shapes)
         missing = [probe for probe in sweeps if probe.name not in self._reference]
         self._reference.update(self._run(reference, missing, timeout)[0])
         vectors, finite = self._run(worker, sweeps, timeout)
         compared = coverage.Comparer(coverage.usual(self._reference[probe.name] for probe in sweeps))
         for probe in sweeps:
             compared.add(probe, vectors[probe.name], finite[probe.name], self._reference[probe.name])
+        if reduced:
+            suspects.settle(
+                compared, self.spec, self.plan.seed,
+                lambda probes: (self._run(worker, probes, timeout)[0], self._run(reference, probes, timeout)[0]),
+            )  # fmt: skip
         tokens = sum(probe.compared.size for probe in sweeps)
         return compared.result(self.plan.seed, coverage.shares(self.spec, [*ran, *sweeps]), tokens)
 

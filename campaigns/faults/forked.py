@@ -113,7 +113,7 @@ def _redirect(said: Path) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     # Whoever started the campaign may have put other objects there.
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
 
 
 def left(seconds: float = 30.0) -> list[int]:

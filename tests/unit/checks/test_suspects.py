@@ -1,0 +1,68 @@
+"""A wrong id is wrong beside any others; a row that rounding hit hard is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.checks import coverage, suspects
+from bertopt.checks.coverage import SHORT_ROWS
+from bertopt.checks.probes import Probe
+from tests.unit.checks.test_coverage import SPEC, WHOLE
+
+Vectors = dict[str, dict[str, np.ndarray]]
+WRONG = 77
+
+
+def reference(probe: Probe) -> np.ndarray:
+    """One vector [B, 8] a row: the sum of its ids' embeddings."""
+    table = np.random.default_rng(0).standard_normal((SPEC.vocabulary, 8)).astype(np.float32)
+    return table[probe.inputs["input_ids"]].sum(axis=1)
+
+
+def noisy(probe: Probe) -> np.ndarray:
+    """The same rounded: 2 % off, one row of a hundred 60 % off."""
+    expected = reference(probe)
+    rng = np.random.default_rng(np.random.default_rng(1).integers(1000) + len(probe.name) + int(probe.inputs["input_ids"].sum()))
+    share = np.where(rng.random(len(expected)) < 0.01, 0.6, 0.02)[:, None]
+    return np.asarray(expected + share * np.linalg.norm(expected, axis=1, keepdims=True) * rng.standard_normal(expected.shape) / np.sqrt(8))
+
+
+def wrong(probe: Probe) -> np.ndarray:
+    """And one id has another one's embedding."""
+    changed = np.where(probe.inputs["input_ids"] == WRONG, WRONG + 1, probe.inputs["input_ids"])
+    right = Probe(probe.name, probe.padding, probe.inputs, probe.compared, probe.rows)
+    off = reference(Probe(probe.name, probe.padding, {**probe.inputs, "input_ids": changed}, probe.compared, probe.rows)) - reference(right)
+    return np.asarray(noisy(probe) + off)
+
+
+def swept(model: Callable[[Probe], np.ndarray], settle: bool) -> Any:
+    plan = coverage.plan(SPEC, 3, 8192)
+    probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in ("ids", SHORT_ROWS)]
+    compared = coverage.Comparer({"logits": float(np.sqrt(8 * 4 / 8))})
+
+    def run(asked: Sequence[Probe]) -> tuple[Vectors, Vectors]:
+        return ({probe.name: {"logits": model(probe)} for probe in asked}, {probe.name: {"logits": reference(probe)} for probe in asked})
+
+    got, expected = run(probes)
+    for probe in probes:
+        compared.add(probe, got[probe.name], True, expected[probe.name])
+    if settle:
+        suspects.settle(compared, SPEC, 3, run)
+    shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
+    output = compared.result(3, shares, 1).outputs["logits"]
+    return output.worst / coverage.allowed_row(output.median, 0.0)
+
+
+def test_rows_that_rounding_hit_are_right_and_a_wrong_id_is_not() -> None:
+    assert swept(noisy, settle=False) > 1.5, "without a second look a right model is refused"
+    assert swept(noisy, settle=True) <= 1.0
+    assert swept(wrong, settle=True) > 1.5
+
+
+def test_too_many_rows_that_stand_out_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "MOST", 2)
+    assert swept(noisy, settle=True) > 1.5
