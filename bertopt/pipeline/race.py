@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Budget:
     """Most seconds of timing for each shape and for the mix, after `min_rounds` rounds. Unused seconds go to the next race."""
 
-    shape_s: float = 1.5
-    mix_s: float = 2.5
+    shape_s: float = 2.5
+    mix_s: float = 4.0
     min_rounds: int = MIN_ROUNDS
 
     @classmethod

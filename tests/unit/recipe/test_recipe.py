@@ -133,7 +133,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
         "deliver",
         "waivers",
     ]
-    assert resolved["timing"] == {"shape_s": 1.5, "mix_s": 2.5, "quick": False}
+    assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "quick": False}
     assert resolved["steps"][0] == {
         "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "stop",
         "allow_noop": False, "timeout": 1800.0, "backend": "auto",
