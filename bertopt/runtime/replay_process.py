@@ -38,7 +38,9 @@ def _elsewhere(opened: set[str], directory: Path) -> list[str]:
     for path in sorted(Path(name).absolute() for name in opened):
         inside = any(path.is_relative_to(root) for root in ours)
         cached = path.is_relative_to(temporary) and path.relative_to(temporary).parts[0].startswith(_CACHES)
-        if not (inside or cached) and path.suffix not in _CODE and path.is_file():
+        # What pip wrote about an installed package, which may lie in a checkout.
+        described = path.parent.suffix in (".dist-info", ".egg-info")
+        if not (inside or cached or described) and path.suffix not in _CODE and path.is_file():
             outside.append(str(path))
     return outside
 

@@ -257,10 +257,11 @@ class Worker:
             os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, process_tree.WHERE_SIGNAL)
         deadline = time.monotonic() + WHERE_S
-        while self._log.stat().st_size == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        # It wrote its first line: let it write the rest.
-        time.sleep(0.05)
+        size = before
+        # Until it has written something, and then nothing for a while.
+        while (size == before or self._log.stat().st_size != size) and time.monotonic() < deadline:
+            size = self._log.stat().st_size
+            time.sleep(0.05)
         _, left = self.kill()
         error = StepTimeout(
             f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"

@@ -116,7 +116,8 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(file=2, all_threads=False)
-    faulthandler.register(process_tree.WHERE_SIGNAL, file=2, all_threads=False)
+    # Any thread may get the signal; the one that works is written last.
+    faulthandler.register(process_tree.WHERE_SIGNAL, file=2, all_threads=True)
     sys.path[:] = request["sys_path"]
     os.environ["BERTOPT_WORKER"] = "1"
     code = 0

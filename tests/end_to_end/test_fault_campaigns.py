@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import readme
-from campaigns.faults import concurrency, disk, kills, memory, outcome, tampering
+from campaigns.faults import outcome
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("campaign", "times"), [(kills, 1), (tampering, 70), (disk, 4), (memory, 2), (concurrency, 1)])
-def test_a_campaign_in_short(campaign: Any, times: int, tmp_path: Path) -> None:
-    result = campaign.run(times, 0, tmp_path)
-    assert not result.problems, result.problems
-    assert sum(result.tried.values()) >= times
+@pytest.mark.parametrize(("name", "times"), [("kills", 1), ("tampering", 70), ("disk", 4), ("memory", 2), ("concurrency", 1)])
+def test_a_campaign_in_short(name: str, times: int, tmp_path: Path) -> None:
+    """In a process of its own: campaigns make checks cheaper and fork, where pytest's threads of torch would be missing."""
+    figures = tmp_path / "faults.json"
+    command = [sys.executable, "-m", f"campaigns.faults.{name}", "--times", str(times), "--json", str(figures)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    found = json.loads(figures.read_text("utf-8"))["campaigns"][name]
+    assert sum(found["tried"].values()) >= times and found["right"] == found["tried"] and not found["problems"]
 
 
 def test_what_went_wrong_is_counted_and_kept(tmp_path: Path) -> None:
