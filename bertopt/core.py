@@ -193,6 +193,8 @@ class Pass(BaseModel, Generic[In, Out]):
 
     #: Whether INT8 activations have one scale a token: it decides what the rounding should cost.
     scales_per_token: ClassVar[bool] = False
+    #: Whether what it builds for a CPU depends on that CPU's instructions: another CPU then builds its own.
+    depends_on_cpu: ClassVar[bool] = False
     #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
     incompatible_with: ClassVar[dict[str, str]] = {}
 

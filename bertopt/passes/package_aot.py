@@ -30,6 +30,8 @@ class PackageAot(Pass[Eager, Packaged]):
         "capture_graphs": "a package brings its own launches; leave capture_graphs out",
     }
 
+    depends_on_cpu: ClassVar[bool] = True
+
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cpu" and any(getattr(step, "attention", None) == "varlen" for step in before):
             return _BY_TEXT

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
+from bertopt.system import environment
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
 _SPLIT = "_MatMul"
@@ -26,6 +27,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     puts inside attention below opset 23: quantise an opset-23 graph.
     """
 
+    depends_on_cpu: ClassVar[bool] = True
     incompatible_with: ClassVar[dict[str, str]] = {
         "quantize_int8": "the graph is quantised already",
         "cast_onnx_half": "ONNX Runtime cannot load a graph quantised after half precision; quantise the float32 graph",
@@ -36,7 +38,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         "dynamic", description="dynamic: activation scales at run time; static: calibrated on the recipe's texts"
     )
     per_channel: bool = Field(True, description="one weight scale an output channel instead of one a tensor")
-    reduce_range: bool = Field(False, description="7-bit weights, for CPUs with AVX2 or AVX512 but no VNNI")
+    reduce_range: bool | None = Field(
+        None, description="7-bit weights; by default where this CPU would saturate with 8 bits (AVX2 or AVX512 without VNNI)"
+    )
     keep_fp32: tuple[str, ...] = Field((), description="names of products, or patterns (*), to leave in float32")
     calibration: Literal["minmax", "percentile", "entropy"] | None = Field(
         None, description="static: what range of an activation is kept (default: minmax)"
@@ -98,7 +102,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
             path = onnx_files.save(graph, folder)
         ranges = activation_ranges.measure(path, names, given, self.calibration or "minmax")
-        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self.reduce_range, self.symmetric)
+        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self._seven_bits(ctx), self.symmetric)
         return Result(Onnx(model.spec, "int8", onnx_files.save(graph, folder)), {"products": len(nodes), **changes})
 
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
@@ -114,7 +118,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         before = _products(graph)
         quantised = ctx.workdir / "quantised.onnx"
         quantize_dynamic(
-            graph, quantised, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self.reduce_range,
+            graph, quantised, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self._seven_bits(ctx),
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
             op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=[*kept, *(f"{name}{_SPLIT}" for name in kept)],
             use_external_data_format=graph.ByteSize() > onnx_files.INLINE_BYTES,
@@ -128,6 +132,10 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         return Result(
             Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
         )
+
+    def _seven_bits(self, ctx: Context) -> bool:
+        """Whether weights have 7 bits: asked for, or not said and the sum of two products of 8 bits would saturate here."""
+        return (ctx.device == "cpu" and environment.saturates_int8()) if self.reduce_range is None else self.reduce_range
 
     def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Every product with constant weights has INT8 weights but those kept, and the session multiplies integers there.

@@ -21,7 +21,7 @@ from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
 from bertopt.stages import CommittedStage, artifact, contents
-from bertopt.system import atomic_write
+from bertopt.system import atomic_write, environment
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
 
@@ -140,8 +140,10 @@ class Store:
         """
         record = step.pass_.record()
         # What holds a GPU's code is of that GPU; everything else runs on any.
-        gpu = self.gpu if step.pass_.forms()[1].form in stages.DEVICE_FORMS else None
-        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest, gpu)
+        hardware: dict[str, Any] = dict(self.gpu or {}) if step.pass_.forms()[1].form in stages.DEVICE_FORMS else {}
+        if step.pass_.depends_on_cpu and device == "cpu":
+            hardware["instructions"] = environment.instructions()
+        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest, hardware)
         context = {"device": device, "shapes": list(shapes), "texts": list(texts.texts), "seed": 0}
 
         def make(part: Path, fields: dict[str, Any]) -> None:

@@ -190,15 +190,15 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
 
 
 def key(
-    parent: str, record: Rewrite | None, device: str, shapes: Any, texts: str, gpu: Mapping[str, Any] | None = None
+    parent: str, record: Rewrite | None, device: str, shapes: Any, texts: str, hardware: Mapping[str, Any] | None = None
 ) -> str:
     """Return the hash of what determines a stage: its parent, the pass with options and source, versions, device, inputs,
-    and the GPU where the stage holds code for it alone.
+    and the hardware where the stage holds code or numbers for it alone.
 
     The source is the pass's own and that of every module it imports; for the reference (no record), of what loads it.
     """
     source = source_hash.of_package("modeling/checkpoint.py") if record is None else _source_hash(record)
-    parts = [parent, record.model_dump() if record else None, source, environment.versions(), device, shapes, texts, *([gpu] if gpu else [])]
+    parts = [parent, record.model_dump() if record else None, source, environment.versions(), device, shapes, texts, *([hardware] if hardware else [])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

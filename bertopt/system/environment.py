@@ -88,6 +88,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def saturates_int8(cpuinfo: str | None = None) -> bool:
+    """Return whether this CPU adds two products of 8 bits in 16 bits, which overflow: x86 without VNNI."""
+    flags = isa(cpuinfo)
+    return "avx2" in flags and not NATIVE["int8"] & set(flags)
+
+
 def check_isa(precision: str, measured_with: Sequence[str], device: str) -> None:
     """Raise Unsupported if an artefact was measured with CPU instructions for its precision that this CPU lacks.
 

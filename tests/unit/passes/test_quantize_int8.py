@@ -27,6 +27,7 @@ from bertopt.recipe.parser import from_dict
 from bertopt.results import Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
+from bertopt.system import environment
 from tests.support.example_passes import make_cheap
 from tests.support.tiny_models import Tiny
 
@@ -335,6 +336,22 @@ def test_weights_use_their_whole_range(product: Path, reduce_range: bool, levels
     assert weights.shape == (4, 3) and (np.abs(weights).max(axis=0) == levels).all()
     assert constants["normed_scale"] == pytest.approx(4 / 255) and constants["normed_zero_point"] == 64
     assert not any(array.dtype == np.float32 and array.ndim == 2 for array in constants.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"), [("avx2 avx512f", 64), ("avx2 avx_vnni", 127), ("avx2 avx512f avx512_vnni", 127), ("asimd asimddp", 127), ("asimd", 127)]
+)
+@pytest.mark.parametrize("scheme", ["static", "dynamic"])
+def test_weights_have_seven_bits_where_eight_would_saturate(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, flags: str, levels: int, scheme: Any
+) -> None:
+    import onnx_ir
+
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: f"flags : {flags}\n")
+    result = QuantizeInt8(scheme=scheme)(shop.build("bert", SDPA, E23).model, shop.context())
+    found = [value.const_value.numpy() for value in onnx_ir.load(result.model.path).graph.initializers.values() if value.const_value is not None]
+    weights = [array for array in found if array.dtype == np.int8 and array.ndim == 2]
+    assert weights and {int(np.abs(array.astype(int)).max()) for array in weights} == {levels}
 
 
 # Recipes

@@ -6,11 +6,16 @@ import errno
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.pipeline.store import Store
+from bertopt.recipe.parser import from_dict
+from bertopt.system import environment
 
 
 def test_the_second_run_says_that_it_waits_and_then_goes_on(tmp_path: Path) -> None:
@@ -100,3 +105,20 @@ def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path, folder: str) -> 
         open_and_prune(tmp_path)
     with pytest.raises(UsageError):  # and the lock is free again
         open_and_prune(tmp_path)
+
+
+@pytest.mark.parametrize(("step", "again"), [("quantize_int8", True), ("export_onnx", False)])
+def test_what_depends_on_the_cpu_is_built_again_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, again: bool
+) -> None:
+    recipe = from_dict({
+        "schema_version": 1, "model": "m", "device": "cpu", "inputs": {"shapes": [[2, 8]]}, "steps": [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "quantize_int8"}],
+    })  # fmt: skip
+    steps = {each.name: each for each in recipe.steps}
+    keys = []
+    monkeypatch.setattr(stages, "read_manifest", lambda path: SimpleNamespace(key="parent"))
+    monkeypatch.setattr(Store, "_stage", lambda self, name, key, device, make: keys.append(key))
+    for instructions in (("avx2",), ("avx2", "avx512_vnni")):
+        monkeypatch.setattr(environment, "instructions", lambda instructions=instructions: instructions)
+        Store(tmp_path, False, lambda _: None).build(Any, steps[step], tmp_path, "cpu", [(2, 8)], SimpleNamespace(digest="", texts=()))
+    assert (keys[0] != keys[1]) == again
