@@ -19,7 +19,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 @dataclass(frozen=True)
 class Hostile:
     name: str
-    spoil: Callable[[Path], None]
+    spoil: Callable[[Path], object]
     codes: frozenset[int] = REFUSED
 
 
@@ -182,7 +182,8 @@ def _every() -> Iterator[Hostile]:
     for name in ("../../../canary", "x" * 100_000, "\x1b[2J\x1b]0;owned\x07", "a\nb", ""):
         yield Hostile(f"tensor named {name[:10]!r}", renamed(name))
     yield Hostile("truncated weights", lambda d: (d / weights).write_bytes((d / weights).read_bytes()[:-100]))
-    for index in ([], "null", {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../../x"}}, {"weight_map": {"a": 7}}, {"weight_map": {"a": "missing.safetensors"}}, {}, DEEP):
+    indices: list[Any] = [[], "null", {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../../x"}}, {"weight_map": {"a": 7}}, {"weight_map": {"a": "missing.safetensors"}}, {}, DEEP]
+    for index in indices:
         yield Hostile(f"index {str(index)[:30]}", sharded(index))
     for file in ("pytorch_model.bin", "model.pt", "tf_model.h5"):
         yield Hostile(f"only {file}", lambda d, f=file: (d / weights).rename(d / f))  # type: ignore[misc]

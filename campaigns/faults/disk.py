@@ -29,8 +29,9 @@ def places(out: Path) -> dict[str, tuple[Callable[[], object], Path, tuple[int, 
     def nothing() -> None:
         pass
 
-    def folder() -> None:
+    def folder() -> Path:
         out.mkdir(parents=True)
+        return out
 
     return {
         "a file": (lambda: out.write_text("x"), out, REFUSED),
@@ -45,9 +46,9 @@ def places(out: Path) -> dict[str, tuple[Callable[[], object], Path, tuple[int, 
         "bytes that are no UTF-8": (nothing, Path(os.fsdecode(os.fsencode(out) + b"-\xff")), (0, 2)),
         "an escape sequence": (nothing, out / "a\x1b[31mb", (0,)),
         "a format": (nothing, out / "%s{0}", (0,)),
-        "stages is a file": (lambda: (folder(), (out / "stages").write_text("x")), out, REFUSED),
-        "checks is a file": (lambda: (folder(), (out / "checks").write_text("x")), out, REFUSED),
-        "stages is a link to nothing": (lambda: (folder(), (out / "stages").symlink_to("nowhere")), out, (0, 2)),
+        "stages is a file": (lambda: (folder() / "stages").write_text("x"), out, REFUSED),
+        "checks is a file": (lambda: (folder() / "checks").write_text("x"), out, REFUSED),
+        "stages is a link to nothing": (lambda: (folder() / "stages").symlink_to("nowhere"), out, (0, 2)),
         "artifact is somebody else's": (lambda: (out / "artifact" / "mine").mkdir(parents=True), out, REFUSED),
         "report.json is a directory": (lambda: (out / "report.json").mkdir(parents=True), out, REFUSED),
         "the lock is a directory": (lambda: (out / ".lock").mkdir(parents=True), out, REFUSED),

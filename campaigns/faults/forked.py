@@ -73,7 +73,8 @@ def start(recipe: Path, out: Path, temporary: Path, said: Path) -> Forked:
         from bertopt.cli import main
         from bertopt.workers import client
 
-        client.subprocess = types.SimpleNamespace(Popen=_server, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None)  # type: ignore[assignment]
+        forking = types.SimpleNamespace(Popen=_server, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None)
+        setattr(client, "subprocess", forking)  # noqa: B010
         main(["export", str(recipe), "--out", str(out)])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
