@@ -2,9 +2,8 @@
 
 Of 270, about 200 kill bertopt, 50 a worker and 20 the server of the workers, at random moments. In parts: `--add --seconds 300`.
 No committed stage may be damaged, nothing may keep running, the next run must end in the artefact of a run that nobody
-killed, and leave no temporary directory behind. Once, an export is also watched for a power cut: every file of a
-directory must be on disk (fsync) before a rename shows it. Not looked at: what a disk does that lies about fsync, and kills
-while Python starts (exports are forked), or while the delivered copy runs in a new interpreter.
+killed, and leave no temporary directory behind. Not looked at: kills while Python starts (exports are forked), or while
+the delivered copy runs in a new interpreter; what a power cut loses besides (see power).
 """
 
 from __future__ import annotations
@@ -20,32 +19,9 @@ from pathlib import Path
 
 from bertopt.stages import read_manifest
 from campaigns.faults import exports, forked, outcome
-from campaigns.kill_resume import EXPORT, corrupt
+from campaigns.kill_resume import corrupt
 
 EAGER_STEPS = "steps: [{pass: use_sdpa}, {pass: merge_qkv}]\n"
-#: An export that says of every rename of a directory or file of its output which of its files were not fsynced before.
-WATCHED = '''
-import os, pathlib, sys
-synced, real_fsync, real_rename, real_replace = {}, os.fsync, os.rename, os.replace
-def fsync(fd):
-    real_fsync(fd)
-    seen = os.fstat(fd)
-    synced[seen.st_dev, seen.st_ino] = seen.st_mtime_ns
-def look(source, target):
-    source = pathlib.Path(source)
-    if os.environ["BERTOPT_TEST_OUT"] in str(source):
-        for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
-            seen = path.stat()
-            late = synced.get((seen.st_dev, seen.st_ino)) != seen.st_mtime_ns
-            print(f"POWER {'LOST' if late else 'KEPT'} {path}", file=sys.stderr)
-def rename(source, target, **more):
-    look(source, target)
-    return real_rename(source, target, **more)
-def replace(source, target, **more):
-    look(source, target)
-    return real_replace(source, target, **more)
-os.fsync, os.rename, os.replace = fsync, rename, replace
-''' + EXPORT  # fmt: skip
 
 
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
@@ -53,8 +29,6 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     rng, result = random.Random(seed), outcome.Outcome()
     temporary = scratch / "tmp"
     temporary.mkdir()
-    if not seed:
-        _power(scratch, temporary, result)
     forked.prepare()
     recipe = exports.recipe_in(scratch / "eager")
     recipe.write_text(recipe.read_text().partition("steps:")[0] + EAGER_STEPS)
@@ -70,16 +44,6 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
         problem = _killed(recipe, scratch, temporary, whom, rng.uniform(0, duration), expected)
         result.count(f"{whom} killed", f"number {number}: {problem}" if problem else None)
     return result
-
-
-def _power(scratch: Path, temporary: Path, result: outcome.Outcome) -> None:
-    """Watch one export for a power cut."""
-    process = exports.start(exports.recipe_in(scratch / "power"), scratch / "synced", script=WATCHED, TMPDIR=str(temporary))
-    code, said = exports.ended(process)
-    result.count("export watched for a power cut", f"exit {code}: {said[-500:]}" if code else None)
-    for line in said.splitlines():
-        if line.startswith("POWER "):
-            result.count("files on disk before a rename shows them", f"not synced: {line[11:]}" if "LOST" in line else None)
 
 
 def _killed(recipe: Path, scratch: Path, temporary: Path, whom: str, moment: float, expected: str) -> str | None:
