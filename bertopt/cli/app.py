@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
+from bertopt.system import limits
 from bertopt.system.environment import missing_module
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def exit_codes(verbose: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted; finished stages are kept: run the same command again to continue", file=sys.stderr)
         raise typer.Exit(130) from None
-    except (BertoptError, OSError, MemoryError, RecursionError, ModuleNotFoundError) as error:
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
         known = _typed(error)
         if known is None:
             raise
@@ -110,7 +113,9 @@ def _typed(error: BaseException) -> BertoptError | None:
         return UsageError("a file that was read is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
-    assert isinstance(error, OSError)
+    if not isinstance(error, OSError):
+        little = limits.little_address_space()
+        return ResourceError(f"{type(error).__name__}: {error}; {little}") if little else None
     where = f"'{error.filename}': " if error.filename else ""
     if error.errno in _RESOURCES:
         return ResourceError(f"{where}{error.strerror}; free some of it, or run elsewhere")

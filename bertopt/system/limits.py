@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 #: cgroup v1 says "no limit" with a number near 2⁶³.
 _NO_LIMIT = 1 << 60
+#: How Python, numpy, torch, Rust's libraries and the loader of shared libraries say that memory ended.
+_NO_MEMORY = re.compile(
+    r"MemoryError|can(no|')t allocate|unable to allocate|memory allocation of \d+ bytes failed|out of memory|bad_alloc|failed to map segment",
+    re.IGNORECASE,
+)
 
 
 def host_memory_bytes() -> int:
@@ -44,6 +50,23 @@ def address_space_bytes() -> int | None:
     """Return the limit of virtual memory (`ulimit -v`) in bytes, or None where there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def no_memory(text: str) -> bool:
+    """Return whether a message or a log says that memory ended."""
+    return _NO_MEMORY.search(text) is not None
+
+
+def little_address_space(status: str | None = None) -> str | None:
+    """Return what limits virtual memory where this process has used over half of what it may, else None.
+
+    Libraries then fail in any way: they raise other errors, crash, or cannot start a thread.
+    """
+    limit = address_space_bytes()
+    peak = re.search(r"VmPeak:\s+(\d+) kB", _read(Path("/proc/self/status")) if status is None else status)
+    if limit is None or peak is None or int(peak.group(1)) * 1024 < limit / 2:
+        return None
+    return f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v) and {int(peak.group(1)) / 2**20:.1f} GiB of it were used; raise the limit"
 
 
 def memory_bytes() -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 from collections.abc import Iterator
 
 from bertopt.errors import BertoptError, IntegrityError, ResourceError
+from bertopt.system import limits
 
-#: How torch, numpy and the operating system say that memory ended, in other exceptions than MemoryError.
-_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|out of memory|unable to allocate|bad_alloc", re.IGNORECASE)
 _SHOWN = 300
 
 
@@ -28,10 +26,12 @@ def reading(what: str, remedy: str) -> Iterator[None]:
     except BaseException as error:  # the tokenizers library panics with something that is no Exception
         first = plain(str(error).strip().splitlines()[0] if str(error).strip() else "no message")
         kind = type(error).__name__
-        if isinstance(error, MemoryError) or _MEMORY.search(first):
+        if isinstance(error, MemoryError) or limits.no_memory(first):
             raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        if little := limits.little_address_space():
+            raise ResourceError(f"{what} could not be read ({kind}: {first}); {little}") from error
         raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error
 
 

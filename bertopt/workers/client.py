@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -40,8 +39,6 @@ LOOK_S, WHERE_S = 0.25, 1.0
 END_S = 10.0
 #: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
 NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-#: What the server's log says where it ran out of memory.
-_NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|failed to map segment|can't allocate|bad_alloc")
 
 
 class Workers:
@@ -116,8 +113,8 @@ class Workers:
         if code == -signal.SIGKILL:
             why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
             return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
-        if _NO_MEMORY.search(log):
-            last = log.strip().splitlines()[-1]
+        if limits.no_memory(log) or _limited():
+            last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
             return ResourceError(
                 f"memory ended while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
             )
@@ -285,7 +282,20 @@ class Worker:
             error.log = log
             return error
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if limits.no_memory(log) or (code < 0 and _limited()):
+            error = ResourceError(
+                f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
+                f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}"
+            )
+            error.log = log
+            return error
         return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
+
+
+def _limited() -> bool:
+    """Whether processes may use less address space than the machine has memory: what crashes there has most likely run out."""
+    limit = limits.address_space_bytes()
+    return limit is not None and limit < limits.host_memory_bytes()
 
 
 def _undead(left: list[int]) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertopt.errors import BertoptError, ResourceError, Unsupported
-from bertopt.system import environment, gpu, process_tree
+from bertopt.system import environment, gpu, limits, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
@@ -161,7 +161,7 @@ def _describe(error: BaseException) -> dict[str, object]:
         pass
     elif isinstance(error, ModuleNotFoundError):
         known = environment.missing_module(error) or error
-    elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)):
+    elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)) or limits.no_memory(str(error)):
         known = ResourceError(f"out of memory: {error}")
     elif _BUSY.search(str(error)):
         known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")
@@ -169,6 +169,8 @@ def _describe(error: BaseException) -> dict[str, object]:
         known = ResourceError(
             f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
         )
+    elif little := limits.little_address_space():
+        known = ResourceError(f"{type(error).__name__}: {error}; {little}")
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))

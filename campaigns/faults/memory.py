@@ -1,6 +1,6 @@
 """Export with too little memory: `python -m campaigns.faults.memory [--times 10]`.
 
-A limit on address space (`ulimit -v`) of `times` sizes, from what Python needs to what torch is imported with. Each export
+A limit on address space (`ulimit -v`) of `times` sizes, from what Python needs to what the last step lacks. Each export
 must end with 5, or with 0 where the limit was enough, and without a traceback. Not looked at: limits of a cgroup, which end
 in a SIGKILL from the kernel (see kills).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from campaigns.faults import exports, outcome
 
-LEAST, MOST = 200 * 2**20, 2_000 * 2**20
+LEAST, MOST = 150 * 2**20, 1_100 * 2**20
 
 
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
