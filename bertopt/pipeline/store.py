@@ -38,7 +38,13 @@ class Store:
     """`OUT/stages/<name>-<key>`, `OUT/checks/<key>.json`, `OUT/report.json`. Entering it waits for the lock."""
 
     def __init__(self, out: Path, fresh: bool, tell: Callable[[str], None]) -> None:
-        self.out, self.fresh, self.tell = out.resolve(), fresh, tell
+        try:
+            self.out, self.fresh, self.tell = out.resolve(), fresh, tell
+            str(self.out).encode()
+        except RuntimeError as error:
+            raise UsageError(f"--out must be a directory; '{out}' is a link that leads back to itself") from error
+        except UnicodeEncodeError as error:
+            raise UsageError(f"--out must be a path in UTF-8, or libraries cannot open its files; got {os.fsencode(out)!r}") from error
         self.stages, self.checks = self.out / "stages", self.out / "checks"
         self._used: set[Path] = set()
         #: Of the GPU that the stages run on, None on a CPU.

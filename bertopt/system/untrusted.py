@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from bertopt.errors import BertoptError, IntegrityError, ResourceError
+from bertopt.errors import BertoptError, IntegrityError, ResourceError, UsageError
 from bertopt.system import limits
 
 _SHOWN = 300
@@ -30,6 +30,8 @@ def reading(what: str, remedy: str) -> Iterator[None]:
             raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        if isinstance(error, UnicodeEncodeError):
+            raise UsageError(f"{what} lies at a path that is not UTF-8, which libraries cannot open; rename it") from error
         if little := limits.little_address_space():
             raise ResourceError(f"{what} could not be read ({kind}: {first}); {little}") from error
         raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error

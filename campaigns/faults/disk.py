@@ -22,6 +22,8 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 SIZES = (4096, 16_384, 65_536, 131_072, 262_144, 524_288, 786_432, 1_048_576, 1_310_720, 1_572_864)
 #: Exit codes by what is wrong with the place. 0: it was large enough after all.
 FULL, REFUSED = (0, 5), (2,)
+#: What of an output may not be written to: all of it, or a directory in it.
+SHUT = ("parent", ".", "stages", "checks")
 
 
 def places(out: Path) -> dict[str, tuple[Callable[[], object], Path, tuple[int, ...]]]:
@@ -52,6 +54,10 @@ def places(out: Path) -> dict[str, tuple[Callable[[], object], Path, tuple[int, 
         "artifact is somebody else's": (lambda: (out / "artifact" / "mine").mkdir(parents=True), out, REFUSED),
         "report.json is a directory": (lambda: (out / "report.json").mkdir(parents=True), out, REFUSED),
         "the lock is a directory": (lambda: (out / ".lock").mkdir(parents=True), out, REFUSED),
+        "a named pipe": (lambda: os.mkfifo(out), out, REFUSED),
+        "a device": (nothing, Path("/dev/null/out"), REFUSED),
+        "below /proc": (nothing, Path("/proc/out"), REFUSED),
+        "artifact is a file": (lambda: (folder() / "artifact").write_text("x"), out, REFUSED),
     }  # fmt: skip
 
 
@@ -63,6 +69,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
         *((f"odd places: {name}", lambda name=name: _odd(recipe, scratch / "place", name)) for name in places(scratch)),
         *(("files limited in size", lambda size=size: _limited(recipe, scratch, size)) for size in SIZES[::3]),
         *(("disk full", lambda size=size: _mounted(recipe, scratch, size)) for size in (SIZES if root else ())),
+        *(("no permission", lambda name=name: _forbidden(recipe, scratch / "shut", name)) for name in (SHUT if root else ())),
         *((("finished output, read-only", lambda: _finished(recipe, scratch)),) if root else ()),
     ]
     for what, tried in outcome.in_time(_spread(cases)[:times]):
@@ -97,6 +104,20 @@ def _odd(recipe: Path, out: Path, name: str) -> str | None:
 def _limited(recipe: Path, scratch: Path, size: int) -> str | None:
     out = scratch / f"limited-{size}"
     return exports.judged(*exports.ended(exports.start(recipe, out, prefix=("prlimit", f"--fsize={size}"))), FULL)
+
+
+def _forbidden(recipe: Path, out: Path, name: str) -> str | None:
+    """Export as a user who may not write everywhere: root, without the right to pass over permissions."""
+    shutil.rmtree(out.parent / "shut", ignore_errors=True)
+    shut = out / name
+    shut.mkdir(parents=True)
+    shut.chmod(0o555)
+    prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--")
+    place = shut / "out" if name == "parent" else out
+    try:
+        return exports.judged(*exports.ended(exports.start(recipe, place, prefix=prefix)), REFUSED)
+    finally:
+        shut.chmod(0o755)
 
 
 def _mounted(recipe: Path, scratch: Path, size: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,3 +123,12 @@ def test_what_depends_on_the_cpu_is_built_again_on_another(
         monkeypatch.setattr(environment, "instructions", lambda instructions=instructions: instructions)
         Store(tmp_path, False, lambda _: None).build(Any, steps[step], tmp_path, "cpu", [(2, 8)], SimpleNamespace(digest="", texts=()))
     assert (keys[0] != keys[1]) == again
+
+
+def test_an_output_that_leads_back_to_itself_or_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(UsageError, match="is a link that leads back to itself"):
+        Store(loop, False, lambda _: None)
+    with pytest.raises(UsageError, match=r"must be a path in UTF-8, .*; got b'.*\\xff'"):
+        Store(Path(os.fsdecode(os.fsencode(tmp_path) + b"-\xff")), False, lambda _: None)
