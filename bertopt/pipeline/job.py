@@ -23,7 +23,7 @@ from bertopt.errors import (
     WorkerCrashed,
     WrongAnswer,
 )
-from bertopt.pipeline import clean_run, rows
+from bertopt.pipeline import baselines, clean_run, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import Budget
@@ -106,6 +106,11 @@ class Job:
         measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(_Done(row, REFERENCE, path=path))
+        if self.device == "cuda":
+            self.report.baselines, warnings = baselines.measure(
+                self.workers, path, self.device, plan, self.examiner.records, self.progress, TIMEOUT_S
+            )
+            self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
 
     def _check_inputs(self) -> None:
         """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.

@@ -97,6 +97,13 @@ def is_quick(recipe: Mapping[str, Any]) -> bool:
     return bool((recipe.get("timing") or {}).get("quick"))
 
 
+def baselines(report: Report) -> str:
+    """The speed of the checkpoint as torch alone runs it in less precision; empty where it was not timed."""
+    last = {kind: cases[-1] for kind, cases in report.baselines.items() if cases}
+    words = [f"{kind} {verdict(case.vs_reference)}, {case.what}" for kind, case in last.items() if case.vs_reference]
+    return f"the checkpoint as torch alone runs it, against fp32: {'; '.join(words)}" if words else ""
+
+
 def status(stage: Stage) -> list[str]:
     """`ok`, and what else one should know at once."""
     return [stage.status, *(["waived"] if stage.waived else []), *(["reused"] if stage.reused else [])]

@@ -39,6 +39,7 @@ def page(report: Report) -> str:
         pictures={name: draw(report, False) for name, draw in charts.PICTURES.items()},
         details=stage_details,
         warnings=list(stage_details.warnings(report)),
+        baselines=formatting.baselines(report),
         meaning=_EXITS.get(report.exit_code, "failed"),
     )  # fmt: skip
 

@@ -14,7 +14,19 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from bertopt.report.formatting import NONE, QUICK, Row, certificate, coverage, grid, line, one_line, quick, rounding
+from bertopt.report.formatting import (
+    NONE,
+    QUICK,
+    Row,
+    baselines,
+    certificate,
+    coverage,
+    grid,
+    line,
+    one_line,
+    quick,
+    rounding,
+)
 from bertopt.report.formatting import notes as cell_notes
 from bertopt.results import Report
 
@@ -99,6 +111,8 @@ def _notes(report: Report) -> Text:
             notes.append(f"{lead}: ", _STATUS[stage.status]).append(f"{one_line(words)}\n")
     if quick(report):
         notes.append("timing: ", "yellow").append(f"{QUICK}\n")
+    if compared := baselines(report):
+        notes.append("baselines: ", "bold").append(f"{compared}\n")
     if report.delivered:
         notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
         row = report.stage(report.delivered.stage)

@@ -284,6 +284,8 @@ class Report(_Result):
     environment: dict[str, Any]
     model: dict[str, Any]
     stages: list[Stage] = []
+    baselines: dict[str, list[Latency]] = {}
+    """On a GPU: the checkpoint as torch alone runs it with TF32 products and in bfloat16, against the fp32 reference."""
     delivered: Delivered | None = None
     wall_s: float = 0.0
     exit_code: int = 0

@@ -26,6 +26,9 @@ FEW = 96
 CAPS = np.geomspace(0.2, 1.5, 24)
 #: So many sizes of rows are tried, the largest.
 TRIED = 6
+#: For a device that a call launches the best batches of many rows are sought, too, cut at every SHARE-th of a full batch,
+#: while that leaves at most MOST_CUTS places to cut at.
+SHARE, MOST_CUTS = 16, 1024
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,9 @@ def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
     used = -np.sort(-rows.used)
     # A batch that takes twice its launch keeps the device at its rate although the next one may be smaller.
     target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call, 2 * costs.launch))
+    if costs.launch and limits.streams == 1 and len(cuts := _chunked(used, limits)) <= MOST_CUTS:
+        (batches,) = _cheapest(used, cuts, np.array([np.inf]), costs, limits)
+        return _priced(rows, batches, costs, limits)
     if len(used) > FEW:
         # Every stream gets as many batches as the others, and all about as large.
         turns = max(1, round(used.sum() / (target * limits.streams)))
@@ -124,7 +130,8 @@ def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
     most = costs.call + target * (1 + costs.pair * int(used[0]))
     share = float((used + costs.pair * used * used).sum()) / limits.streams
     caps = np.unique(np.minimum(most, costs.call + CAPS * share))
-    priced = (_priced(rows, batches, costs, limits) for batches in _cheapest(used, caps, costs, limits))
+    found = _cheapest(used, np.arange(len(used) + 1), caps, costs, limits)
+    priced = (_priced(rows, batches, costs, limits) for batches in found)
     return min(priced, key=lambda each: each.cost)
 
 
@@ -139,16 +146,25 @@ def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: Ba
     return Plan(rows, order, max(loads))
 
 
-def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> Iterator[list[tuple[int, int]]]:
-    """For each cap the batches of neighbouring rows that cost least in all, none more than it but those of one row.
+def _chunked(used: Array, limits: BatchLimits) -> Array:
+    """Return places to cut at, first and last included: between them are a SHARE-th of a full batch's tokens, or one row."""
+    places, step = [0], limits.tokens // SHARE
+    while places[-1] < len(used) and len(places) <= MOST_CUTS:
+        width = int(used[places[-1]])
+        places.append(min(len(used), places[-1] + max(1, min(step // width, limits.most_rows(width)))))
+    return np.array(places)
+
+
+def _cheapest(used: Array, cuts: Array, caps: Array, costs: Costs, limits: BatchLimits) -> Iterator[list[tuple[int, int]]]:
+    """For each cap the batches between places to cut at that cost least in all, none more than it but the smallest.
 
     `used` [R] is sorted, longest first. By dynamic programming over where the last batch begins, for all caps at once.
     """
-    count = len(used)
-    low, high = np.arange(count)[:, None], np.arange(count)[None, :] + 1
-    rows, width = high - low, used[:, None].astype(float)
+    count = len(cuts) - 1
+    longest = used[cuts[:-1]]
+    rows, width = cuts[None, 1:] - cuts[:-1, None], longest[:, None].astype(float)
     price = costs.batch(rows, width)
-    most_rows = np.array([limits.most_rows(length) for length in used.tolist()])[:, None]
+    most_rows = np.array([limits.most_rows(length) for length in longest.tolist()])[:, None]
     price[(rows < 1) | (rows > most_rows) | ((rows > 1) & (rows * width > limits.tokens))] = np.inf
     least = np.zeros((len(caps), count + 1))
     begin = np.zeros((len(caps), count + 1), np.int64)
@@ -162,7 +178,7 @@ def _cheapest(used: Array, caps: Array, costs: Costs, limits: BatchLimits) -> It
     for froms in begin.tolist():
         batches, end = [], count
         while end:
-            batches.append((froms[end], end))
+            batches.append((int(cuts[froms[end]]), int(cuts[end])))
             end = froms[end]
         yield batches
 

@@ -7,13 +7,13 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
-from bertopt.core import Device, Model, Precision, Rewrite, Session
+from bertopt.core import Device, Eager, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
@@ -70,6 +70,19 @@ class Ops(BuildOps):
             self.predictor = Predictor(self.session, model.spec, opened.path, model.shapes)
             opened.keep_for(self)
         return {"shapes": model.shapes.model_dump(mode="json"), "layout": model.spec.layout}, {}
+
+    def op_reduce(self, arrays: Any, kind: Literal["tf32", "bfloat16"]) -> Reply:
+        """Let torch run the open network in less precision, for the rest of this process."""
+        import torch
+
+        from bertopt.passes import CastHalf
+
+        assert isinstance(self.model, Eager), "op_open comes first"
+        if kind == "tf32":
+            torch.set_float32_matmul_precision("high")
+        else:
+            CastHalf(dtype="bfloat16").rewrite(self.model.network)
+        return None, {}
 
     def op_tokenizer(self, arrays: Any, directory: str) -> Reply:
         """Open the tokenizer of a committed stage for `encode` and `word`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,19 @@ def test_what_is_kept_stays_in_bfloat16(tiny: Tiny, tmp_path: Path) -> None:
     assert quantise.effects(result.model, RuntimeFacts())["linear layers left in bfloat16"] == (0, 1)
     with pytest.raises(Unsupported, match="keep_bf16 must name modules"):
         QuantizeFp8(keep_bf16=("layer.9",))(half, Context(workdir=tmp_path))
+
+
+@pytest.mark.parametrize("count, keep, quantised", [(2, 1, 2), (3, 1, 2), (6, 1, 5), (6, 0, 6), (6, 2, 4), (6, 9, 4)])
+def test_the_last_layers_stay_in_bfloat16(tiny: Tiny, tmp_path: Path, count: int, keep: int, quantised: int) -> None:
+    """Their errors reach the outputs as they are. A third of the layers may stay, so that most products are in fp8."""
+    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    stack: Any = half.network.base.encoder
+    stack.layer = nn.ModuleList([copy.deepcopy(stack.layer[0]) for _ in range(count)])
+    step = QuantizeFp8(keep_last_layers=keep)
+    network = copy.deepcopy(half.network)
+    assert step.rewrite(network) == {"linear_layers": 6 * quantised}
+    kinds = [any(isinstance(module, fp8.Fp8Linear) for module in layer.modules()) for layer in network.base.encoder.layer]
+    assert kinds == [True] * quantised + [False] * (count - quantised)
 
 
 def test_its_weights_are_certified_as_the_parents_rounded(tiny: Tiny, tmp_path: Path) -> None:

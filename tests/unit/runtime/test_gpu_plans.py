@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,9 +76,27 @@ def test_a_gpu_is_kept_at_its_rate(device: Device, of: Spec, kind: str) -> None:
     limits = BatchLimits.of(device, of, None)
     costs = cost_model.measure(device, of, limits)
     assert costs.launch == pytest.approx(device.launch * device.rate, rel=0.2)
-    # Where a launch is worth 60,000 tokens, all the short texts are ten batches: those that pad and the last one show.
-    ten_batches = (device.launch, device.rate) == (3e-3, 20e6) and kind == "short" and of is PADDED
-    assert share(device, of, lengths_of(kind), costs, limits) >= (0.7 if ten_batches else 0.85)
+    # Where a launch is worth 60,000 tokens, all the short texts are eleven batches, and the first piece's three can be no
+    # better than 0.776 (one plan of all the texts: 0.860). A smaller first piece pays all the same:
+    # that device runs all the texts in less time than one thread tokenises them.
+    eleven_batches = (device.launch, device.rate) == (3e-3, 20e6) and kind == "short" and of is PADDED
+    assert share(device, of, lengths_of(kind), costs, limits) >= (0.76 if eleven_batches else 0.9)
+
+
+def test_a_few_full_batches_are_better_than_even_ones() -> None:
+    """Texts of two batches and a little more, where a launch is worth a full batch: three launches, whatever is padded."""
+    lengths = np.sort(np.concatenate([np.full(200, 40), np.full(16_000, 8)]))
+    limits = BatchLimits(16_384, 65_536, 512)
+    chosen = plan(PADDED, lengths, Costs(call=0.0, launch=60_000.0), limits)
+    assert len(chosen.batches) == 3
+    covered = sorted(chosen.batches)
+    assert covered[0][0] == 0 and covered[-1][1] == len(lengths)
+    assert all(before[1] == after[0] for before, after in pairwise(covered))
+
+
+def test_long_texts_in_small_batches_are_cut_without_a_search() -> None:
+    chosen = plan(PADDED, np.full(9000, 512), Costs(call=0.0, launch=4096.0), BatchLimits(16_384, 4096, 512))
+    assert len(chosen.batches) == 1125 and all(high - low == 8 for low, high in chosen.batches)
 
 
 def test_shapes_grow_until_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,57 @@
+"""Time what torch alone makes of the checkpoint on a GPU, since its fp32 without TF32 flatters every speed-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bertopt.checks.measurements import StageMeasurements
+from bertopt.core import Device
+from bertopt.errors import BertoptError
+from bertopt.pipeline.measurement_cache import Records
+from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.race import race
+from bertopt.results import Latency
+from bertopt.workers.client import Workers
+
+#: The checkpoint with TF32 products, and cast to bfloat16; eager, its attention as the reference's.
+KINDS = ("tf32", "bfloat16")
+
+
+def measure(
+    workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Records,
+    progress: Callable[[str], None], timeout: float,
+) -> tuple[dict[str, list[Latency]], list[str]]:  # fmt: skip
+    """Return the figures of each baseline against the fp32 reference, and a warning for each that could not be timed.
+
+    Not seen: whether their outputs hold any limit. They are for comparison and never delivered.
+    """
+    found, warnings = {}, []
+    for kind in KINDS:
+        names = [f"baseline {kind}", reference.name]
+        measured = records.read(names)
+        if measured is None:
+            progress(f"baseline {kind}: latency")
+            try:
+                measured = _measure(workers, reference, device, plan, kind, timeout)
+            except BertoptError as error:
+                warnings.append(f"the checkpoint as torch runs it in {kind} was not timed: {error}")
+                continue
+            records.write(names, measured)
+        found[kind] = measured.latency
+    return found, warnings
+
+
+def _measure(
+    workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, kind: str, timeout: float
+) -> StageMeasurements:
+    with workers.start() as baseline, workers.start() as usual:
+        usual.open(reference, device, timeout)
+        baseline.open(reference, device, timeout)
+        baseline.call("reduce", timeout=timeout, kind=kind)
+        timed, _ = race({"stage": baseline, "reference": usual}, plan.spec, plan.shapes, plan.mix, plan.budget, timeout)
+        stats = baseline.call("stats", timeout=timeout)
+    return StageMeasurements(
+        cases=[], vs_parent=None, latency=timed, invariance=None, ranking=None, quality=None, predictions=None, effects={},
+        placed={}, changed=None, **stats,
+    )  # fmt: skip
