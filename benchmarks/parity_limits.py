@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.parity import cosine_median
 from bertopt.results import Report
 
 RESULT = Path(__file__).parent / "results" / "parity_limits.json"
@@ -35,6 +35,8 @@ def rows(report: Report) -> list[dict[str, Any]]:
                 "cosine_mean": min(case.cosine_mean for case in cases),
                 "label_flips": sum(flips) / sum(case.compared for case in cases) if flips else None,
                 "invariance": stage.invariance.max_abs if stage.invariance else None,
+                "cosine_median_min": cosine_median(cases),
+                **(stage.rounding.model_dump(exclude={"vectors"}) if stage.rounding else {}),
             }
         )  # fmt: skip
     return found
@@ -44,9 +46,8 @@ def main() -> None:
     reports = [Report.model_validate_json(Path(path).read_text("utf-8")) for path in sys.argv[1:]]
     if not reports:
         raise SystemExit(__doc__)
-    limits = {precision: limit.model_dump(exclude_none=True) for precision, limit in DEFAULT_LIMITS.items()}
     measured = [row for report in reports for row in rows(report)]
-    document = {"environment": reports[-1].environment, "limits": limits, "rows": measured}
+    document = {"environment": reports[-1].environment, "rows": measured}
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
     print(f"{RESULT}: {len(measured)} stages of {len({row['sha256'] for row in measured})} checkpoints")

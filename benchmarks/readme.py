@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks import pipeline, roofline
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
+from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.commands import recipes
 from bertopt.report.terminal import markdown
 from bertopt.results import Report
@@ -111,9 +112,10 @@ def support(found: dict[str, Any]) -> str:
 
 
 def limits(found: dict[str, Any]) -> str:
-    """For each precision, the worst of every metric measured, and the limit."""
+    """For each precision, the worst of every metric measured, and the limit that the code has."""
     lines = ["| precision | worst measured | default limit |", "| :-- | :-- | :-- |"]
-    for precision, allowed in found["limits"].items():
+    for precision, default in DEFAULT_LIMITS.items():
+        allowed = default.model_dump(exclude_none=True)
         rows = [row for row in found["rows"] if row["precision"] == precision]
         worst = []
         for metric in allowed:
@@ -122,7 +124,7 @@ def limits(found: dict[str, Any]) -> str:
                 continue
             pick = min if metric.startswith("cosine") else max
             worst.append(f"{metric.removesuffix('_max')} {pick(values):.6g}")
-        lines.append(f"| {precision} | {', '.join(worst)} | {', '.join(f'{k} {v:g}' for k, v in allowed.items())} |")
+        lines.append(f"| {precision} | {', '.join(worst) or 'not measured'} | {', '.join(f'{k} {v:g}' for k, v in allowed.items())} |")
     return "\n".join(lines) + "\n"
 
 

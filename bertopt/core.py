@@ -75,10 +75,8 @@ class Eager(Model):
         """Apply `by.rewrite` to a copy of the network and record it, leaving this model untouched."""
         network = copy.deepcopy(self.network)
         changes = by.rewrite(network)
-        new = replace(
-            self, network=network, rewrites=(*self.rewrites, by.record()), precision=precision or self.precision
-        )
-        return Result(new, changes)
+        rewrites, precision = (*self.rewrites, by.record()), precision or self.precision
+        return Result(replace(self, network=network, rewrites=rewrites, precision=precision), changes)
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,9 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Whether INT8 activations have one scale a token: it decides what the rounding should cost.
+    #: What decides the cost of INT8: one activation scale a token, not a batch; and tables of embeddings in 8 bits too.
     scales_per_token: ClassVar[bool] = False
+    rounds_embeddings: ClassVar[bool] = False
     #: Whether what it builds for a CPU depends on that CPU's instructions: another CPU then builds its own.
     depends_on_cpu: ClassVar[bool] = False
     #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
@@ -273,8 +272,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def load(self, inputs: Mapping[str, Array]) -> None:
-        """Put int64 arrays on the device: [B, S], one for each of `spec.inputs`. (Below a `PackedSession`, one for each of
-        `spec.network_inputs`.)"""
+        """Put int64 arrays [B, S] on the device, one for each of `spec.inputs`; below a `PackedSession`, of `spec.network_inputs`."""
 
     @abc.abstractmethod
     def step(self) -> None:

@@ -231,6 +231,8 @@ class Coverage(BaseModel):
     """Of those from 1 to the largest that the predictor makes on a CPU."""
     lengths: float
     """Of all padded lengths."""
+    text_lengths: float | None = None
+    """Of all numbers of valid tokens of a row. None in reports of 0.1."""
     token_types: float
     outputs: dict[str, SweptOutput]
     rows: int

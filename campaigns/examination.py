@@ -16,8 +16,9 @@ from typing import Any
 from bertopt import stages
 from bertopt.checks import gates, probes
 from bertopt.checks.measurements import StageMeasurements
+from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
-from bertopt.core import Spec
+from bertopt.core import Precision, Spec
 from bertopt.errors import BertoptError, Unsupported
 from bertopt.pipeline.examiner import OWN_TEXTS, TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
@@ -97,8 +98,6 @@ class _Examiner(Examiner):
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
         every = self.probes
-        # The twin answers all texts once.
-        found = super()._rounding(name, directory, parent, timeout)
         try:
             self.roundings = []
             for drawn in self.drawn:
@@ -106,7 +105,15 @@ class _Examiner(Examiner):
                 self.roundings.append(super()._rounding(name, directory, parent, timeout))
         finally:
             self.probes = every
-        return found
+        return self.roundings[0]
+
+    def _twin(self, name: str, precision: Precision, timeout: float, *rounded: Any) -> dict[str, Answers]:
+        """A twin answers the texts of all draws once."""
+        drawn, self.probes = self.probes, list({probe.name: probe for some in self.drawn for probe in some}.values())
+        try:
+            return super()._twin(name, precision, timeout, *rounded)
+        finally:
+            self.probes = drawn
 
     def verdict(self, step: Step, recipe: Recipe, measured: StageMeasurements, directory: Path) -> StageVerdict:
         """Judge one stage for every pair of a seed and a draw."""

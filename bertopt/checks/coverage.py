@@ -1,9 +1,10 @@
-"""Coverage: run every token id, every position and every batch size once, and refuse rows that stand out.
+"""Coverage: run every token id, position, batch size and length once, and refuse rows that stand out.
 
-The parity probes look closely at a few inputs; these sweeps look once at what those leave out. What is not looked at:
-batch sizes beyond `MAX_BATCH` other than the largest batch, pairs of a batch size and a length other than one for each batch
-size, ids and lengths beyond the budgets of a large model, and of an output wider than `WIDE` all but that many columns.
-The shares are in the report.
+The parity probes look closely at a few inputs; these sweeps look once at what those leave out. Lengths are run as one text
+without padding. What is not looked at: batch sizes beyond `MAX_BATCH` other than the largest batch; pairs of a batch size and
+a length, or of a text's length and its batch's, other than one or a few for each; ids and lengths beyond the budgets of a
+large model (one of 12 layers runs 5 % of 512 lengths of a batch, 14 % of a text) and most that the predictor cuts off; of a
+longer row all but `PLACES` or `ROW_PLACES` tokens, and of an output all but `WIDE` columns. The shares are in the report.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ ID_LENGTH, ID_ROWS = 4, 128
 MAX_BATCH, BATCH_TOKENS = 32, 256
 #: Length of the rows of the largest batch, and its tokens where each one has an answer over a vocabulary.
 LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
-#: Compared tokens of a row, where an output has a vector for each; a batch of one is compared everywhere.
-PLACES = 16
+#: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
+PLACES, ROW_PLACES = 16, 64
 #: Columns compared of a wider output.
 WIDE = 1024
 #: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
 BUDGET = 8e12
-#: Those of rows of one text, of lengths that no batch has: about 1 s. All lengths of a small model, a sixth of MiniLM's.
-LENGTHS_BUDGET = 4e11
+#: Those of rows of one text, of lengths that no batch has: about 7 s for all 512 of MiniLM, as far as every id has room besides;
+#: and where it has none, or the predictor cuts texts off before: about 1 s.
+LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET = 3e12, 4e11
 #: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
@@ -71,11 +73,13 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     room = int(BUDGET / cost)
     ids = rng.permutation(np.delete(np.arange(spec.vocabulary), spec.pad_id) if spec.pad_id < spec.vocabulary else spec.vocabulary)
-    shapes = _shapes(spec, rng, min(most_tokens, WIDE_TOKENS if width else most_tokens), int(LENGTHS_BUDGET / cost))
+    largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
+    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS
+    shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), least)
     taken, probes = 0, list[Probe]()
     for shape in shapes:
         mask = _lengths(shape, rng)
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, _cycle(ids, taken, int(mask.sum())), rng))
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + int(mask.sum())), mode="wrap"), rng))
         taken += int(mask.sum())
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
@@ -83,15 +87,14 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
         for start in range(0, len(some), ID_ROWS * length):
             part = some[start : start + ID_ROWS * length]
             mask = np.ones((-(-len(part) // length), length), np.int64)
-            probes.append(make_probe(spec, padding, len(probes), mask, _cycle(part, 0, mask.size), rng))
+            probes.append(make_probe(spec, padding, len(probes), mask, np.resize(part, mask.size), rng))
     return Plan(seed, tuple(probes))
 
 
 def run_sweeps(
     run: Run, spec: Spec, shapes: ShapeLimits, names: Sequence[Mapping[str, str]], arrays: Mapping[str, Array], seed: int
 ) -> tuple[list[bool], dict[str, Array]]:
-    """Run probes whose inputs and compared places are `<number>/<name>` in `arrays`; return vectors named so, and of each
-    probe whether its outputs were finite."""
+    """Run probes, whose arrays are named `<number>/<name>`; return which had finite outputs, and vectors named so."""
     finite, vectors = [], {}
     for number, fields in enumerate(names):
         inputs, compared = {name: arrays[f"{number}/{name}"] for name in spec.inputs}, arrays[f"{number}/compared"]
@@ -185,17 +188,16 @@ def end_to_end(got: Array, reference: Array, texts: Sequence[object]) -> SweptOu
 def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
     """Return the root mean square of each of the reference's outputs."""
     sums: dict[str, tuple[float, int]] = {}
-    for named in reference:
-        for name, value in named.items():
-            before = sums.get(name, (0.0, 0))
-            sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
+    for name, value in (item for named in reference for item in named.items()):
+        before = sums.get(name, (0.0, 0))
+        sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
     return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}
 
 
 def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
     """Return the shares of ids, positions, batch sizes up to `MAX_BATCH`, lengths and token types that `probes` run."""
     ids, types = {spec.pad_id}, set[int]()
-    batches, lengths, positions = set[int](), set[int](), 0
+    batches, lengths, valid_lengths, positions = set[int](), set[int](), set[int](), 0
     for probe in probes:
         batch, sequence = probe.shape
         valid = probe.inputs["attention_mask"].astype(bool)
@@ -203,12 +205,13 @@ def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
         types.update(np.unique(probe.inputs["token_type_ids"][valid]).tolist() if "token_type_ids" in probe.inputs else ())
         batches.add(batch)
         lengths.add(sequence)
+        valid_lengths.update(valid.sum(axis=1).tolist())
         positions = max(positions, int(np.flatnonzero(np.any(valid, axis=0)).max(initial=-1)) + 1)
     known = max(1, spec.token_types if any("token_type_ids" in probe.inputs for probe in probes) else 0)
     return {
         "ids": len({i for i in ids if i < spec.vocabulary}) / spec.vocabulary, "positions": min(1.0, positions / spec.max_length),
         "batch_sizes": len(batches & set(range(1, MAX_BATCH + 1))) / MAX_BATCH,
-        "lengths": len(lengths & set(range(1, spec.max_length + 1))) / spec.max_length,
+        "lengths": len(lengths) / spec.max_length, "text_lengths": len(valid_lengths - {0}) / spec.max_length,
         "token_types": min(1.0, len(types) / known) if types else 1.0,
     }  # fmt: skip
 
@@ -245,26 +248,23 @@ def allowed_row(median: float, limit: float) -> float:
     return max(limit, min(30 * median, max(5 * median, 0.1)))
 
 
-def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: int) -> list[tuple[int, int]]:
-    """[B, S]: the longest row, every batch size with another length, `room` tokens in rows of other lengths, the largest batch."""
+def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
+    """[B, S]: the longest row, every batch size with another length, the largest batch; and rows of other lengths: of `room`
+    tokens up to what the predictor cuts texts to, of tokens `beyond`."""
     sizes = [(1, spec.max_length)]
     for batch in range(1, MAX_BATCH + 1):
         longest = np.log(max(2, min(spec.max_length, BATCH_TOKENS // batch)) + 1)
         sizes.append((batch, min(spec.max_length, int(np.exp(rng.uniform(np.log(2), longest))))))
     others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
-    sizes += [(1, int(length)) for length in others[np.cumsum(others) <= room]]
+    for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
+        sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
     length = min(spec.max_length, LARGEST_LENGTH)
     return [*sizes, (max(1, most_tokens // length), length)]
 
 
-def _cycle(ids: Array, start: int, count: int) -> Array:
-    """Return `count` ids from `start` on, around the end where they are fewer."""
-    return ids[np.arange(start, start + count) % len(ids)]
-
-
 def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Return the mask [B, S] of rows from half as long as the longest, which is anywhere among them."""
-    lengths = rng.integers(max(1, shape[1] // 2), shape[1] + 1, shape[0])
+    """Return the mask [B, S] of rows of different lengths, from half the longest, which is anywhere among them."""
+    lengths = np.resize(rng.permutation(np.arange(max(1, shape[1] // 2), shape[1] + 1)), shape[0])
     lengths[int(rng.integers(shape[0]))] = shape[1]
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
@@ -281,8 +281,9 @@ def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array,
         types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     compared = mask.astype(bool)
-    if batch > 1 and sequence > PLACES:
-        order = np.argsort(np.where(compared, rng.random(mask.shape), 2.0), axis=1)[:, :PLACES]
+    places = PLACES if batch > 1 else ROW_PLACES if sequence < spec.max_length else sequence
+    if sequence > places:
+        order = np.argsort(np.where(compared, rng.random(mask.shape), 2.0), axis=1)[:, :places]
         chosen = np.zeros_like(compared)
         np.put_along_axis(chosen, order, True, axis=1)
         compared &= chosen

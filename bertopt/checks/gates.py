@@ -123,7 +123,7 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
     if limits.certified and certificate and certificate.status == "contradicted":
         text = f"weights must be their parent's, rounded: {certificate.reason}"
         failures.append(Failure(gate="certificate", metric="certified", text=text))
-    failures += _rounding_failures(measurements.rounding, limits) if measurements.rounding else []
+    failures += rounding_failures(measurements.rounding, limits) if measurements.rounding else []
     if measurements.coverage:
         failures += coverage.failures(measurements.coverage, limits)
     quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
@@ -144,7 +144,8 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
     return failures
 
 
-def _rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
+def rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
+    """Return every figure beside the twin that misses its limit."""
     failures = []
     for metric, words in _ROUNDING.items():
         value, limit = getattr(rounding, metric), getattr(limits, f"{metric}_max")

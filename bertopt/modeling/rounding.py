@@ -12,18 +12,23 @@ from torch.utils._pytree import tree_map_only
 from bertopt.core import Precision
 
 
-def simulate(network: Any, precision: Precision, per_token: bool = False) -> None:
+def simulate(network: Any, precision: Precision, per_token: bool = False, embeddings: bool = False, draw: int = 0) -> None:
     """Make the float32 `network` round as `precision` does, in place; pooling and answers stay float32.
 
     Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
     read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, one scale a
-    batch, or `per_token`. fp8 rounds the base model's linear layers to e4m3, one scale an output and a token, and the rest to
-    bfloat16. Sums are float32 in all.
+    batch, or `per_token`; with `embeddings` their tables too, one scale an id. Every `draw` but 0 moves the steps of INT8
+    weights at random, which gives other errors of the same size. fp8 rounds the base model's linear layers to e4m3, one
+    scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
     """
     if precision == "int8":
+        dice = torch.Generator().manual_seed(draw) if draw else None
+        tied = set[int]()
         for module in network.encoder.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding) if embeddings else nn.Linear) and id(module.weight) not in tied:
+                tied.add(id(module.weight))
+                module.weight.data = _int8_weights(module.weight.data, dice)
             if isinstance(module, nn.Linear):
-                module.weight.data = _int8_weights(module.weight.data)
                 module.register_forward_pre_hook(_round_token_inputs if per_token else _round_inputs)
         return
     if precision == "float8":
@@ -63,10 +68,11 @@ def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype).to(tensor.dtype)
 
 
-def _int8_weights(weight: torch.Tensor) -> torch.Tensor:
-    """Weights [out, in] rounded to 255 steps an output channel."""
+def _int8_weights(weight: torch.Tensor, dice: torch.Generator | None = None) -> torch.Tensor:
+    """Weights [out, in] rounded to 255 steps an output channel, moved at random with `dice`."""
     scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (weight / scale).round() * scale
+    moved = torch.rand(weight.shape, generator=dice).to(weight) - 0.5 if dice else torch.zeros_like(weight)
+    return ((weight / scale + moved).round() - moved) * scale
 
 
 def _float8(values: torch.Tensor) -> torch.Tensor:

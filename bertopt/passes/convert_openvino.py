@@ -29,11 +29,12 @@ def _old(new: str, default: Any, **bounds: float) -> Any:
 class ConvertOpenvino(Pass[Onnx, OpenVino]):
     """Convert to OpenVINO's IR. Counts operators, matrix products, and products quantised.
 
-    `int8` quantises weights (one scale an output channel) and activations (one static scale a tensor), measured on the
-    recipe's texts and on odd inputs among them; attention itself stays float32. Static scales give a text the same
+    `int8` quantises weights (one scale an output channel), tables of embeddings (one scale an id) and activations (one
+    static scale a tensor), measured on the recipe's texts and on odd inputs among them; attention itself stays float32. Static scales give a text the same
     answer beside any other texts. `bf16` writes the float32 IR and runs it in bfloat16.
     """
 
+    rounds_embeddings: ClassVar[bool] = True
     incompatible_with: ClassVar[dict[str, str]] = {
         "fuse_ort": "OpenVINO does not know ONNX Runtime's own operators; branch from export_onnx",
         "quantize_int8": "OpenVINO would not run ONNX Runtime's INT8 products; branch from the float graph and say precision: int8",
@@ -126,7 +127,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         expected = max(1, len(products) - len(kept))
         return {
             "products with INT8 weights and input": (expected, openvino_ptq.int8_products(graph)),
-            "products that run in INT8": (expected, runs.get("i8", 0) + runs.get("u8", 0)),
+            # OpenVINO may run one product twice rather than keep its result in two types.
+            "products that run in INT8": (expected, min(expected, runs.get("i8", 0) + runs.get("u8", 0))),
         }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, invariance, parity, probes, ranking, task_metrics, twin, worst_case
+from bertopt.checks import coverage, gates, invariance, parity, probes, ranking, task_metrics, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Precision
@@ -74,7 +74,7 @@ class Examiner:
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
-        self._twins: dict[tuple[Precision, bool], dict[str, Answers]] = {}
+        self._twins: dict[tuple[Any, ...], dict[str, Answers]] = {}
         self._reference_predictions: list[list[float]] | None = None
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
@@ -220,30 +220,37 @@ class Examiner:
             return None
         names = [probe.name for probe in self.probes if probe.padding in ("text", "pair")]
         kept = stages.read_manifest(parent).precision == manifest.precision
-        per_token = any(getattr(registry.get(record.name), "scales_per_token", False) for record in manifest.passes)
-        simulated = self._simulated(name, manifest.precision, per_token, names, timeout)
-        if manifest.precision == "float16" and not twin.finite(simulated):
-            # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
-            simulated = self._simulated(name, "bfloat16", per_token, names, timeout)
-        return twin.compare(
-            self.spec, names, self._answers[directory], simulated, self._answers[self.reference],
-            self._answers[parent] if kept else None,
-        )  # fmt: skip
+        per_token, embeddings = (
+            any(getattr(registry.get(record.name), claim, False) for record in manifest.passes)
+            for claim in ("scales_per_token", "rounds_embeddings")
+        )
 
-    def _simulated(self, name: str, precision: Precision, per_token: bool, names: Sequence[str], timeout: float) -> dict[str, Answers]:
-        if (precision, per_token) not in self._twins:
+        def compared(draw: int) -> Rounding | None:
+            simulated = self._twin(name, manifest.precision, timeout, per_token, embeddings, draw)
+            if manifest.precision == "float16" and not twin.finite(simulated):
+                # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
+                simulated = self._twin(name, "bfloat16", timeout, per_token, embeddings, draw)
+            return twin.compare(
+                self.spec, names, self._answers[directory], simulated, self._answers[self.reference],
+                self._answers[parent] if kept else None,
+            )  # fmt: skip
+
+        limits = gates.effective_limits(manifest.precision)
+        draws = twin.DRAWS if manifest.precision == "int8" else 1
+        return twin.beside(draws, compared, lambda found: not gates.rounding_failures(found, limits))
+
+    def _twin(self, name: str, precision: Precision, timeout: float, *rounded: Any) -> dict[str, Answers]:
+        """Return the twin's answers to real texts, by probe."""
+        if (precision, *rounded) not in self._twins:
             self.progress(f"{name}: simulating {precision}")
-            self._twins[precision, per_token] = self._twin(precision, per_token, names, timeout)
-        return self._twins[precision, per_token]
-
-    def _twin(self, precision: Precision, per_token: bool, names: Sequence[str], timeout: float) -> dict[str, Answers]:
-        where = str(self.reference.resolve())
-        with self.workers.start() as worker:
-            worker.call(
-                "open_twin", timeout=timeout, directory=where, device=self.device, precision=precision, per_token=per_token
-            )
-            session = RemoteSession(worker, timeout)
-            return {probe.name: parity.answer(session, probe, self.spec) for probe in self.probes if probe.name in set(names)}
+            named = dict(zip(("per_token", "embeddings", "draw"), rounded, strict=True))
+            with self.workers.start() as worker:
+                where = str(self.reference.resolve())
+                worker.call("open_twin", timeout=timeout, directory=where, device=self.device, precision=precision, **named)
+                session = RemoteSession(worker, timeout)
+                real = (probe for probe in self.probes if probe.padding in ("text", "pair"))
+                self._twins[precision, *rounded] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
+        return self._twins[precision, *rounded]
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
         """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""

@@ -121,10 +121,11 @@ def notes(stage: Stage) -> Iterator[tuple[str, str]]:
 
 
 def coverage(found: Coverage) -> str:
-    """`100 % of ids, 100 % of positions, 100 % of batch sizes, 18 % of lengths`: what was run at least once."""
-    names = ("ids", "positions", "batch_sizes", "lengths", "token_types")
+    """`100 % of ids, 100 % of positions, 100 % of batch sizes, 61 % of lengths`, …: what was run at least once."""
+    names = ("ids", "positions", "batch_sizes", "lengths", "text_lengths", "token_types")
+    shares = {name.replace("_", " "): share for name in names if (share := getattr(found, name)) is not None}
     # Rounded down: 100 % is said of all alone.
-    return ", ".join(f"{math.floor(100 * getattr(found, name))} % of {name.replace('_', ' ')}" for name in names)
+    return ", ".join(f"{math.floor(100 * share)} % of {name}" for name, share in shares.items())
 
 
 def rounding(found: Rounding) -> str:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 class Rounding(BaseModel):
     """How far a stage of reduced precision is from the reference on real texts, beside what its rounding should cost.
 
-    That is measured on the twin: the reference with the same rounding simulated.
+    That is measured on the twin: the reference with the same rounding simulated. Of several twins every figure is beside the
+    one that costs most.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
@@ -20,7 +21,7 @@ class Rounding(BaseModel):
     error_ratio: float
     """`error` in units of the twin's."""
     slope_error: float
-    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's error: a changed temperature."""
+    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's, or of its error: a changed temperature."""
     bias: float
     """Largest mean shift of a class or dimension, in units of the twin's: its largest shift or root mean square error."""
     flip_margin: float | None

@@ -45,13 +45,13 @@ class Ops(BuildOps):
         op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
         return op(arrays=arrays, **message["args"])
 
-    def op_open_twin(self, arrays: Any, directory: str, device: Device, precision: Precision, per_token: bool) -> Reply:
-        """Open the reference with the rounding of `precision` simulated."""
+    def op_open_twin(self, arrays: Any, directory: str, device: Device, precision: Precision, **rounded: Any) -> Reply:
+        """Open the reference with the rounding of `precision` simulated, as `rounding.simulate` has it."""
         from bertopt.modeling import rounding
         from bertopt.sessions import open_session
 
         model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
-        rounding.simulate(model.network, precision, per_token)
+        rounding.simulate(model.network, precision, **rounded)
         self.session = open_session(model, device)
         return None, {}
 

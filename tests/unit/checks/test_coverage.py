@@ -20,6 +20,7 @@ SPEC = Spec(
     labels=("bad", "good"), parameters=1,
 )  # fmt: skip
 WHOLE = ShapeLimits(longest=512)
+MINILM = SPEC.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
 
 
 def swept(median: float, worst: float, name: str = "logits", finite: bool = True) -> Coverage:
@@ -80,11 +81,46 @@ def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
 def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget() -> None:
     small = SPEC.model_copy(update={"layers": 2, "hidden": 32})
     assert coverage.shares(small, coverage.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0
-    minilm = SPEC.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
-    exact = coverage.plan(minilm, 1, 8192).of(False, WHOLE)
-    assert 0.15 < coverage.shares(minilm, exact)["lengths"] < 0.5
-    # Ids that stand in these rows need no others in float32.
-    assert sum(probe.compared.size for probe in exact) < 1.6 * minilm.vocabulary
+    exact = coverage.plan(MINILM, 1, 8192).of(False, WHOLE)
+    assert coverage.shares(MINILM, exact)["lengths"] == 1.0
+    # Of what the predictor cuts off, a sample. Ids that stand in these rows need no others in float32.
+    cut = MINILM.model_copy(update={"text_length": 256})
+    exact = coverage.plan(cut, 1, 8192).of(False, WHOLE)
+    assert {probe.shape[1] for probe in exact} >= set(range(1, 257)) and 0.5 < coverage.shares(cut, exact)["lengths"] < 0.8
+    assert sum(probe.compared.size for probe in exact) < 2.5 * cut.vocabulary
+    base = MINILM.model_copy(update={"layers": 12, "hidden": 768})
+    plan = coverage.plan(base, 1, 8192)
+    assert coverage.shares(base, plan.of(False, WHOLE))["lengths"] < 0.3
+    assert coverage.shares(base, [probe for probe in plan.of(True, WHOLE) if probe.shape[1] == 4])["ids"] == 1.0
+
+
+@pytest.mark.parametrize("length", [2, 37, 137, 255, 300, 509])
+@pytest.mark.parametrize("padded", [False, True], ids=["batch", "text"])
+def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: bool) -> None:
+    """The length of a batch's rows, or of one text's tokens."""
+
+    def run(inputs: Any, wrong: bool) -> Any:
+        texts = inputs["attention_mask"].sum(axis=1)
+        logits = np.sin(np.outer(inputs["input_ids"].sum(axis=1) + texts, [1.0, 2.0])).astype(np.float32)
+        where = texts == length if padded else np.full(len(texts), inputs["input_ids"].shape[1] == length)
+        return {"logits": logits + 0.01 * (wrong & where)[:, None]}
+
+    plan = coverage.plan(MINILM, 1, 8192)
+    compared = coverage.Comparer({"logits": 1.0})
+    for probe in plan.of(False, WHOLE):
+        (got, finite), (reference, _) = (
+            coverage.answer(lambda inputs, wrong=wrong: run(inputs, wrong), probe, MINILM, WHOLE, 1) for wrong in (True, False)
+        )
+        compared.add(probe, got, finite, reference)
+    found = compared.result(1, coverage.shares(MINILM, plan.of(False, WHOLE)), 1)
+    (failure,) = coverage.failures(found, parity.DEFAULT_LIMITS["float32"])
+    assert f" × {length}, " in failure.text or padded
+
+
+def test_text_lengths_count_valid_tokens() -> None:
+    probe = coverage.make_probe(SPEC, "batch sizes", 0, np.array([[1, 1, 1, 1], [1, 1, 0, 0]]), np.arange(1, 7), np.random.default_rng(0))
+    shares = coverage.shares(SPEC, [probe])
+    assert (shares["lengths"], shares["text_lengths"]) == (1 / 512, 2 / 512)
 
 
 def test_a_row_that_is_smaller_than_usual_is_judged_by_the_usual_size() -> None:

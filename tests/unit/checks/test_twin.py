@@ -154,3 +154,60 @@ def test_the_simulation_of_int8_rounds_what_linear_layers_read(per_token: bool) 
     (rounded,) = (layer._forward_pre_hooks.popitem()[1](layer, (values,)),)
     far = (rounded[0] - values).abs()[0].max() / values[0].abs().max()
     assert (far < 0.01) == per_token
+
+
+@pytest.mark.parametrize(("embeddings", "draw"), [(False, 0), (True, 0), (True, 3)])
+def test_the_simulation_of_int8_rounds_tables_of_embeddings_where_the_pass_does(embeddings: bool, draw: int) -> None:
+    table, layer = nn.Embedding(6, 8), nn.Linear(8, 6)
+    layer.weight = table.weight
+    network = nn.Module()
+    network.encoder = nn.Sequential(table, nn.Linear(8, 8)).requires_grad_(False)
+    before = table.weight.detach().clone()
+    rounding.simulate(network, "int8", embeddings=embeddings, draw=draw)
+    far = (table.weight - before).abs() / (before.abs().amax(1, keepdim=True) / 127)
+    assert (float(far.max()) > 0) == embeddings and float(far.max()) < 0.501
+    again = nn.Module()
+    again.encoder = nn.Sequential(table, layer).requires_grad_(False)
+    table.weight.data = before.clone()
+    rounding.simulate(again, "int8", embeddings=embeddings, draw=draw)
+    far = (table.weight - before).abs() / (before.abs().amax(1, keepdim=True) / 127)
+    assert float(far.max()) < 0.501, "weights that are shared are rounded once"
+
+
+def test_every_draw_rounds_otherwise_by_as_much_and_the_same_draw_alike() -> None:
+    weight = torch.randn(4, 400, generator=torch.Generator().manual_seed(0))
+    drawn = [rounding._int8_weights(weight, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    errors = [each - weight for each in (rounding._int8_weights(weight), drawn[0], drawn[2])]
+    assert torch.equal(drawn[0], drawn[1])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert float(errors[one].norm() / errors[other].norm()) == pytest.approx(1, abs=0.1)
+        assert abs(float((errors[one] * errors[other]).sum() / errors[one].norm() / errors[other].norm())) < 0.15
+
+
+def test_a_stage_that_misses_a_limit_beside_one_twin_is_held_to_the_costliest() -> None:
+    small, usual = (figures(REFERENCE + size * NOISE) for size in (3, 1))
+    asked = list[int]()
+
+    def compared(draw: int) -> Rounding:
+        asked.append(draw)
+        return small if draw < 2 else usual.model_copy(update={"bias": 9.0})
+
+    found = twin.beside(8, compared, lambda one: one.error_ratio < 1.3)
+    assert found is not None and asked == [0, 1, 2]
+    assert found.error_ratio == usual.error_ratio and found.bias == small.bias
+    asked.clear()
+    assert twin.beside(2, compared, lambda one: False) == small and asked == [0, 1]
+    broken = small.model_copy(update={"error_ratio": math.nan})
+    joined = twin.beside(2, lambda draw: broken if draw == 0 else usual, lambda one: False)
+    assert joined is not None and math.isnan(joined.error_ratio), "NaN never passes"
+
+
+def test_a_slope_is_held_to_the_twin_s_own() -> None:
+    """Where outputs hardly vary, what the rounding shifts them by is large beside their variation."""
+    level = 5 + DICE.normal(size=(200, 1)) * [0.1, 0.1, 0.1]
+
+    def answers(values: Any) -> Any:
+        return {"texts": ({SPEC.outputs[0]: values}, True)}
+
+    found = twin.compare(SPEC, ["texts"], answers(5 + (level - 5) * 1.2), answers(5 + (level - 5) * 0.88), answers(level))
+    assert found is not None and 1.2 < found.slope_error < 2
