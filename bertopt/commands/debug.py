@@ -10,6 +10,7 @@ from typing import Any
 from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Device
+from bertopt.debug import OPERATIONS
 from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
@@ -40,7 +41,7 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
         limits = _limits(recipe, steps[-1], paths[-1])
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
-        with temporary_directory.make() as scratch, workers.start() as worker:
+        with temporary_directory.make() as scratch, workers.start(OPERATIONS) as worker:
             tell(f"{name}: comparing with the reference")
             ask = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.core import Spec
+from bertopt.debug import OPERATIONS
 from bertopt.errors import UsageError
 from bertopt.recipe.texts import read
 from bertopt.report.profile import Attention, Profile
@@ -26,7 +27,7 @@ def profile(
     manifest = stages.verify(directory)
     given = list(read(texts).texts[:8]) if texts else []
     with Workers() as workers, temporary_directory.make() as scratch:
-        with workers.start() as worker:
+        with workers.start(OPERATIONS) as worker:
             found = Profile.model_validate(
                 worker.call("profile", directory=str(directory.resolve()), device=manifest.device,
                             shape=shape, texts=given, scratch=scratch)
@@ -45,5 +46,5 @@ def _attention(workers: Workers, source: str | None, spec: Spec, text: str) -> A
         raise UsageError("attention comes from the fp32 checkpoint, which this directory does not name; give --against CHECKPOINT")
     directory = resolve(source, None)
     examine(directory)
-    with workers.start() as worker:
+    with workers.start(OPERATIONS) as worker:
         return Attention.model_validate(worker.call("attention", source=str(directory), task=spec.task, text=text))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 LOG_TAIL = 30
+#: The module whose `Ops` a worker carries out, where nothing else is said.
+OPERATIONS = "bertopt.workers.operations"
 #: Seconds after which a message that makes no progress counts as hung, and that a call may take by default.
 STALL_S, CALL_S = 60, 1800.0
 #: The share of this process's memory limit that one worker may use, looked at while bertopt waits for it: RLIMIT_AS counts
@@ -67,13 +69,15 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> Worker:
+    def start(self, operations: str = OPERATIONS) -> Worker:
+        """Start a worker that carries out the requests of `Ops` in the module `operations`."""
         mine, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             mine.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_S, 0))
         log = Path(self._logs.name) / f"{len(self._workers)}.log"
         request = {
             "op": "fork",
+            "operations": operations,
             "log": str(log),
             "sys_path": [str(Path(path).resolve()) for path in sys.path],
             "passes": registry.importable_passes(),

@@ -38,7 +38,6 @@ class Ops(BuildOps):
         self.dice = np.random.default_rng(0)
         self.samples = timed_steps.ReservoirSample(self.dice)
         self.turns = 0
-        self.inspector: Any = None
         self.gpu_used: int | None = None
 
     def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
@@ -204,33 +203,6 @@ class Ops(BuildOps):
         assert self.model is not None
         run = shipped.runner(self._session, self.model)
         return coverage.run_sweeps(run, self.model.spec, self.model.shapes, probes, arrays, seed)
-
-    def op_debug(self, arrays: Any, do: str, ask: dict[str, Any]) -> Reply:
-        """`open` a stage beside the reference, then call a method of `StageInspector`."""
-        from bertopt.debug.inspector import StageInspector
-
-        if do == "open":
-            self.inspector = StageInspector(**ask)
-            return None, {}
-        return getattr(self.inspector, do)(**ask), {}
-
-    def op_profile(
-        self, arrays: Any, directory: str, device: Device, shape: list[int] | None, texts: list[Any], scratch: str
-    ) -> Reply:
-        """Profile one call of a stage: see `bertopt.debug.profiler`."""
-        from bertopt.debug.profiler import profile
-
-        path = Path(directory)
-        model = stages.open_stage(path, stages.verify(path))
-        size = (shape[0], shape[1]) if shape else None
-        return profile(model, path, device, size, texts, Path(scratch)).model_dump(), {}
-
-    def op_attention(self, arrays: Any, source: str, task: str, text: str) -> Reply:
-        """Return the attention of a checkpoint in fp32 for one text."""
-        from bertopt.debug.attention_maps import attention
-        from bertopt.modeling import checkpoint
-
-        return attention(checkpoint.load(source, task, None), Path(source), text).model_dump(), {}
 
     def op_stats(self, arrays: Any) -> Reply:
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -125,7 +126,7 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
         from bertopt.passes import registry
 
         registry.add_importable(request["passes"])
-        serve(Connection(fd))
+        serve(Connection(fd), request["operations"])
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -134,11 +135,9 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def serve(connection: Connection) -> None:
-    """Carry out requests until the other end is closed."""
-    from bertopt.workers.operations import Ops
-
-    ops = Ops()
+def serve(connection: Connection, operations: str) -> None:
+    """Carry out requests of `Ops` in the module `operations` until the other end is closed."""
+    ops = importlib.import_module(operations).Ops()
     while True:
         try:
             message, arrays = protocol.receive(connection)
