@@ -67,8 +67,10 @@ def timed(stage: Path, compiles: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(stage), repr(time.time()), str(BATCH), str(CALLS)],
-            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, **({} if compiles else {"PATH": ""})}, capture_output=True, text=True, check=True,
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, **({} if compiles else {"PATH": ""})}, capture_output=True, text=True, check=False,
         )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"'{stage.name}' must answer in a fresh process; it ended with {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

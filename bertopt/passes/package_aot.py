@@ -17,6 +17,10 @@ from bertopt.system.compilers import check_compiler
 
 _BY_TEXT = "on a CPU attention: varlen asks how long each text is, which no exported graph can; use attention: masked"
 
+#: Rows and tokens that are traced. No multiple of 8: where attention of a GPU needs masks aligned to 8, the trace then holds
+#: the padding that all other lengths need.
+_TRACED = (2, 13)
+
 
 class PackageAot(Pass[Eager, Packaged]):
     """Compile the network ahead of time with torch.export and AOTInductor. Counts the compiled libraries.
@@ -48,7 +52,7 @@ class PackageAot(Pass[Eager, Packaged]):
         network: Any = copy.deepcopy(model.network).to(ctx.device)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.export(network, network.example(2, 16), dynamic_shapes={"tensors": _dynamic(model)})
+            program = torch.export.export(network, network.example(*_TRACED), dynamic_shapes={"tensors": _dynamic(model)})
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         built = PackageBuild(
             torch=torch.__version__, device=ctx.device, machine=platform.machine(),

@@ -26,9 +26,9 @@ FEW = 96
 CAPS = np.geomspace(0.2, 1.5, 24)
 #: So many sizes of rows are tried, the largest.
 TRIED = 6
-#: For a device that a call launches the best batches of many rows are sought, too, cut at every SHARE-th of a full batch,
-#: while that leaves at most MOST_CUTS places to cut at.
-SHARE, MOST_CUTS = 16, 1024
+#: For a device that a call launches the best batches of many rows are sought, too, among cuts at every such share of a full
+#: batch or of all the tokens, while these are at most MOST_CUTS.
+OF_BATCH, OF_ALL, MOST_CUTS = 16, 64, 1024
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
     used = -np.sort(-rows.used)
     # A batch that takes twice its launch keeps the device at its rate although the next one may be smaller.
     target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call, 2 * costs.launch))
-    if costs.launch and limits.streams == 1 and len(cuts := _chunked(used, limits)) <= MOST_CUTS:
+    if len(used) > FEW and costs.launch and limits.streams == 1 and len(cuts := _places(used, limits)) <= MOST_CUTS:
         (batches,) = _cheapest(used, cuts, np.array([np.inf]), costs, limits)
         return _priced(rows, batches, costs, limits)
     if len(used) > FEW:
@@ -146,9 +146,9 @@ def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: Ba
     return Plan(rows, order, max(loads))
 
 
-def _chunked(used: Array, limits: BatchLimits) -> Array:
-    """Return places to cut at, first and last included: between them are a SHARE-th of a full batch's tokens, or one row."""
-    places, step = [0], limits.tokens // SHARE
+def _places(used: Array, limits: BatchLimits) -> Array:
+    """Return places to cut at, first and last included. What is between two is a small batch, or one row."""
+    places, step = [0], min(limits.tokens // OF_BATCH, int(used.sum()) // OF_ALL)
     while places[-1] < len(used) and len(places) <= MOST_CUTS:
         width = int(used[places[-1]])
         places.append(min(len(used), places[-1] + max(1, min(step // width, limits.most_rows(width)))))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.core import Session, Spec
-from bertopt.errors import ResourceError
 from bertopt.modeling import packing
 from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.system import out_of_memory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -96,8 +96,8 @@ def _measure_launched(session: Session, spec: Spec, limits: BatchLimits) -> Cost
     while rows <= limits.most_rows(length) and rows * length <= limits.tokens:
         try:
             seconds.append(_shortest(session, spec, (rows, length)))
-        except ResourceError:
-            if not tokens:
+        except Exception as error:
+            if not tokens or not out_of_memory.ended(error):
                 raise
             tokens_max = tokens[-1]
             break

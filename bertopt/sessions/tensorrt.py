@@ -116,7 +116,8 @@ class TensorrtSession(Session):
         self._run()
         self._stream.synchronize()
         graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph, stream=self._stream):
+        # Only this thread's calls could spoil the capture: other sessions of the process may allocate during it.
+        with self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._run()
         self._captured[profile] = (self._context, graph)
 

@@ -30,7 +30,8 @@ class Padded:
 class TokenGraphs:
     """The graphs of `network`, one for each of `sizes` tokens, with a place for a text every `TEXT_ROOM` tokens.
 
-    All read the same input memory and share one pool, so that they take little more than the largest. Not for several
+    All read the same input memory and share one pool: captured from the largest on, as `ahead` does, they take little
+    more than that one; captured as they are needed, smallest first, up to three or four times as much. Not for several
     threads at once: the session gives them turns.
     """
 

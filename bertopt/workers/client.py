@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bertopt.core import Device, ShapeLimits
 from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.passes import registry
-from bertopt.system import limits, process_tree, temporary_directory
+from bertopt.system import environment, limits, process_tree, temporary_directory
 from bertopt.workers import protocol
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+                env={**environment.without_tf32(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []

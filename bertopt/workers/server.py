@@ -26,19 +26,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertopt.errors import BertoptError, ResourceError, Unsupported
-from bertopt.system import environment, gpu, limits, process_tree
+from bertopt.system import environment, gpu, limits, out_of_memory, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
 _OOM_SCORE = "500"
 
 
-#: How ONNX Runtime, TensorRT, CUDA and cuBLAS say that memory ended; torch has a class for it.
-_OUT_OF_MEMORY = re.compile(
-    r"Failed to allocate memory for requested buffer|CUDA(_ERROR_| error: | failure 2: )out.of.memory|cudaErrorMemoryAllocation"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|BFCArena.*(exhausted|failed)",
-    re.IGNORECASE,
-)
 #: In exclusive compute mode one process at a time may use a GPU.
 _BUSY = re.compile(r"busy or unavailable|cudaErrorDevicesUnavailable", re.IGNORECASE)
 _LOST_DEVICE = re.compile(r"CUDA error: (?!out of memory)|CUDA failure (?!2:)|cudaErrorIllegalAddress", re.IGNORECASE)
@@ -155,12 +149,11 @@ def serve(connection: Connection, operations: str) -> None:
 
 def _describe(error: BaseException) -> dict[str, object]:
     known: BaseException = error
-    names = ("OutOfMemoryError", "CUDAOutOfMemoryError")
     if isinstance(error, BertoptError):
         pass
     elif isinstance(error, ModuleNotFoundError):
         known = environment.missing_module(error) or error
-    elif isinstance(error, MemoryError) or type(error).__name__ in names or _OUT_OF_MEMORY.search(str(error)) or limits.no_memory(str(error)):
+    elif out_of_memory.ended(error):
         known = ResourceError(f"out of memory: {error}")
     elif _BUSY.search(str(error)):
         known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")

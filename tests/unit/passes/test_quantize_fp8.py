@@ -52,6 +52,26 @@ def test_extreme_rows_stay_finite() -> None:
     assert layer(given).isfinite().all()
 
 
+@pytest.mark.parametrize("shape", [(1, 16), (5, 16), (2, 3, 16), (7, 1, 16)])
+def test_operands_lie_as_a_gpus_kernel_asks(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """What torch's ScaledBlas.cpp checks on CUDA and a CPU's kernel does not."""
+    seen: list[tuple[torch.Tensor, ...]] = []
+    product = fp8.scaled_mm
+
+    def watched(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, _: Any, scale_b: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        seen.append((a, b, scale_a, scale_b))
+        return product(a, b, scale_a, _, scale_b, *rest, **named)
+
+    monkeypatch.setattr(fp8, "scaled_mm", watched)
+    layer = copy.deepcopy(fp8.Fp8Linear(nn.Linear(16, 32, dtype=torch.bfloat16)))
+    assert layer(torch.randn(shape, dtype=torch.bfloat16)).shape == (*shape[:-1], 32)
+    ((a, b, scale_a, scale_b),) = seen
+    rows = a.shape[0]
+    assert a.stride() == (16, 1) and b.shape == (16, 32) and b.stride() == (1, 16), "rows by columns"
+    assert scale_a.shape == (rows, 1) and scale_b.shape == (1, 32) and scale_b.stride(1) == 1
+    assert scale_a.dtype == scale_b.dtype == torch.float32
+
+
 def test_a_token_depends_on_itself_alone() -> None:
     layer = fp8.Fp8Linear(nn.Linear(32, 16, dtype=torch.bfloat16))
     given = torch.randn(5, 32, dtype=torch.bfloat16)

@@ -12,7 +12,7 @@ import pytest
 from bertopt.core import Profile, Session, ShapeLimits, Spec
 from bertopt.errors import ResourceError
 from bertopt.modeling import packing
-from bertopt.runtime import cost_model
+from bertopt.runtime import batch_plan, cost_model
 from bertopt.runtime.batch_plan import BatchLimits, plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.runner import cuts
@@ -26,6 +26,8 @@ class Device(Session):
     """max(launch, tokens / rate) seconds a call, on a clock that only it moves; no memory beyond `most` tokens."""
 
     asynchronous = True
+    #: What a runtime raises where memory ends.
+    full: Exception = ResourceError("out of memory")
 
     def __init__(self, launch: float, rate: float, most: float = np.inf) -> None:
         self.launch, self.rate, self.most, self.now = launch, rate, most, 0.0
@@ -33,7 +35,7 @@ class Device(Session):
     def load(self, inputs: Mapping[str, Any]) -> None:
         self.tokens = inputs["input_ids"].size
         if self.tokens > self.most:
-            raise ResourceError(f"out of memory at {self.tokens} tokens")
+            raise self.full
 
     def step(self) -> None:
         self.now += max(self.launch, self.tokens / self.rate)
@@ -94,13 +96,34 @@ def test_a_few_full_batches_are_better_than_even_ones() -> None:
     assert all(before[1] == after[0] for before, after in pairwise(covered))
 
 
+@pytest.mark.parametrize("launch", [50.0, 1000.0, 20_000.0])
+def test_batches_of_many_texts_cost_little_more_than_the_best(launch: float) -> None:
+    """The best are found by trying every cut, which takes too long for more texts."""
+    rng = np.random.default_rng(3)
+    limits, costs = BatchLimits(16_384, 16_384, 512), Costs(call=0.0, pair=1e-3, launch=launch)
+    for _ in range(20):
+        count = int(rng.integers(batch_plan.FEW + 1, 500))
+        lengths = np.where(rng.random(count) < rng.random() / 5, 512, rng.integers(3, rng.integers(4, 200), count))
+        used = -np.sort(-lengths)
+        (best,) = batch_plan._cheapest(used, np.arange(count + 1), np.array([np.inf]), costs, limits)
+        least = sum(float(costs.batch(high - low, int(used[low]))) for low, high in best)
+        assert plan(PADDED, lengths, costs, limits).cost <= 1.1 * least
+
+
 def test_long_texts_in_small_batches_are_cut_without_a_search() -> None:
     chosen = plan(PADDED, np.full(9000, 512), Costs(call=0.0, launch=4096.0), BatchLimits(16_384, 4096, 512))
     assert len(chosen.batches) == 1125 and all(high - low == 8 for low, high in chosen.batches)
 
 
-def test_shapes_grow_until_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [
+    ResourceError("no memory for the context"),
+    type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 4096"),
+])  # fmt: skip
+def test_shapes_grow_until_memory_ends(monkeypatch: pytest.MonkeyPatch, full: Exception) -> None:
+    """Sessions raise what their runtime raises: only workers make a ResourceError of it."""
     device = Device(6e-3, 20e6, most=9000)
+    device.full = full
     monkeypatch.setattr(cost_model.time, "perf_counter", lambda: device.now)
     limits = BatchLimits.of(device, PADDED, None)
     costs = cost_model.measure(device, PADDED, limits)
@@ -110,6 +133,14 @@ def test_shapes_grow_until_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plan(PADDED, lengths_of("mix")[:2000], costs, limits)
     used = -np.sort(-chosen.rows.used)
     assert max((high - low) * used[low] for low, high in chosen.batches) <= 8192
+
+
+def test_other_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(6e-3, 20e6, most=9000)
+    device.full = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(cost_model.time, "perf_counter", lambda: device.now)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        cost_model.measure(device, PADDED, BatchLimits.of(device, PADDED, None))
 
 
 def test_a_processor_keeps_its_batches() -> None:

@@ -359,7 +359,8 @@ def graphs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
                 context.execute_async_v3(7)
 
     @contextlib.contextmanager
-    def capture(graph: Graph, stream: Any) -> Any:
+    def capture(graph: Graph, stream: Any, capture_error_mode: str = "global") -> Any:
+        assert capture_error_mode == "thread_local", "another session's allocation would end the capture"
         fake.calls.append(("capture",))
         held: list[Any] = []
         monkeypatch.setattr(Context, "execute_async_v3", lambda context, stream: not held.append(context))  # type: ignore[func-returns-value]

@@ -22,7 +22,7 @@ from bertopt.pipeline.job import cpu_runtime
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import from_dict, load
 from bertopt.recipe.texts import Texts
-from bertopt.system import cpu_contention, gpu
+from bertopt.system import cpu_contention, environment, gpu
 from bertopt.system.cpu_contention import Seen
 from bertopt.system.gpu import GpuState
 from bertopt.workers.client import NO_CUDA_CALLS
@@ -214,9 +214,21 @@ import threading
 assert threading.active_count() == 1, threading.enumerate()
 assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 """
-    environment = {**os.environ, **NO_CUDA_CALLS, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    variables = {**os.environ, **NO_CUDA_CALLS, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_do_not_inherit_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in NVIDIA's containers of torch, whose float32 would make the reference wrong by 1e-3."""
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    code = "import os, torch; print(torch.get_float32_matmul_precision(), os.environ.get('NVIDIA_TF32_OVERRIDE'))"
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables).stdout.split()
+        for variables in (dict(os.environ), environment.without_tf32())
+    ]
+    assert said == [["high", "1"], ["highest", "None"]]
 
 
 def test_the_real_binding_has_every_question() -> None:
