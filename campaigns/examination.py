@@ -175,6 +175,10 @@ def examine(
                     examiner.roundings = []
                     measured = examiner._measure(step.name, stage.path, parent, TIMEOUT_S)
                 except Unsupported as error:
+                    taken, given = step.pass_.forms()
+                    if taken is given:
+                        # What others do without, such as use_sdpa: those behind it start from its parent.
+                        done.setdefault(step.name, parent)
                     yield StageVerdict(step.name, "", 0, {}, {}, str(error))
                     continue
                 except BertoptError as error:

@@ -5,7 +5,7 @@ The first metric of a task is what `metric_drop_max` limits; the others are show
 resampled texts. Such an interval is empty where no prediction differs: with few texts that proves little.
 
 Not looked at: probabilities behind the labels (calibration), thresholds but 0.5 for several labels, regressions of several
-values, entities, spans and retrieval.
+values, entities and spans.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.checks import quality
+from bertopt.checks import quality, retrieval
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.results import Quality
@@ -72,11 +72,11 @@ def truth(spec: Spec, labels: Sequence[Label]) -> list[list[float]]:
 
 def measure(
     spec: Spec, expected: Sequence[Sequence[float]], mine: Sequence[Sequence[float]],
-    reference: Sequence[Sequence[float]] | None,
+    reference: Sequence[Sequence[float]] | None, queries: Sequence[str] | None = None,
 ) -> Quality:  # fmt: skip
     """Return the first metric of the task, with the others in it; `reference` is None for the reference itself.
 
-    Raises UsageError where scikit-learn is needed and not there.
+    `queries` are the first texts of pairs. Where most of them have several passages, how these are ordered comes first. Raises UsageError where scikit-learn is needed and not there.
     """
     y, a = np.asarray(expected, float), np.asarray(mine, float)
     b = None if reference is None else np.asarray(reference, float)
@@ -88,6 +88,9 @@ def measure(
         right = [None if p is None else [bool(hit) for hit in (p == y)[:, 0]] for p in (a, b)]
         assert right[0] is not None
         found = [quality.measure(right[0], right[1]), *found]
+    ranked = retrieval.rows_by_query(queries, y[:, 0]) if values and queries else []
+    if 2 * sum(map(len, ranked)) > len(y):
+        found = [*_of_queries(ranked, y[:, 0], a[:, 0], None if b is None else b[:, 0]), *found]
     return found[0].model_copy(update={"others": found[1:]})
 
 
@@ -142,6 +145,23 @@ def _of_values() -> dict[str, _Metric]:
         return _Metric(value, resampled)
 
     return {"spearman": metric(spearmanr), "pearson": metric(pearsonr)}
+
+
+def _of_queries(ranked: Sequence[Array], y: Array, mine: Array, reference: Array | None) -> list[Quality]:
+    """Return the means over queries, whose rows are `ranked`; resampled are queries. Recall where a query has more than `TOP`."""
+    mean = _Metric(lambda _, p: p.mean(), lambda _, p, weights: weights @ p[:, 0] / len(p))
+    weights = np.random.default_rng(0).multinomial(len(ranked), np.full(len(ranked), 1 / len(ranked)), size=RESAMPLES)
+    metrics = {f"ndcg_at_{retrieval.TOP}": retrieval.ndcg, f"recall_at_{retrieval.TOP}": retrieval.recall}
+
+    def each(of: Callable[[Array, Array], float], scores: Array | None) -> Array | None:
+        return None if scores is None else np.array([[of(y[rows], scores[rows])] for rows in ranked])
+
+    found = []
+    for name, of in metrics.items() if max(map(len, ranked)) > retrieval.TOP else [*metrics.items()][:1]:
+        values = each(of, mine)
+        assert values is not None
+        found.append(_bootstrapped(name, mean, values, values, each(of, reference), weights))
+    return found
 
 
 def _one_hot(y: Array, p: Array) -> tuple[Array, Array]:

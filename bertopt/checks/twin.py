@@ -90,9 +90,11 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     rounding = max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
     # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
-    tilt, usual_tilt = (abs(_slope(values, reference) - 1) for values in (got, twin))
+    # Where outputs hardly vary, an error that is small beside them is large beside their variation.
+    about, varied = (values - values.mean(axis=0) for values in (twin - reference, reference))
+    tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
-        error=error, error_ratio=error / cost, slope_error=tilt / max(cost, usual_tilt),
+        error=error, error_ratio=error / cost, slope_error=tilt,
         bias=shift / max(rounding, usual_shift),
         flip_margin=_flip_margin(got, reference) / rounding if spec.labelled and reference.shape[1] > 1 else None,
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,

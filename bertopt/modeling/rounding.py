@@ -50,7 +50,8 @@ def simulate(network: Any, precision: Precision, per_token: bool = False, embedd
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Round the float32 results of every operator to `dtype`. Beyond its range lies infinity, as in a cast network."""
+    """Round the float32 results of every operator to `dtype`. Beyond its range lies infinity, as in a cast network, but the
+    lowest number of float32, with which scores are masked, becomes the lowest of `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,7 +62,10 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return answer if func.is_view else tree_map_only(torch.Tensor, self._round, answer)
 
     def _round(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _rounded(tensor, self.dtype) if tensor.dtype == torch.float32 else tensor
+        if tensor.dtype != torch.float32:
+            return tensor
+        lowest = tensor == torch.finfo(torch.float32).min
+        return _rounded(tensor, self.dtype).masked_fill_(lowest, torch.finfo(self.dtype).min)
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -284,7 +284,7 @@ class Examiner:
 
     def _quality(self, predicted: list[list[float]]) -> Quality:
         expected = task_metrics.truth(self.spec, self.texts.labels or ())
-        return task_metrics.measure(self.spec, expected, predicted, self._reference_predictions)
+        return task_metrics.measure(self.spec, expected, predicted, self._reference_predictions, self.texts.second and self.texts.texts)
 
 
 def _sample(texts: Texts) -> list[str]:

@@ -64,8 +64,17 @@ def quantize(
 
 
 def products(graph: Any) -> list[Any]:
-    """Matrix products with constant weights."""
-    return [node for node in graph.get_ops() if node.get_type_name() == "MatMul" and _source(node, 1, "Constant")]
+    """Matrix products with constant weights. Those of constants alone, DeBERTa's relative positions, are computed once."""
+    live = set[str]()
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "Parameter" or any(value.get_node().get_friendly_name() in live for value in node.input_values()):
+            live.add(node.get_friendly_name())
+    return [
+        node
+        for node in graph.get_ops()
+        if node.get_type_name() == "MatMul" and node.input_value(0).get_node().get_friendly_name() in live
+        and _source(node, 1, "Constant")
+    ]  # fmt: skip
 
 
 def int8_products(graph: Any) -> int:

@@ -21,7 +21,8 @@ class Rounding(BaseModel):
     error_ratio: float
     """`error` in units of the twin's."""
     slope_error: float
-    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's, or of its error: a changed temperature."""
+    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's error, relative
+    to the outputs or to how they vary: a changed temperature."""
     bias: float
     """Largest mean shift of a class or dimension, in units of the twin's: its largest shift or root mean square error."""
     flip_margin: float | None
