@@ -79,6 +79,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
         for node in graph.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
         path = onnx_files.save(graph, ctx.workdir / "onnx")
+        _check_size(graph, network)
         changes = {
             "nodes": sum(1 for _ in graph.graph),
             "attention_nodes": sum(n.op_type == "Attention" for n in graph.graph),
@@ -102,6 +103,17 @@ def open_null() -> Any:
     import io
 
     return io.StringIO()
+
+
+def _check_size(graph: Any, network: Any) -> None:
+    """Refuse a graph that holds weights several times, as of layers that share theirs. A head may transpose the embeddings it shares."""
+    once = {tensor.data_ptr(): tensor.nbytes for tensor in (*network.parameters(), *network.buffers())}
+    found = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
+    if found > 1.1 * sum(once.values()) + max(once.values()) + 2**20:
+        raise Unsupported(
+            f"the exporter wrote {found / 2**20:.0f} MiB of weights where the network has {sum(once.values()) / 2**20:.0f}: "
+            "it stored some of them several times; report this with the model's config.json"
+        )
 
 
 def _check_names(graph: Any, model: Eager) -> None:
