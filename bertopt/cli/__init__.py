@@ -11,6 +11,7 @@ from bertopt.cli import (
     bulk,
     compare,
     debug,
+    deploy,
     doctor,
     export,
     info,
@@ -25,7 +26,7 @@ from bertopt.cli import (
 )
 from bertopt.cli.app import app
 
-__all__ = ["app", "bench", "bulk", "compare", "debug", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
+__all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
            "report", "serve", "sign", "verify"]  # fmt: skip
 
 

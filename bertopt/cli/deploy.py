@@ -1,0 +1,33 @@
+"""`bertopt deploy triton`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertopt.cli.app import Directory, Verbose, app, exit_codes
+
+deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write an artefact in the layout that a serving system reads.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.callback()
+def _deploy() -> None:
+    pass
+
+
+@deploy.command()
+def triton(
+    directory: Directory,
+    repository: Annotated[Path, typer.Argument(help="Triton's model repository.", metavar="REPOSITORY")],
+    name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Texts of one request, and texts handed over at once, at most.")] = 256,
+    verbose: Verbose = False,
+) -> None:
+    """Write a model of Triton's Python backend: texts in, outputs out, requests batched while it is busy."""
+    with exit_codes(verbose):
+        from bertopt.commands import deploy as command
+
+        print(command.triton(directory, repository, name, max_batch))

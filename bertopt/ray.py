@@ -1,0 +1,64 @@
+"""Bulk inference on Ray: a class for `Dataset.map_batches`, whose actors open the artefact once.
+
+    import ray
+    from bertopt.ray import predict
+
+    rows = ray.data.read_parquet("texts/")
+    predict(rows, "out/artifact", actors=8).write_parquet("embeddings/")
+
+Ray runs a block again where an actor dies, so each row of the input has one row in the output; the order is Ray's.
+What is not seen here: an artefact whose directory the actors' machines do not share, which fails when an actor starts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.errors import UsageError
+from bertopt.runtime.load import load
+from bertopt.runtime.tokenization import Text
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Rows of a batch: enough to sort by length, and little to run again where an actor dies.
+BATCH_ROWS = 2048
+
+
+class BatchPredictor:
+    """Adds the column `embedding` [N, H], or `answer` as JSON texts, to batches {column: array [N]}."""
+
+    def __init__(self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None) -> None:
+        self._predictor = load(directory, threads=threads)
+        self._columns = [column] if pair is None else [column, pair]
+
+    def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
+        """Raises UsageError for a column that is not there, TypeError for what is no text."""
+        missing = [name for name in self._columns if name not in batch]
+        if missing:
+            raise UsageError(f"the rows have no column '{missing[0]}'; they have {', '.join(batch)}")
+        columns = [batch[name].tolist() for name in self._columns]
+        texts: list[Text] = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
+        values = self._predictor(texts)
+        if self._predictor.spec.task == "feature-extraction" and self._predictor.spec.granularity == "text":
+            return {**batch, "embedding": values}
+        answers = [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one) for one in values]
+        return {**batch, "answer": np.array(answers, object)}
+
+
+def predict(
+    dataset: Any, directory: str | Path, column: str = "text", pair: str | None = None, actors: int = 1, threads: int = 1,
+    gpus: float = 0, batch_rows: int = BATCH_ROWS,
+) -> Any:  # fmt: skip
+    """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs."""
+    from ray.data import ActorPoolStrategy
+
+    options = {"directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads}
+    return dataset.map_batches(
+        BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
+        compute=ActorPoolStrategy(size=actors), num_cpus=threads, num_gpus=gpus,
+    )  # fmt: skip

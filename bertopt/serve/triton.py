@@ -1,0 +1,92 @@
+"""An artefact in Triton Inference Server: what `model.py` of a repository that `bertopt deploy triton` wrote imports.
+
+Triton hands over the requests that waited together; all their texts are planned by cost and run in one call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt.errors import UsageError
+from bertopt.runtime.load import load
+from bertopt.runtime.text_inputs import check
+from bertopt.runtime.tokenization import Text
+
+#: The folder of the artefact beside `model.py`.
+ARTEFACT = "artifact"
+_log = logging.getLogger(__name__)
+
+
+class TritonPythonModel:
+    """What Triton's Python backend creates once for each instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the artefact beside `model.py`. Raises what `bertopt.load` raises, so that Triton refuses the model."""
+        self._predictor = load(Path(args["model_repository"]) / args["model_version"] / ARTEFACT, check=True)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer requests together; a request with wrong texts gets an error and does not disturb the others."""
+        import triton_python_backend_utils as triton
+
+        columns: list[list[Text]] = []
+        responses: dict[int, Any] = {}
+        for number, request in enumerate(requests):
+            try:
+                columns.append(self._texts(triton, request))
+            except (UsageError, TypeError) as error:
+                columns.append([])
+                responses[number] = _refused(triton, str(error), triton.TritonError.INVALID_ARG)
+        try:
+            outputs = iter(self._outputs([text for column in columns for text in column]))
+        except Exception:
+            _log.exception("%d requests failed", len(requests))
+            text = "the model failed; the server's log has the reason"
+            return [responses.get(number) or _refused(triton, text, triton.TritonError.INTERNAL) for number in range(len(requests))]
+        whole = self._predictor.spec.granularity == "text"
+        name = self._predictor.spec.outputs[0] if whole else "answers"
+        for number, column in enumerate(columns):
+            if number not in responses:
+                rows = [next(outputs) for _ in column]
+                values = np.stack(rows) if whole else np.array(rows, object)[:, None]
+                responses[number] = triton.InferenceResponse(output_tensors=[triton.Tensor(name, values)])
+        return [responses[number] for number in range(len(requests))]
+
+    def finalize(self) -> None:
+        """Let go of the model."""
+        del self._predictor
+
+    def _texts(self, triton: Any, request: Any) -> list[Text]:
+        """Return the texts of the tensor `text` [N, 1], or pairs where `text_pair` came too."""
+        found = [triton.get_input_tensor_by_name(request, name) for name in ("text", "text_pair")]
+        if found[0] is None:
+            raise UsageError("expected a BYTES tensor 'text'; got none")
+        columns = [[_decoded(one, number) for number, one in enumerate(tensor.as_numpy().ravel())] for tensor in found if tensor is not None]
+        if len({len(column) for column in columns}) != 1 or not columns[0]:
+            raise UsageError(f"expected at least one text, and as many in 'text_pair'; got {', '.join(str(len(c)) for c in columns)}")
+        texts: list[Text] = [*columns[0]] if len(columns) == 1 else [*zip(*columns, strict=True)]
+        check(texts, self._predictor.spec.task == "question-answering")
+        return texts
+
+    def _outputs(self, texts: list[Text]) -> Any:
+        """Return a row [D] of FP32 for each text, or its answer as JSON in bytes."""
+        if not texts:
+            return []
+        if self._predictor.spec.granularity == "text":
+            return np.asarray(self._predictor.logits(texts), np.float32)
+        return [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one).encode() for one in self._predictor(texts)]
+
+
+def _decoded(text: bytes, number: int) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"texts[{number}] must be UTF-8; got {error.reason} at byte {error.start}") from error
+
+
+def _refused(triton: Any, message: str, code: Any) -> Any:
+    return triton.InferenceResponse(output_tensors=[], error=triton.TritonError(message, code))
