@@ -61,15 +61,12 @@ def triton(directory: Path, repository: Path, name: str | None = None, max_batch
     )  # fmt: skip
     repository.mkdir(parents=True, exist_ok=True)
     # Triton may be watching the repository: the model appears whole.
-    part = Path(tempfile.mkdtemp(dir=repository, prefix=f".{name}.part-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=repository, prefix=f".{name}.part-") as made:
+        part = Path(made) / name
+        part.mkdir()
         shutil.copytree(directory, part / "1" / "artifact")
         stages.verify(part / "1" / "artifact")
         (part / "1" / "model.py").write_text(_MODEL)
         (part / "config.pbtxt").write_text(config)
-        part.chmod(0o755)
         part.rename(target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return target

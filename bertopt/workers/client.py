@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from bertopt.core import Device, ShapeLimits
-from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, UsageError, WorkerCrashed
+from bertopt.errors import BY_NAME, BertoptError, StepTimeout, UsageError, WorkerCrashed
 from bertopt.passes import registry
 from bertopt.system import environment, limits, process_tree, temporary_directory
-from bertopt.workers import protocol
+from bertopt.workers import diagnosis, protocol
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-LOG_TAIL = 30
-#: The module whose `Ops` a worker carries out, where nothing else is said.
+#: The module whose `Ops` a worker runs by default.
 OPERATIONS = "bertopt.workers.operations"
 #: Seconds after which a message that makes no progress counts as hung, and that a call may take by default.
 STALL_S, CALL_S = 60, 1800.0
@@ -70,7 +69,7 @@ class Workers:
         self.close()
 
     def start(self, operations: str = OPERATIONS) -> Worker:
-        """Start a worker that carries out the requests of `Ops` in the module `operations`."""
+        """Start a worker that runs the requests of `Ops` in the module `operations`."""
         mine, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             mine.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_S, 0))
@@ -86,7 +85,7 @@ class Workers:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
             pid = int(self._answer())
         except (OSError, ValueError) as error:
-            raise self.ended() or WorkerCrashed(f"the server of the workers does not answer ({error})", _tail(self._log)) from error
+            raise self.ended() or WorkerCrashed(f"the server of the workers does not answer ({error})", diagnosis.tail(self._log)) from error
         finally:
             theirs.close()
         worker = Worker(self, pid, Connection(mine.detach()), log)
@@ -113,16 +112,7 @@ class Workers:
             self._server.wait(timeout=END_S)
         if (code := self._server.poll()) is None:
             return None
-        log = _tail(self._log)
-        if code == -signal.SIGKILL:
-            why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
-            return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
-        if limits.no_memory(log) or _limited():
-            last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
-            return ResourceError(
-                f"memory ended while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
-            )
-        return WorkerCrashed(f"the server of the workers ended: {log}", log)
+        return diagnosis.server_ended(code, diagnosis.tail(self._log))
 
     def close(self) -> None:
         for worker in self._workers:
@@ -240,16 +230,8 @@ class Worker:
             if not process_tree.runs(self.pid) and not self._connection.poll(0):
                 raise EOFError
             if (used := process_tree.resident_bytes(self.pid)) > self.memory_bytes:
-                raise self._too_large(op, used)
-
-    def _too_large(self, op: str, used: int) -> ResourceError:
-        _, left = self.kill()
-        took = ResourceError(
-            f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
-            f"{self.memory_bytes / 2**30:.1f} GiB here: use a smaller batch or model, or a machine with more{_undead(left)}"
-        )
-        took.log = _tail(self._log)
-        return took
+                _, left = self.kill()
+                raise diagnosis.took_too_much(op, used, self.memory_bytes, left, diagnosis.tail(self._log))
 
     def _hangs(self, op: str, timeout: float) -> StepTimeout:
         """End a worker that does not answer, after asking it where it is."""
@@ -264,50 +246,11 @@ class Worker:
             size = self._log.stat().st_size
             time.sleep(0.05)
         _, left = self.kill()
-        error = StepTimeout(
-            f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"
-        )
-        error.log = _tail(self._log)
-        return error
+        return diagnosis.took_too_long(op, timeout, left, diagnosis.tail(self._log))
 
     def _died(self, op: str) -> BertoptError:
         ended = process_tree.ends(self.pid, 1.0)
         code, left = self.kill()
         if code is None and (error := self._workers.ended()) is not None:
             return error
-        log = _tail(self._log)
-        if not ended or code is None:
-            return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
-        if code == -signal.SIGKILL:
-            error = ResourceError(
-                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
-                f"use a smaller batch, free memory, or run elsewhere{_undead(left)}"
-            )
-            error.log = log
-            return error
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if limits.no_memory(log) or (code < 0 and _limited()):
-            error = ResourceError(
-                f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
-                f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}"
-            )
-            error.log = log
-            return error
-        return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
-
-
-def _limited() -> bool:
-    """Whether processes may use less address space than the machine has memory: what crashes there has most likely run out."""
-    limit = limits.address_space_bytes()
-    return limit is not None and limit < limits.host_memory_bytes()
-
-
-def _undead(left: list[int]) -> str:
-    return f"; its processes {', '.join(map(str, left))} could not be killed" if left else ""
-
-
-def _tail(log: Path) -> str:
-    try:
-        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:])
-    except OSError:
-        return ""
+        return diagnosis.worker_ended(op, code if ended else None, left, diagnosis.tail(self._log))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 
 import pytest
 import typer
@@ -10,7 +11,7 @@ import typer
 from bertopt.cli.app import exit_codes
 from bertopt.errors import IntegrityError, ResourceError
 from bertopt.system import limits, untrusted
-from bertopt.workers import client
+from bertopt.workers import diagnosis
 from bertopt.workers.server import _describe
 
 ODD = RuntimeError("could not create a primitive")
@@ -64,4 +65,6 @@ def test_messages_that_speak_of_memory(text: str) -> None:
 def test_a_crash_is_blamed_on_memory_only_under_a_limit_below_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, blamed in ((None, False), (2**30, True), (limits.host_memory_bytes() * 4, False)):
         monkeypatch.setattr(limits, "address_space_bytes", lambda limit=limit: limit)
-        assert client._limited() == blamed
+        crashed = diagnosis.worker_ended("open", -signal.SIGSEGV, [], "no last words")
+        assert isinstance(crashed, ResourceError) == blamed and crashed.log == "no last words"
+        assert isinstance(diagnosis.server_ended(1, "no last words"), ResourceError) == blamed

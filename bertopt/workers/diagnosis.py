@@ -1,0 +1,95 @@
+"""Say why a worker, or the server that starts workers, ended: the error that its caller gets."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TypeVar
+
+from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrashed
+from bertopt.system import limits
+
+LOG_TAIL = 30
+_Error = TypeVar("_Error", bound=BertoptError)
+
+
+def server_ended(code: int, log: str) -> BertoptError:
+    """Return the error of a server that ended with this exit code (negative for a signal), having written `log`."""
+    if code == -signal.SIGKILL:
+        why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
+        return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
+    if limits.no_memory(log) or _limited():
+        last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
+        return ResourceError(
+            f"memory ended while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
+        )
+    return WorkerCrashed(f"the server of the workers ended: {log}", log)
+
+
+def worker_ended(op: str, code: int | None, left: list[int], log: str) -> BertoptError:
+    """Return the error of a worker that ended during `op`; `code` is None where it only closed its connection.
+
+    left: process ids of what it started and could not be killed.
+    """
+    if code is None:
+        return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
+    if code == -signal.SIGKILL:
+        return _with_log(
+            ResourceError(
+                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
+                f"use a smaller batch, free memory, or run elsewhere{_undead(left)}"
+            ),
+            log,
+        )
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if limits.no_memory(log) or (code < 0 and _limited()):
+        return _with_log(
+            ResourceError(
+                f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
+                f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}"
+            ),
+            log,
+        )
+    return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
+
+
+def took_too_much(op: str, used: int, allowed: int, left: list[int], log: str) -> ResourceError:
+    """Return the error of a worker that was killed for using more than `allowed` bytes of memory."""
+    return _with_log(
+        ResourceError(
+            f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
+            f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, or a machine with more{_undead(left)}"
+        ),
+        log,
+    )
+
+
+def took_too_long(op: str, timeout: float, left: list[int], log: str) -> StepTimeout:
+    """Return the error of a worker that was killed after `timeout` seconds without an answer."""
+    return _with_log(
+        StepTimeout(f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"),
+        log,
+    )
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log, nothing where it cannot be read."""
+    try:
+        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:])
+    except OSError:
+        return ""
+
+
+def _with_log(error: _Error, log: str) -> _Error:
+    error.log = log
+    return error
+
+
+def _limited() -> bool:
+    """Whether processes may use less address space than the machine has memory: what crashes there has most likely run out."""
+    limit = limits.address_space_bytes()
+    return limit is not None and limit < limits.host_memory_bytes()
+
+
+def _undead(left: list[int]) -> str:
+    return f"; its processes {', '.join(map(str, left))} could not be killed" if left else ""
