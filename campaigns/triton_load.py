@@ -54,7 +54,7 @@ def main() -> None:
             tensor.set_data_from_numpy(np.array([texts[number].encode() for number in numbers], object)[:, None])
             try:
                 got = server.infer(arguments.model, [tensor]).as_numpy(output)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 count[f"{module.__name__}: {type(error).__name__}: {str(error)[:80]}"] += 1
                 continue
             error = float(np.abs(got - right[numbers]).max()) if got.shape == right[numbers].shape else float("inf")

@@ -1,6 +1,6 @@
 """Kill exports with SIGKILL: `python -m campaigns.faults.kills [--times 270]`.
 
-Of 270, about 200 kill bertopt, 50 a worker and 20 the server of the workers, at random moments. In parts: `--add --seconds 300`.
+Of 270, 200 kill bertopt, 50 a worker and 20 the server of the workers, at random moments. In parts: `--add --seconds 300`.
 No committed stage may be damaged, nothing may keep running, the next run must end in the artefact of a run that nobody
 killed, and leave no temporary directory behind. Not looked at: kills while Python starts (exports are forked), or while
 the delivered copy runs in a new interpreter; what a power cut loses besides (see power).
@@ -21,6 +21,7 @@ from bertopt.stages import read_manifest
 from campaigns.faults import exports, forked, outcome
 from campaigns.kill_resume import corrupt
 
+SHARES = ("parent",) * 20 + ("worker",) * 5 + ("server",) * 2
 EAGER_STEPS = "steps: [{pass: use_sdpa}, {pass: merge_qkv}]\n"
 
 
@@ -40,7 +41,7 @@ def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
         return result
     expected = read_manifest(scratch / "whole" / "artifact").content_sha256
     for number in outcome.in_time(range(times)):
-        whom = rng.choices(("parent", "worker", "server"), (200, 50, 20))[0]
+        whom = SHARES[number % len(SHARES)]
         problem = _killed(recipe, scratch, temporary, whom, rng.uniform(0, duration), expected)
         result.count(f"{whom} killed", f"number {number}: {problem}" if problem else None)
     return result
