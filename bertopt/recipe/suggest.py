@@ -13,6 +13,6 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return what to do about an unknown word: the known one it resembles, or all of them."""
-    words = list(known)
+    words = list(dict.fromkeys(known))
     close = closest(word, words)
     return f"; did you mean '{close}'?" if close else f"; known: {', '.join(words) or 'none'}"

@@ -285,6 +285,12 @@ def test_duplicate_keys_name_both_lines() -> None:
 # Mistakes
 
 
+def test_known_keys_are_listed_once() -> None:
+    (message,) = (text for text in problems(HEAD + "zzz: 1\nsteps: [{pass: use_sdpa}]\n") if "known: " in text)
+    listed = message.partition("known: ")[2].splitlines()[0].split(", ")
+    assert len(listed) == len(set(listed)) > 5
+
+
 @pytest.mark.parametrize(
     ("options", "place", "message"),
     [
