@@ -46,7 +46,7 @@ def doctor(
             print(f"{'error' if finding.blocks else 'warning'}: {finding}")
         what = f"'{recipe}'" if recipe else f"target {target}" if target else "this machine"
         if diagnosis.exit_code:
-            print(f"{what} cannot work here until the errors are mended")
+            print(f"{what} cannot work here; correct the errors above, then run doctor again")
         elif not diagnosis.findings:
             print(f"{what}: no problems found")
         raise typer.Exit(diagnosis.exit_code)

@@ -40,7 +40,7 @@ class MergeQkv(Pass[Eager, Eager]):
         base: Any = network.base
         family = base.config.model_type
         if family not in encoder_layers.PARTS:
-            raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}"))
+            raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}; leave merge_qkv out"))
         before = _calls(network)[0]
         for layer in encoder_layers.distinct(base):
             attention = encoder_layers.attention(layer, base)

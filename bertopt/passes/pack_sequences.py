@@ -70,7 +70,7 @@ class PackSequences(Pass[Eager, Eager]):
                 f"{', '.join(encoder_layers.PARTS)}"
             )
         if pooling == "max":
-            raise Unsupported("max pooling of packed rows would take a copy of the row for every text in it")
+            raise Unsupported("max pooling of packed rows would copy the row for every text in it; leave pack_sequences out")
         if self.attention == "varlen":
             self._use_varlen(model)
         before = set(model.inputs)

@@ -52,7 +52,7 @@ class UseSdpa(Pass[Eager, Eager]):
         model: Any = network
         encoder = model.encoder
         if not getattr(encoder, "_supports_sdpa", False):
-            raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation")
+            raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation; leave use_sdpa out")
         before = attention_calls(network)
         encoder.set_attn_implementation("sdpa")
         calls = attention_calls(network) - before
