@@ -107,6 +107,6 @@ def attention_calls(network: Any) -> int:
             self.calls += func is torch.nn.functional.scaled_dot_product_attention
             return func(*args, **(kwargs or {}))
 
-    with Count() as count, torch.inference_mode():
-        network(*network.example(2, 4))
+    with Count() as count:
+        network.run_example()
     return int(count.calls)
