@@ -1,13 +1,19 @@
 """This project's artefacts beside what users would run instead, on this machine's CPU.
 
-    python -m benchmarks.cpu_peers --ours fastest=out/cpu_fastest/artifact --ours near=out/cpu_near/artifact
-    python -m benchmarks.cpu_peers --models classifier --ours classifier:int8=out/classifier/artifact
-    python -m benchmarks.cpu_peers --quick            a minute or two, to see whether everything works
-    python -m benchmarks.cpu_peers --prepare          only build environments, checkpoints and peers' models
+    python -m benchmarks.cpu_peers --prepare --model minilm,base12      environments, checkpoints, everyone's models
+    python -m benchmarks.cpu_peers --model minilm --seconds 480         at most so long, but for the first round
+    python -m benchmarks.cpu_peers --model minilm --ours fastest=out/cpu_fastest/artifact --all
+    python -m benchmarks.cpu_peers --quick                              a few minutes, to see whether everything works
 
-Peers' environments and models are built once under --peers (a few GB). Each contender is a process of its own on the
-same cores, stopped while another is timed. Run again, it goes on where it was; --fresh forgets. Writes the result, a
-Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts the tables into README and docs.
+The native encoder's INT8 and bf16, made by build_native, always race; --ours adds artefacts. Peers are the fastest way of
+each library and the near-lossless ones (--all: every one; of large models the INT8 ones). Their environments and models are
+built once under --peers (several GB). Each contender is a process of its own on the same cores, stopped while another is
+timed; then each is opened again on one thread, whose CPU time is counted. Run again, it goes on where it was, model by
+model; --fresh forgets. Writes the result, a Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts
+the tables into README and docs.
+
+Not here: llama.cpp's Q8_0 and Inductor in INT8, whose compilation took minutes a process. Memory is the peak of the process,
+libraries included; load is importing and opening, with files that may be in the system's cache.
 Exit codes: 0, 2 for wrong usage or missing data, 4 where a contender that this CPU could run did not.
 """
 
@@ -39,17 +45,19 @@ MISSING = "not on this CPU"
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--models", default="minilm", help=f"of {', '.join(models.CHECKPOINTS)}, with commas (default: minilm)")
+    add("--model", "--models", dest="models", default="minilm", help=f"of {', '.join(models.CHECKPOINTS)}, with commas (default: minilm)")
     add("--ours", action="append", default=[], metavar="[MODEL:]NAME=DIR", help="an artefact; MODEL defaults to minilm")
     add("--only", action="append", default=[], metavar="CONTENDER", help="leave all others out; repeatable")
     add("--rounds", type=int, default=6)
-    add("--budget", type=float, default=9.0, metavar="MINUTES", help="of timing for each checkpoint")
+    add("--seconds", type=float, default=540.0, help="for each checkpoint, opening included; a round that has begun ends")
     add("--threads", type=int, default=2)
     add("--streams", type=int, default=0, help="for artefacts; 0 lets them choose")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one request")
     add("--peers", type=Path, default=ROOT / ".peers", help="where environments are kept")
     add("--shared", type=Path, default=ROOT.parent / "shared", help="the folder of checkpoints and data")
     add("--out", type=Path, help=f"result file (default: {RESULT.relative_to(ROOT)})")
+    add("--all", action="store_true", help="race the slower peers too")
+    add("--isa", choices=("avx512_vnni",), help="mask what is beyond it from the native encoder, not from peers")
     add("--quick", action="store_true", help="an eighth of the texts, 2 rounds, to out/cpu_peers.json")
     add("--prepare", action="store_true", help="build what is missing and stop")
     add("--fresh", action="store_true", help="forget an earlier result")
@@ -61,7 +69,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     if min(found.rounds, found.threads) < 1 or found.threads > len(os.sched_getaffinity(0)):
         parser.error(f"--rounds must be positive and --threads 1 to {len(os.sched_getaffinity(0))}")
     found.rounds = min(found.rounds, 2) if found.quick else found.rounds
-    found.out = found.out or (ROOT / "out" / "cpu_peers.json" if found.quick else RESULT)
+    default = ROOT / "out" / RESULT.name if found.quick else RESULT
+    found.out = found.out or (default.with_stem(f"{RESULT.stem}_{found.isa}") if found.isa else default)
     return found
 
 
@@ -84,7 +93,7 @@ def document(options: argparse.Namespace) -> dict[str, Any]:
     """The result to add to. Raises ValueError where the one there is of other settings or another machine."""
     new = {
         "environment": environment.describe(), "models": {},
-        "settings": {"threads": options.threads, "streams": options.streams, "quick": options.quick},
+        "settings": {"threads": options.threads, "streams": options.streams, "quick": options.quick, "isa": options.isa},
     }  # fmt: skip
     if options.fresh or not options.out.is_file():
         return new
@@ -118,7 +127,7 @@ def prepared(
         "cores": sorted(os.sched_getaffinity(0))[: options.threads],
     }  # fmt: skip
     isa, found = environment.describe()["isa"], []
-    entries = roster.wanted(checkpoint, artefacts(options.ours, checkpoint), options.only)
+    entries = roster.wanted(checkpoint, artefacts(options.ours, checkpoint), options.only, options.all)
     reference = roster.reference(checkpoint.labelled)
     for entry in entries:
         if entry.needs and not set(entry.needs) & set(isa):
@@ -142,21 +151,23 @@ def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict
         )
 
     race_ = result["models"].setdefault(checkpoint.name, {"contenders": {}, "turns": []})
+    began = time.monotonic()
     ready, reference, source = prepared(checkpoint, options, race_, say)
-    if options.prepare:
-        say("ready")
-        return
     length = models.max_length(source)
     natural, truth = models.read(options.shared / DATA / "validation.jsonl", 64 if options.quick else models.TEXTS)
     scenarios = checkpoint.scenarios(options.quick, length)
     texts = {
         "natural": natural[: max(64, models.TEXTS // checkpoint.work)],
         "short": models.cut(source, natural, models.SHORT, min(64, len(natural))),
-        "flat": models.cut(source, natural, length, max(s.count for s in scenarios if s.texts == "flat")),
+        "flat": models.cut(
+            source, natural, checkpoint.flat(length), max(s.count for s in scenarios if s.texts == "flat")
+        ),
     }
-    job = race.Job(
-        scenarios, texts, truth[: len(texts["natural"])], options.rounds, 60 * options.budget, options.timeout
-    )  # fmt: skip
+
+    def job(one_thread: bool, seconds: float) -> race.Job:
+        chosen = [scenario for scenario in scenarios if scenario.one_thread == one_thread]
+        return race.Job(chosen, texts, truth[: len(texts["natural"])], options.rounds, seconds, options.timeout)
+
     race_.update(
         title=checkpoint.title, labelled=checkpoint.labelled, max_length=length, texts=len(texts["natural"]),
         scenarios=[vars(scenario) for scenario in scenarios],
@@ -170,8 +181,16 @@ def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict
         part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         part.replace(options.out)
 
-    answers = expected(reference, folder, job)
-    race.race(race_, ready, answers, job, folder, save, say)
+    answers = expected(reference, folder, job(False, 0))
+    if options.prepare:
+        say("ready")
+        return
+    alone = [scenario for scenario in scenarios if scenario.one_thread]
+    race.race(race_, ready, answers, job(False, options.seconds * (0.75 if alone else 1)), folder, save, say)
+    if alone:
+        say("on one thread")
+        one_core = [one.on_one_thread() for one in ready if "failed" not in race_["contenders"][one.entry.name]]
+        race.race(race_, one_core, None, job(True, options.seconds - (time.monotonic() - began)), folder, save, say)
     svg = options.out.with_name(f"{options.out.stem}_{checkpoint.name}.svg")
     svg.write_text(tables.picture(race_), "utf-8")
 
@@ -180,6 +199,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parsed(words)
     console = Console(stderr=True)
     began = time.monotonic()
+    if options.isa:
+        os.environ["BERTOPT_NATIVE_ISA"] = options.isa  # contenders inherit it
     try:
         result = document(options)
         for name in options.models:

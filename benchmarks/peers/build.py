@@ -39,6 +39,13 @@ def openvino(source: str, out: str, texts: str, samples: int) -> None:
     )
 
 
+def ctranslate2(source: str, out: str, texts: str, samples: int) -> None:
+    """int8 weights, the tokenizer beside them."""
+    from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+
+    TransformersConverter(source, copy_files=["tokenizer.json"]).convert(out, quantization="int8", force=True)
+
+
 if __name__ == "__main__":
     what, source, out, texts, samples = sys.argv[1:]
-    {"onnx": onnx, "openvino": openvino}[what](source, out, texts, int(samples))
+    {"onnx": onnx, "openvino": openvino, "ctranslate2": ctranslate2}[what](source, out, texts, int(samples))

@@ -17,13 +17,15 @@ Turn = Mapping[str, Any]
 NEAR_LOSSLESS = 0.9999
 #: Systematic difference between two processes that run the same model (measured): half-width that every interval has.
 PROCESS_BIAS = 0.018
-#: Scenarios judged by the time of one call instead of by throughput.
-BY_CALL = "short query"
+#: The scenario judged by the time of one call, and the one by CPU time, which other processes disturb less.
+BY_CALL, BY_CPU = "short query", "one thread"
 
 
 def cost(turn: Turn) -> float:
-    """Milliseconds that are compared: of the median call for short queries, else of one text."""
-    return float(turn["p50_ms"] if turn["scenario"] == BY_CALL else 1e3 * turn["seconds"] / turn["texts"])
+    """Milliseconds that are compared: of the median call for short queries, CPU time of a text on one thread, else of a text."""
+    if turn["scenario"] == BY_CALL:
+        return float(turn["p50_ms"])
+    return float(1e3 * turn["cpu_s" if turn["scenario"] == BY_CPU else "seconds"] / turn["texts"])
 
 
 def costs(turns: Sequence[Turn], scenario: str, contender: str) -> dict[int, float]:

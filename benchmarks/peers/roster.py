@@ -6,12 +6,13 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.peers import environments
 from benchmarks.peers.models import Checkpoint
+from bertopt.errors import BertoptError
 
 ROOT = Path(__file__).parent.parent.parent
 #: CPU features of which one is needed for bfloat16 products.
@@ -54,9 +55,23 @@ PEERS = (
     Entry("onnxruntime qint8", "onnx", "loaders:plain_onnxruntime", {"file_name": ONNX_INT8}, "onnx"),
     Entry("openvino qint8", "openvino", "loaders:plain_openvino", {"file_name": OPENVINO_INT8, "in_flight": 1}, "openvino"),
     Entry("openvino qint8, 2 streams", "openvino", "loaders:plain_openvino", {"file_name": OPENVINO_INT8, "in_flight": 2}, "openvino"),
+    Entry("ctranslate2 int8", "torch", "loaders:ctranslate2", {}, "ctranslate2"),
+    Entry("inductor bf16", "torch", "loaders:inductor", needs=BF16),
     Entry("optimum ONNX", "onnx", "loaders:optimum", {"file_name": ONNX}, "onnx"),
     Entry("transformers torch fp32", "torch", "loaders:classifier", labelled=True),
 )
+
+
+#: Who races without `--all`: the fastest of each library in INT8, and of models that are not large the others here too.
+FASTEST = {
+    "sentence-transformers OpenVINO qint8", "openvino qint8", "openvino qint8, 2 streams", "onnxruntime qint8", "ctranslate2 int8",
+}  # fmt: skip
+OTHERS = {
+    REFERENCE, "transformers torch fp32", "sentence-transformers OpenVINO", "sentence-transformers torch bf16", "onnxruntime",
+    "inductor bf16",
+}  # fmt: skip
+#: The native encoder's precisions, by contender.
+NATIVE: dict[str, Literal["int8", "bf16"]] = {"bertopt native int8": "int8", "bertopt native bf16": "bf16"}
 
 
 def reference(labelled: bool) -> Entry:
@@ -71,14 +86,16 @@ def ours(name: str, directory: Path, labelled: bool) -> Entry:
     return Entry(name, None, "ours:load", peer=False, labelled=labelled, directory=directory.resolve())
 
 
-def wanted(checkpoint: Checkpoint, artefacts: Sequence[Entry], only: Sequence[str]) -> list[Entry]:
-    """Peers for this kind of checkpoint and artefacts. Raises ValueError for a name in `only` that is none."""
-    entries = [entry for entry in PEERS if entry.labelled == checkpoint.labelled] + list(artefacts)
-    known = [entry.name for entry in (*PEERS, *artefacts)]
+def wanted(checkpoint: Checkpoint, artefacts: Sequence[Entry], only: Sequence[str], everyone: bool = False) -> list[Entry]:
+    """Peers for this kind of checkpoint, the native encoder and artefacts. Raises ValueError for a name in `only` that is none."""
+    native = [Entry(name, None, "ours:load", peer=False, labelled=checkpoint.labelled) for name in NATIVE]
+    entries = [*(entry for entry in PEERS if entry.labelled == checkpoint.labelled), *native, *artefacts]
+    known = [entry.name for entry in (*PEERS, *native, *artefacts)]
     for name in only:
         if name not in known:
             raise ValueError(f"--only must name contenders of {known}; got '{name}'")
-    return [entry for entry in entries if not only or entry.name in only]
+    few = FASTEST if checkpoint.large else FASTEST | OTHERS
+    return [entry for entry in entries if entry.name in only or (not only and (everyone or not entry.peer or entry.name in few))]
 
 
 @dataclass(frozen=True)
@@ -91,16 +108,20 @@ class Ready:
     options: dict[str, Any]
     identity: str
 
+    def on_one_thread(self) -> Ready:
+        """The same with one thread on the first of its cores."""
+        return replace(self, options={**self.options, "threads": 1, "streams": 0, "cores": self.options["cores"][:1]})
+
 
 def ready(
     entry: Entry, checkpoint: Checkpoint, source: Path, folder: Path, texts: Path, options: dict[str, Any]
 ) -> Ready:
     """Build environment and model where they are missing. `texts` has a train.jsonl. Raises BuildError."""
-    if entry.directory is not None:
-        manifest = (entry.directory / "manifest.json").read_bytes()
+    if not entry.peer:
+        artefact = entry.directory or native_artefact(source, folder / "models" / source_name(checkpoint), NATIVE[entry.name])
         return Ready(
-            entry, Path(sys.executable), (ROOT,), {**options, "load": entry.load, "directory": str(entry.directory)},
-            hashlib.sha256(manifest).hexdigest()[:16],
+            entry, Path(sys.executable), (ROOT,), {**options, "load": entry.load, "directory": str(artefact)},
+            hashlib.sha256((artefact / "manifest.json").read_bytes()).hexdigest()[:16],
         )  # fmt: skip
     assert entry.environment is not None
     python, directory = environments.environment(entry.environment, folder), source
@@ -111,13 +132,53 @@ def ready(
             entry.made,
             python,
             source,
-            folder / "models" / (checkpoint.same_as or checkpoint.name) / entry.made,
+            folder / "models" / source_name(checkpoint) / entry.made,
             texts,
             samples,
         )
     found = {**options, **entry.options, "load": entry.load, "directory": str(directory)}
     mark = (directory if entry.made else folder / entry.environment) / "made-from"
     return Ready(entry, python, (), found, hashlib.sha256(mark.read_bytes()).hexdigest()[:16])
+
+
+def source_name(checkpoint: Checkpoint) -> str:
+    return checkpoint.same_as or checkpoint.name
+
+
+def native_artefact(source: Path, folder: Path, precision: Literal["int8", "bf16"]) -> Path:
+    """What the pass build_native makes of a checkpoint, without the checks of a run; kept unless source or packer changed.
+    Raises BuildError where this machine cannot."""
+    from bertopt import stages
+    from bertopt.core import Context
+    from bertopt.modeling import checkpoint
+    from bertopt.passes import BuildNative
+    from bertopt.system import native_import
+
+    out, part, parent = (folder / f"native-{precision}{end}" for end in ("", ".part", ".parent"))
+    mark = out.with_suffix(".made-from")
+    try:
+        module = native_import.native()
+        digest = hashlib.sha256(f"{source} {module.__version__} ".encode())
+        for path in sorted(Path(module.__file__).parent.iterdir()):
+            digest.update(path.read_bytes() if path.is_file() else b"")
+        if mark.is_file() and mark.read_text("utf-8") == digest.hexdigest():
+            return out
+        for directory in (part, parent, out):
+            shutil.rmtree(directory, ignore_errors=True)
+        part.mkdir(parents=True)
+        parent.mkdir()
+        reference = checkpoint.load(source)
+        checkpoint.write_snapshot(reference, parent)
+        model = BuildNative(precision=precision)(reference, Context(part)).model
+        stages.inherit(parent, part)
+        stages.write_form(model, part)
+        stages.write_manifest(part, {"name": "native", **stages.describe(model, part)})
+    except BertoptError as error:
+        raise environments.BuildError(f"{precision}: {error}") from error
+    shutil.rmtree(parent)
+    part.rename(out)
+    mark.write_text(digest.hexdigest(), "utf-8")
+    return out
 
 
 def calibration(train: Path, folder: Path) -> Path:

@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 Model = Callable[[Sequence[str]], Any]
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "sentence-transformers", "optimum", "optimum-onnx", "optimum-intel", "numpy",
-    "onnx", "onnxruntime", "openvino", "nncf", "bertopt",
+    "onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "torchao", "bertopt", "bertopt-native",
 )  # fmt: skip
 
 
@@ -40,8 +41,10 @@ def versions() -> dict[str, str]:
 def opened(options: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     """The model that `options["load"]`, a `module:function`, gives for them, and what is known of it."""
     module, name = options["load"].split(":")
+    begin = time.perf_counter()
     model, facts = getattr(importlib.import_module(module), name)(options)
-    return model, {"python": platform.python_version(), "versions": versions(), **facts}
+    taken = round(time.perf_counter() - begin, 3)
+    return model, {"python": platform.python_version(), "versions": versions(), "load_s": taken, **facts}
 
 
 def timed(model: Model, texts: Sequence[str], window: int) -> list[float]:
@@ -66,6 +69,16 @@ def described(answers: Any) -> dict[str, Any]:
     return {"shape": list(array.shape), "float32": base64.b64encode(array.tobytes()).decode()}
 
 
+def peak_rss_mib() -> int:
+    """Of this program. getrusage also counts what the process had before it became this program: its parent's memory."""
+    try:
+        lines = Path("/proc/self/status").read_text("ascii").splitlines()
+        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / 1024)
+
+
 class Server:
     """What one contender can be asked. Every method's keyword arguments are a request's fields."""
 
@@ -73,15 +86,16 @@ class Server:
         self.model, self.facts_found, self.kept = model, facts, dict[str, list[str]]()
 
     def facts(self) -> dict[str, Any]:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {**self.facts_found, "peak_rss_mib": round(peak / 1024)}
+        return {**self.facts_found, "peak_rss_mib": peak_rss_mib()}
 
     def texts(self, name: str, texts: list[str]) -> int:
         self.kept[name] = texts
         return len(texts)
 
-    def run(self, name: str, start: int, stop: int, window: int) -> list[float]:
-        return timed(self.model, self.kept[name][start:stop], window)
+    def run(self, name: str, start: int, stop: int, window: int) -> dict[str, Any]:
+        begin = time.process_time()
+        taken = timed(self.model, self.kept[name][start:stop], window)
+        return {"seconds": taken, "cpu_s": time.process_time() - begin}
 
     def answers(self, name: str) -> dict[str, Any]:
         return described(self.model(self.kept[name]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.peers.figures import BY_CALL, figures
+from benchmarks.peers.figures import BY_CALL, BY_CPU, figures
 from bertopt.report.svg import Svg, share_axis
 
 Race = Mapping[str, Any]
+#: Scenarios whose figures are times of a call or a text.
+HEADS = {BY_CALL: f"{BY_CALL}, ms", BY_CPU: f"{BY_CPU}, CPU ms a text"}
 
 
 def scenarios(race: Race) -> list[str]:
@@ -32,19 +34,19 @@ def table(race: Race) -> str:
     """Contenders × scenarios: texts/s, or ms of a short query; × is how many times faster than the scenario's best peer."""
     names = scenarios(race)
     by = {scenario: {row["contender"]: row for row in figures(race, scenario)} for scenario in names}
-    heads = [f"{name}, ms" if name == BY_CALL else f"{name}, texts/s" for name in names]
+    heads = [HEADS.get(name, f"{name}, texts/s") for name in names]
     lines = [
         f"**{race['title']}** ({'accuracy, agreement' if race['labelled'] else 'mean and least cosine'} against float32)",
-        "", f"| | {' | '.join(heads)} | fidelity |", "| :-- |" + " --: |" * (len(heads) + 1),
+        "", f"| | {' | '.join(heads)} | fidelity | memory, MiB | load, s |", "| :-- |" + " --: |" * (len(heads) + 3),
     ]  # fmt: skip
     order = sorted(race["contenders"].items(), key=lambda item: not item[1]["peer"])
     for name, contender in order:
         if contender.get("failed"):
-            lines.append(f"| {name} | {' | '.join('—' for _ in names)} | {cell(contender['failed'])} |")
+            lines.append(f"| {name} | {' | '.join('—' for _ in names)} | {cell(contender['failed'])} | — | — |")
             continue
         cells = [figure(by[scenario].get(name), scenario) for scenario in names]
         label = name if contender["peer"] else f"**{name}**"
-        lines.append(f"| {label} | {' | '.join(cells)} | {accuracy(contender)} |")
+        lines.append(f"| {label} | {' | '.join(cells)} | {accuracy(contender)} | {cost_to_open(contender)} |")
     notes = [near(race, by)] if near(race, by) else []
     notes += [f"Warning: {warning}." for warning in race.get("warnings", [])]
     return "\n".join([*lines, "", *notes]) + "\n"
@@ -58,7 +60,7 @@ def figure(row: Mapping[str, Any] | None, scenario: str) -> str:
     if row is None:
         return "—"
     rate = row["texts_per_s"]
-    value = f"{row['ms']:.2f}" if scenario == BY_CALL else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+    value = f"{row['ms']:.2f}" if scenario in HEADS else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
     if row["best"]:
         return f"{value} best peer"
     against = row["vs_best"]
@@ -84,6 +86,12 @@ def accuracy(contender: Mapping[str, Any]) -> str:
     if "accuracy" in found:
         return f"{found['accuracy']:.3f}, {found['agreement']:.1%}"
     return f"{found['cosine_mean']:.5f}, {found['cosine_min']:.4f}" if found else "—"
+
+
+def cost_to_open(contender: Mapping[str, Any]) -> str:
+    """Peak memory of the process, libraries included, and seconds to import and open."""
+    facts = contender.get("facts", {})
+    return f"{facts.get('peak_rss_mib', '—')} | {facts['load_s']:.1f}" if "load_s" in facts else "— | —"
 
 
 def picture(race: Race) -> str:

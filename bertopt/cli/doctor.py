@@ -35,9 +35,10 @@ def doctor(
 
             print(json.dumps(described | diagnosis.model_dump()))
             raise typer.Exit(diagnosis.exit_code)
+        names = {"isa": "instruction sets", "memory_gib": "memory, GiB"}
         for key, value in described.items():
             if key != "packages":
-                print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+                print(f"{names.get(key, key)}: {', '.join(value) if isinstance(value, list) else value}")
         print(f"installed: {', '.join(' '.join(package) for package in described['packages'].items())}")
         missing = [name for name in environment.OPTIONAL if name not in described["packages"]]
         print(f"not installed: {', '.join(missing)}" if missing else "every optional package is installed")
@@ -45,7 +46,7 @@ def doctor(
             print(f"{'error' if finding.blocks else 'warning'}: {finding}")
         what = f"'{recipe}'" if recipe else f"target {target}" if target else "this machine"
         if diagnosis.exit_code:
-            print(f"{what} cannot work here until the errors are mended")
+            print(f"{what} cannot work here; correct the errors above, then run doctor again")
         elif not diagnosis.findings:
             print(f"{what}: no problems found")
         raise typer.Exit(diagnosis.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 def inspect(directory: Directory, json_: Json = False, verbose: Verbose = False) -> None:
     """Show what an artefact is. Prints form, passes, checks and files; loads nothing."""
     with exit_codes(verbose):
-
         from bertopt.stages import read_manifest
 
         manifest = read_manifest(directory)
@@ -45,8 +45,6 @@ def passes(
 
             raise UsageError(f"no pass '{name}'{nearest(name, found)}")
         if json_:
-            import json
-
             print(json.dumps({key: _options(cls) for key, cls in found.items() if name in (None, key)}))
             return
         for key, cls in found.items():
@@ -55,7 +53,7 @@ def passes(
                 print(f"{key}  ({takes} → {gives})")
                 print(f"  {(cls.__doc__ or '').strip() if name else (cls.__doc__ or '').strip().splitlines()[0]}")
                 for option in _options(cls) if name else ():
-                    print(f"  {option['name']}: {option['type']} = {option['default']}\n      {option['description']}")
+                    print(f"  {option['name']}: {option['type']} = {json.dumps(option['default'])}\n      {option['description']}")
 
 
 @app.command()
@@ -66,8 +64,6 @@ def recipes(json_: Json = False, verbose: Verbose = False) -> None:
 
         rows = shipped()
         if json_:
-            import json
-
             print(json.dumps([row.model_dump() for row in rows]))
             return
         width = max(len(row.name) for row in rows)
@@ -78,8 +74,6 @@ def recipes(json_: Json = False, verbose: Verbose = False) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of recipes. Editors use it to complete and to check."""
-    import json
-
     from bertopt.recipe.schema import recipe_schema
 
     print(json.dumps(recipe_schema(), indent=2))
@@ -88,14 +82,17 @@ def schema() -> None:
 def _options(cls: Any) -> list[dict[str, Any]]:
     properties = cls.model_json_schema().get("properties", {})
     return [
-        {
-            "name": key,
-            "type": " | ".join(map(str, prop["enum"])) if "enum" in prop else str(prop.get("type", "object")),
-            "default": prop.get("default"),
-            "description": prop.get("description", ""),
-        }
+        {"name": key, "type": _type(prop), "default": prop.get("default"), "description": prop.get("description", "")}
         for key, prop in properties.items()
+        if not prop.get("description", "").startswith("old name of")
     ]
+
+
+def _type(prop: dict[str, Any]) -> str:
+    """Return `f32 | bf16`, `number | null` or `array` for a property of a JSON schema."""
+    if "anyOf" in prop:
+        return " | ".join(map(_type, prop["anyOf"]))
+    return " | ".join(map(str, prop["enum"])) if "enum" in prop else str(prop.get("type", "object"))
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:

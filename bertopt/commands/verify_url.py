@@ -74,7 +74,7 @@ def verify_url(
     with ThreadPoolExecutor(CLIENTS) as pool:
         got = np.stack(list(pool.map(ask, sent)))
     if got.shape != expected.shape:
-        raise UsageError(f"{url} answers {got.shape[-1]} numbers a text; the artefact gives {expected.shape[-1]}: it serves another model")
+        raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {expected.shape[-1]}: it serves another model")
     recorded = (manifest.gates or {}).get("parity") or {}
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]

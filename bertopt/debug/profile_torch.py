@@ -11,6 +11,7 @@ import torch
 
 from bertopt.core import Compiled, Eager, Session
 from bertopt.debug import timed_calls
+from bertopt.debug.trace_torch import replace_forward
 from bertopt.report.profile import AFTER, BEFORE, UNKNOWN
 from bertopt.sessions.torch import TorchSession
 
@@ -100,18 +101,10 @@ def _marked(network: Any, compiled: bool) -> Iterator[None]:
 
 
 def _mark(module: Any) -> Callable[[], None]:
-    own, forward = module.__dict__.get("forward"), module.forward
+    forward = module.forward
 
     def marked(*args: Any, **options: Any) -> Any:
         with torch.profiler.record_function(_LAYER):
             return forward(*args, **options)
 
-    module.forward = marked
-
-    def undo() -> None:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-    return undo
+    return replace_forward(module, marked)

@@ -72,8 +72,6 @@ class _Record:
 
 
 def _wrap(module: Any, name: str, record: _Record) -> Callable[[], None]:
-    """Not a hook: torch's encoder fast path gives way to a slower one where a module has hooks."""
-    own = module.__dict__.get("forward")
     forward = module.forward
 
     def wrapped(*args: Any, **options: Any) -> Any:
@@ -90,7 +88,16 @@ def _wrap(module: Any, name: str, record: _Record) -> Callable[[], None]:
         replaced = _like(torch.from_numpy(record.given[key]), value)
         return (replaced, *out[1:]) if isinstance(out, tuple) else replaced
 
-    module.forward = wrapped
+    return replace_forward(module, wrapped)
+
+
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Let `module` run `forward`, and return what undoes that.
+
+    Not a hook: torch's encoder fast path gives way to a slower one where a module has hooks.
+    """
+    own = module.__dict__.get("forward")
+    module.forward = forward
 
     def undo() -> None:
         if own is None:

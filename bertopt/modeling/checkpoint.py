@@ -112,7 +112,7 @@ def _config(directory: Path) -> Any:
     fields, dropped = scrub(read_json(path))
     check_config(fields)
     if dropped:
-        warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: names code to run", stacklevel=2)
+        warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", stacklevel=2)
     return AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
 
 

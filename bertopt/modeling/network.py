@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import encoder_layers
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
@@ -67,6 +69,15 @@ class Network(nn.Module):
         ids = ids % max(known - 5, 1) + min(4, known - 1)
         by_name = self.layout.example(self.spec, ids)
         return tuple(by_name[name] for name in self.inputs)
+
+    def run_example(self, batch: int = 2, sequence: int = 4, hooks: Iterable[RemovableHandle] = ()) -> None:
+        """Run one forward of `example`, without gradients, and remove `hooks`, which looked at it."""
+        try:
+            with torch.inference_mode():
+                self(*self.example(batch, sequence))
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = self.layout(dict(zip(self.inputs, tensors, strict=True)), self.base)

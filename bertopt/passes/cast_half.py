@@ -165,12 +165,7 @@ def _linear_dtypes(network: Any) -> list[torch.dtype]:
         for module in network.encoder.modules()
         if isinstance(module, torch.nn.Linear)
     ]
-    try:
-        with torch.inference_mode():
-            network(*network.example(2, 4))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    network.run_example(hooks=hooks)
     return given
 
 

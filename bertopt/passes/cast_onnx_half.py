@@ -43,7 +43,7 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         except ImportError as error:
             raise Unsupported(f"half precision in ONNX needs {error.name}; pip install 'bertopt[cpu]'") from error
         if model.precision != "float32":
-            raise Unsupported(f"cast_onnx_half takes a float32 graph; got {model.precision}")
+            raise Unsupported(f"cast_onnx_half takes a float32 graph; got {model.precision}: put it before the pass that cast or quantised")
         graph = ir.load(model.path)
         unknown = set(self.keep_fp32) - {n.op_type for n in graph.graph} - {n.name for n in graph.graph}
         if unknown:
@@ -99,7 +99,7 @@ class _Caster:
                 attr.type in (self.ir.AttributeType.GRAPH, self.ir.AttributeType.GRAPHS)
                 for attr in node.attributes.values()
             ):
-                raise Unsupported(f"node '{node.name}' ({node.op_type}) has a subgraph; encoders have none")
+                raise Unsupported(f"node '{node.name}' ({node.op_type}) has a subgraph, which cast_onnx_half does not cast; leave it out")
             wanted = self.ir.DataType.FLOAT if _kept(node, self.keep) else self.half
             for index, value in enumerate(node.inputs):
                 if value is not None and self._is_float(value):

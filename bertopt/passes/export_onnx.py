@@ -74,7 +74,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
         assert program is not None
         graph = program.model
         if graph.opset_imports.get("") != self.opset:
-            raise Unsupported(f"the exporter wrote opset {graph.opset_imports.get('')} instead of {self.opset}")
+            raise Unsupported(f"expected opset {self.opset}; the exporter wrote {graph.opset_imports.get('')}: state that one")
         _check_names(graph, model)
         for node in graph.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
@@ -121,4 +121,4 @@ def _check_names(graph: Any, model: Eager) -> None:
     for (name, expected), value in zip(model.spec.dimensions.items(), graph.graph.inputs, strict=True):
         dims = [str(dim) for dim in value.shape or ()]
         if value.name != name or dims != [*expected]:
-            raise Unsupported(f"expected input {name}[{', '.join(expected)}]; the exporter wrote {value.name}{dims}")
+            raise Unsupported(f"expected input {name}[{', '.join(expected)}]; the exporter wrote {value.name}{dims}; report this with the model's config.json")

@@ -71,10 +71,5 @@ def _products(network: Any) -> tuple[int, int]:
         for module in encoder_layers.distinct(network.base)[-1].modules()
         if isinstance(module, torch.nn.Linear) and network.first_only
     ]
-    try:
-        with torch.inference_mode():
-            network(*network.example(batch, sequence))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    network.run_example(batch, sequence, hooks)
     return seen.count(1), seen.count(sequence)

@@ -40,7 +40,7 @@ class MergeQkv(Pass[Eager, Eager]):
         base: Any = network.base
         family = base.config.model_type
         if family not in encoder_layers.PARTS:
-            raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}"))
+            raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}; leave merge_qkv out"))
         before = _calls(network)[0]
         for layer in encoder_layers.distinct(base):
             attention = encoder_layers.attention(layer, base)
@@ -58,7 +58,6 @@ class MergeQkv(Pass[Eager, Eager]):
 
 def _calls(network: Any) -> tuple[int, int]:
     """How many merged products, and how many keys and values of their own, one forward computes."""
-    import torch
 
     from bertopt.modeling import encoder_layers
 
@@ -77,10 +76,5 @@ def _calls(network: Any) -> tuple[int, int]:
         for name, child in layer.get_submodule(parts.attention).named_children()
         if name in ("qkv", "kv", *parts.projections[1:])
     ]
-    try:
-        with torch.inference_mode():
-            network(*network.example(2, 4))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    network.run_example(hooks=hooks)
     return calls[True], calls[False]

@@ -70,7 +70,7 @@ class PackSequences(Pass[Eager, Eager]):
                 f"{', '.join(encoder_layers.PARTS)}"
             )
         if pooling == "max":
-            raise Unsupported("max pooling of packed rows would take a copy of the row for every text in it")
+            raise Unsupported("max pooling of packed rows would copy the row for every text in it; leave pack_sequences out")
         if self.attention == "varlen":
             self._use_varlen(model)
         before = set(model.inputs)
@@ -120,7 +120,6 @@ class PackSequences(Pass[Eager, Eager]):
 
 def _varlen_calls(network: Any) -> int:
     """How many times one forward attends from text to text."""
-    import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from bertopt.modeling import varlen
@@ -134,8 +133,7 @@ def _varlen_calls(network: Any) -> int:
 
     ALL_ATTENTION_FUNCTIONS[varlen.NAME] = count
     try:
-        with torch.inference_mode():
-            network(*network.example(2, 4))
+        network.run_example()
     finally:
         del ALL_ATTENTION_FUNCTIONS[varlen.NAME]
     return calls

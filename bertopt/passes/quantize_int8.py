@@ -37,7 +37,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     scheme: Literal["dynamic", "static"] = Field(
         "dynamic", description="dynamic: activation scales at run time; static: calibrated on the recipe's texts"
     )
-    per_channel: bool = Field(True, description="one weight scale an output channel instead of one a tensor")
+    per_channel: bool = Field(True, description="one weight scale per output channel instead of one per tensor")
     reduce_range: bool | None = Field(
         None, description="7-bit weights; by default where this CPU would saturate with 8 bits (AVX2 or AVX512 without VNNI)"
     )
@@ -76,7 +76,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             raise Unsupported(f"INT8 needs {error.name}; pip install 'bertopt[cpu]'") from error
         if model.precision != "float32":
             raise Unsupported(
-                f"quantize_int8 takes a float32 graph; got {model.precision}: ONNX Runtime could not load the result"
+                f"quantize_int8 takes a float32 graph; got {model.precision}, of which ONNX Runtime could not load the result: "
+                "put it before the pass that cast or quantised"
             )
         from bertopt.quantization import qdq
 

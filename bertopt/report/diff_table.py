@@ -12,12 +12,22 @@ HEADS = ("stage", "gate", "figure", "baseline", "candidate", "note")
 
 
 def render(diff: Diff) -> Table:
-    """One row a figure, regressions in red."""
+    """Return one row for each stage with its status, one for each of its figures below, regressions in red."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for head in HEADS:
-        table.add_column(head, justify="right" if head in ("baseline", "candidate") else "left", overflow="fold")
+    for head in ("stage, figure", "baseline", "candidate", "note"):
+        number = head in ("baseline", "candidate")
+        table.add_column(head, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    stage = None
     for change in diff.changes:
-        table.add_row(*(Text(cell, "bold red" if change.regression else "") for cell in cells(change)))
+        words, style = cells(change), "bold red" if change.regression else ""
+        if change.gate == "status":
+            words[2] = change.stage
+        else:
+            words[2] = f"  {change.what}{', speed-up' if change.unit == 'x' else ''}"
+            if change.stage != stage:
+                table.add_row(Text(change.stage, "bold"))
+        stage = change.stage
+        table.add_row(Text(words[2], style or ("bold" if change.gate == "status" else "")), *(Text(cell, style) for cell in words[3:]))
     return table
 
 

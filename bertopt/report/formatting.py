@@ -129,8 +129,8 @@ def coverage(found: Coverage) -> str:
 
 
 def rounding(found: Rounding) -> str:
-    """`error on real texts 0.65 times that of the simulated rounding`."""
-    return f"error on real texts {figure(found.error_ratio, 2)} times that of the simulated rounding"
+    """`error on real texts 0.65× that of the simulated rounding`."""
+    return f"error on real texts {found.error_ratio:.2f}× that of the simulated rounding"
 
 
 def certificate(found: Certificate) -> str:

@@ -16,9 +16,9 @@ def parity(report: Report, alone: bool = False) -> str | None:
     if not groups:
         return None
     svg = Svg(WIDTH, "Each stage's difference from the reference, against its limits")
-    axis = log_axis([x for _, each in groups for mark in each for x in (mark.value, mark.limit) if x is not None], 360, 880)
+    axis = log_axis([x for _, each in groups for mark in each for x in (mark.value, mark.limit) if x is not None], 375, 880)
     bottom = _TOP + _ROW * sum(len(each) for _, each in groups) + _GAP * (len(groups) - 1)
-    svg.heads((0, "stage"), (250, "metric"), (360, "difference from the reference, log scale"), (980, "limit"))
+    svg.heads((0, "stage"), (250, "metric"), (375, "difference from the reference, log scale"), (980, "limit"))
     svg.text(965, 14, "measured", "head", end=True)
     svg.text(svg.width, 14, "to the limit", "head", end=True)
     axis.draw(svg, 40, bottom)

@@ -10,6 +10,7 @@ from typing import IO
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live as RichLive
+from rich.measure import Measurement
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,7 @@ from rich.text import Text
 from bertopt.report.formatting import (
     NONE,
     QUICK,
+    Grid,
     Row,
     baselines,
     certificate,
@@ -30,13 +32,14 @@ from bertopt.report.formatting import (
 from bertopt.report.formatting import notes as cell_notes
 from bertopt.results import Report
 
-#: Least console widths, what they leave out, and whether cells are brief there. What is still too wide wraps.
-_LAYOUTS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
-    (170, (), False),
-    (130, ("changed",), False),
-    (96, ("changed", "size", "ms"), True),
-    (72, ("changed", "size", "ms", "quality", "rate"), True),
-    (0, ("changed", "size", "ms", "quality", "rate", "parity"), True),
+#: Columns that are left out, and whether cells are brief. The first layout that fits is taken; the last one wraps.
+_LAYOUTS: tuple[tuple[tuple[str, ...], bool], ...] = (
+    ((), False),
+    (("changed",), False),
+    (("changed",), True),
+    (("changed", "size", "ms"), True),
+    (("changed", "size", "ms", "quality", "rate"), True),
+    (("changed", "size", "ms", "quality", "rate", "parity"), True),
 )
 _STATUS = {"ok": "green", "noop": "yellow", "failed": "bold red", "reverted": "yellow", "unsupported": "magenta",
            "unverified": "yellow", "skipped": "dim"}  # fmt: skip
@@ -69,8 +72,19 @@ class _Fitted:
         self._report, self._notes = report, notes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        words, ascii_only = grid(self._report), options.ascii_only
-        dropped, brief = next((drop, brief) for least, drop, brief in _LAYOUTS if options.max_width >= least)
+        words, room = grid(self._report), options.max_width
+        endless = options.update(max_width=10_000)
+        for dropped, brief in _LAYOUTS:
+            table = self._table(words, dropped, brief, options.ascii_only)
+            if Measurement.get(console, endless, table).maximum <= room:
+                break
+        yield table
+        if self._notes and self._notes.plain:
+            notes = self._notes.copy()
+            notes.plain = _plain(notes.plain, options.ascii_only)
+            yield notes
+
+    def _table(self, words: Grid, dropped: tuple[str, ...], brief: bool, ascii_only: bool) -> Table:
         keys = [key for key in words.heads if key not in dropped]
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for key in keys:
@@ -81,11 +95,7 @@ class _Fitted:
             )  # fmt: skip
         for row in words.rows:
             table.add_row(*(_cell(row, key, self._report, brief, ascii_only) for key in keys))
-        yield table
-        if self._notes and self._notes.plain:
-            notes = self._notes.copy()
-            notes.plain = _plain(notes.plain, ascii_only)
-            yield notes
+        return table
 
 
 def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> Text:

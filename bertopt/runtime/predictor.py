@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,7 +213,8 @@ class Predictor:
             return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]
         if task == "question-answering":
             return [task_outputs.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
-        return [task_outputs.fill(out[name], t, self._mask_id, fast.decode, how.top_k) for _, t, out in rows]
+        named = functools.partial(fast.decode, skip_special_tokens=False)
+        return [task_outputs.fill(out[name], t, self._mask_id, named, how.top_k) for _, t, out in rows]
 
 
 def _mask_id(directory: Path, tokenizer: Tokenizer) -> int:

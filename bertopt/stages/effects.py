@@ -49,13 +49,13 @@ def claimed(model: Model, facts: RuntimeFacts, proven: float | None) -> Counts:
     """What a model must show of the precision it says it has, and of being compiled."""
     shown: Counts = {}
     if proven is not None:
-        shown[f"weight, or more, in {model.precision}"] = (1, int(proven > 0))
+        shown[f"at least one weight in {model.precision}"] = (1, int(proven > 0))
     if isinstance(model, Compiled):
         from torch._dynamo import config
         from torch._dynamo.utils import counters
 
-        shown["compiled graph, or more"] = (1, min(1, facts.graphs or 0))
+        shown["at least one compiled graph"] = (1, min(1, facts.graphs or 0))
         shown["graph breaks"] = (0, sum(counters["graph_break"].values()))
-        shown["compiler errors to be suppressed"] = (0, int(config.suppress_errors))
+        shown["compiler errors that are suppressed"] = (0, int(config.suppress_errors))
     return shown
 

@@ -108,7 +108,7 @@ def cpu_quota(machine: Machine) -> Finding | None:
         return None
     return Finding(
         check="cpu_quota", found=f"a cgroup allows {quota:g} CPUs, but {machine.cores} cores are visible",
-        stops="runtimes start a thread a core and are throttled, so runs are slow and timings noisy",
+        stops="runtimes start one thread per core and are throttled, so runs are slow and timings noisy",
         fix=f"give the container whole cores (docker run --cpuset-cpus=0-{max(0, round(quota) - 1)}), or OMP_NUM_THREADS={max(1, int(quota))}",
     )  # fmt: skip
 

@@ -86,7 +86,7 @@ def no_cuda_compiler(machine: Machine) -> Finding | None:
     if not missing:
         return None
     return Finding(
-        check="no_cuda_compiler", found=f"{' and '.join(missing)} is not here", stops="compile_torch cannot run on the GPU",
+        check="no_cuda_compiler", found=f"missing: {' and '.join(missing)}", stops="compile_torch cannot run on the GPU",
         fix="apt-get install gcc python3-dev", concerns=("compile_cuda",), blocks=True, only_if_needed=True,
     )  # fmt: skip
 

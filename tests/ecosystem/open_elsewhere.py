@@ -26,6 +26,7 @@ def sentence_transformers(directory: str, form: str, texts: list[str], options: 
 
 def optimum(directory: str, form: str, task: str, texts: list[Any], options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer, pipeline
+    from transformers.pipelines import PIPELINE_REGISTRY
 
     if form == "onnx":
         import optimum.onnxruntime as library
@@ -36,12 +37,26 @@ def optimum(directory: str, form: str, task: str, texts: list[Any], options: dic
 
         name, options = f"OVModel{CLASSES[task]}", {"subfolder": "openvino", **options}
     model, tokenizer = getattr(library, name).from_pretrained(directory, **options), AutoTokenizer.from_pretrained(directory)
+    if task == "question-answering" and task not in PIPELINE_REGISTRY.get_supported_tasks():
+        return [span(model, tokenizer, *text) for text in texts]
     run = pipeline(task, model=model, tokenizer=tokenizer)
     if task == "question-answering":
         return [run(question=question, context=context) for question, context in texts]
     outputs = run(texts)
     # A text with one mask: bertopt has a list for each mask.
     return [[each] for each in outputs] if task == "fill-mask" else outputs
+
+
+def span(model: Any, tokenizer: Any, question: str, context: str) -> dict[str, Any]:
+    """Return the most probable span of at most 15 tokens: transformers 5 has no pipeline for question answering."""
+    inputs = tokenizer(question, context, return_offsets_mapping=True, return_tensors="pt")
+    offsets, inside = inputs.pop("offset_mapping")[0].tolist(), [side == 1 for side in inputs.sequence_ids(0)]
+    outputs = model(**inputs)
+    start, end = outputs.start_logits[0].tolist(), outputs.end_logits[0].tolist()
+    places = [(i, j) for i in range(len(inside)) for j in range(i, min(i + 15, len(inside))) if inside[i] and inside[j]]
+    first, last = max(places, key=lambda place: start[place[0]] + end[place[1]])
+    begin, finish = offsets[first][0], offsets[last][1]
+    return {"answer": context[begin:finish], "start": begin, "end": finish}
 
 
 def main() -> None:

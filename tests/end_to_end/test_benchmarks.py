@@ -76,12 +76,21 @@ def test_a_contender_answers_in_order_and_sleeps_between(contender: Contender) -
     assert contender.facts["directory"] == "d" and "numpy" in contender.facts["versions"]
     contender.ask("texts", name="natural", texts=["a", "bbb", "cc"])
     assert decoded(contender.ask("answers", name="natural")).tolist() == [[1, 1], [3, 1], [2, 1]]
-    assert len(contender.ask("run", name="natural", start=0, stop=3, window=2)) == 2
-    assert len(contender.ask("run", name="natural", start=1, stop=3, window=0)) == 1
+    assert contender.facts["load_s"] >= 0
+    timed = contender.ask("run", name="natural", start=0, stop=3, window=2)
+    assert len(timed["seconds"]) == 2 and timed["cpu_s"] >= 0
+    assert len(contender.ask("run", name="natural", start=1, stop=3, window=0)["seconds"]) == 1
     deadline = time.monotonic() + 5
     while state(contender.pid) != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
     assert state(contender.pid) == "T"
+
+
+def test_a_contender_s_memory_is_not_its_parents(fakes: Path) -> None:
+    ballast = np.ones(60_000_000)
+    one = ready("small", fakes)
+    with Contender("small", one.python, one.options, fakes / "log", 20, one.path) as contender:
+        assert 0 < contender.ask("facts")["peak_rss_mib"] < ballast.nbytes / 2**20
 
 
 def test_what_a_contender_cannot_do_is_said(fakes: Path, contender: Contender) -> None:
@@ -154,6 +163,32 @@ def test_who_fails_on_the_way_is_out_and_the_race_goes_on(fakes: Path) -> None:
     assert race_["contenders"]["fragile"]["failed"] == "fragile: ValueError: lost on the way"
     assert set(figures.costs(race_["turns"], "short query", "fragile")) == {0}
     assert set(figures.costs(race_["turns"], "short query", "b")) == {0, 1}
+
+
+def test_a_race_on_one_thread_keeps_fidelity_and_counts_cpu_time(fakes: Path) -> None:
+    race_: dict[str, Any] = {"contenders": {}, "turns": []}
+    one = ready("a", fakes, pause_s=0.01, cores=[0, 1], streams=2)
+    raced(fakes, [one], race_, 1)
+    before = json.loads(json.dumps(race_["contenders"]["a"]))
+    alone = job(1)
+    alone.scenarios[:] = [Scenario(figures.BY_CPU, "natural", 8, 0, one_thread=True)]  # type: ignore[index]
+    again = one.on_one_thread()
+    assert (again.options["threads"], again.options["streams"], again.options["cores"]) == (1, 0, [0])
+    race.race(race_, [again], None, alone, fakes, lambda: None, lambda _: None)
+    assert race_["contenders"]["a"] == before
+    # It sleeps 10 ms a text, which is no CPU time.
+    last = race_["turns"][-1]
+    assert last["scenario"] == figures.BY_CPU and figures.cost(last) == pytest.approx(1e3 * last["cpu_s"] / 8) and last["cpu_s"] < last["seconds"]
+
+
+def test_large_models_race_with_few_peers_in_few_scenarios() -> None:
+    large, minilm = models.CHECKPOINTS["large24"], models.CHECKPOINTS["minilm"]
+    assert {entry.name for entry in roster.wanted(large, [], [])} == roster.FASTEST | set(roster.NATIVE)
+    names = {entry.name for entry in roster.wanted(minilm, [], [])}
+    assert names > roster.FASTEST and "optimum ONNX" not in names
+    assert "optimum ONNX" in {entry.name for entry in roster.wanted(minilm, [], [], everyone=True)}
+    assert [s.name for s in large.scenarios(False, 512)] == ["offline", "windows of 16", figures.BY_CALL, "8 x 128", figures.BY_CPU]
+    assert {entry.name for entry in roster.PEERS} >= roster.FASTEST | roster.OTHERS
 
 
 def test_every_round_takes_the_next_texts() -> None:
@@ -242,12 +277,12 @@ def test_the_table_and_the_picture() -> None:
     document = result()
     table = tables.markdown(document)
     lines = table.splitlines()
-    assert lines[2] == "| | offline, texts/s | short query, ms | fidelity |"
+    assert lines[2] == "| | offline, texts/s | short query, ms | fidelity | memory, MiB | load, s |"
     # The median round runs at 2.5 times the first one's time: 20 ms a text become 50.
-    assert "| p2 | 20 best peer | 50.00 best peer | 0.99500, 0.9000 |" in lines
+    assert "| p2 | 20 best peer | 50.00 best peer | 0.99500, 0.9000 | — | — |" in lines
     assert (
         any(line.startswith("| **ours** | 40 (×2.00 [") for line in lines)
-        and "| gone | — | — | not on this CPU |" in lines
+        and "| gone | — | — | not on this CPU | — | — |" in lines
     )
     assert "Against the best near-lossless peer (mean cosine ≥ 0.9999): ours: offline ×3.00 [" in table
     picture = ElementTree.fromstring(tables.picture(document["models"]["minilm"]))

@@ -467,9 +467,11 @@ def test_passes() -> None:
     found = call("passes", "quantize_int8")
     assert (
         "(Onnx → Onnx)" in found.stdout
-        and "per_channel: boolean = True" in found.stdout
+        and "per_channel: boolean = true" in found.stdout
         and "use_sdpa" not in found.stdout
     )
+    text = call("passes", "convert_openvino").stdout
+    assert "min_cosine: number | null = 0.96" in text and "old name of" not in text
     options = json.loads(call("passes", "export_onnx", "--json").stdout)
     assert list(options) == ["export_onnx"] and options["export_onnx"][0]["name"] == "opset"
     found = call("passes", "quantise_int8")

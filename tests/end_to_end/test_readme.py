@@ -74,7 +74,10 @@ def test_commands_and_options_exist(page: str) -> None:
     for verb, *words in commands(TEXTS[page]):
         given = {word.strip("[]…").split("=")[0] for word in words if word.startswith(("-", "[-"))}
         if verb in verbs:
-            known = {"--help", *(option for parameter in verbs[verb].params for option in parameter.opts)}
+            command = verbs[verb]
+            if words and words[0] in getattr(command, "commands", ()):
+                command = command.commands[words[0]]
+            known = {"--help", *(option for parameter in command.params for option in parameter.opts)}
             wrong |= {f"bertopt {verb} {option}" for option in given - known}
         elif not verb.startswith("-"):
             wrong.add(f"bertopt {verb}")
@@ -214,3 +217,10 @@ def test_layers_are_drawn_from_the_top_down() -> None:
     contracts = [{"type": "independence"}, {"type": "layers", "layers": ["cli", "core | system"]}]
     lines = layers({"tool": {"importlinter": {"contracts": contracts}}}).splitlines()
     assert [line.strip("|").strip() for line in lines if line.startswith("|")] == ["cli", "core | system"]
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    import bertopt
+
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert [name for name in bertopt.__all__ if name != "__version__" and f":: bertopt.{name}" not in page] == []

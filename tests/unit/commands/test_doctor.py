@@ -84,7 +84,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     (gpu(torch_cuda="12.8"), "cuda_majors_apart", "torch is built for CUDA 12.8, onnxruntime-gpu for CUDA 13.0", "gpu", 4),
     (gpu(missing_libraries=("libcublasLt.so.13",)), "missing_cuda_libraries", "pip install nvidia-cublas ", "gpu", 4),
     (gpu(missing_libraries=("libcudnn.so.9",), onnxruntime_cuda="12.8", torch_cuda="12.8"), "missing_cuda_libraries", "nvidia-cudnn-cu12", "gpu", 4),
-    (gpu(c_compiler=None, python_header=False), "no_cuda_compiler", "a C compiler and Python.h is not here", COMPILED, 4),
+    (gpu(c_compiler=None, python_header=False), "no_cuda_compiler", "missing: a C compiler and Python.h", COMPILED, 4),
     (gpu({"compute_mode": "exclusive"}), "compute_mode", "sudo nvidia-smi -c DEFAULT", "gpu", 4),
     (gpu({"compute_mode": "prohibited", "mps": True}), "compute_mode,mps", "second process cannot start", "gpu", 4),
     (gpu({"compute_mode": "exclusive", "mps": True}), "mps", "nvidia-cuda-mps-control", "gpu", 0),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bertopt.report import formatting, html, terminal
+from bertopt.report import diff_table, formatting, html, terminal
+from bertopt.report.diff import Change, Diff, Tolerances
 from bertopt.results import Case, Comparison, Delivered, Latency, Limits, Parity, Quality, Ratio, Report, Stage, Worst
 
 NAN = math.nan
@@ -173,6 +174,32 @@ def test_table_fits_and_keeps_what_matters(width: int) -> None:
     assert "…" not in line
     assert "with colour no NVIDIA GPU" in " ".join(text.split())
     assert "\x1b" not in text
+
+
+def test_a_column_is_left_out_only_where_it_does_not_fit() -> None:
+    """The full table is as wide as its cells: one column less of room leaves out `changed`, the least important one."""
+    full = drawn(report(), 500)
+    width = max(len(line.rstrip()) for line in full.splitlines() if "─" in line)
+    assert "matmul 36" in drawn(report(), width) and "matmul 36" not in drawn(report(), width - 1)
+    assert "[2.35, 2.47]" in drawn(report(), width - 1)
+
+
+def test_compared_figures_stand_below_their_stage() -> None:
+    changes = [
+        Change(stage="a_stage_with_a_long_name", gate="status", what="ok", note="ok → ok"),
+        Change(stage="a_stage_with_a_long_name", gate="latency", what="8 × 128", unit="x", before=2.0, after=1.0, regression="slower"),
+        Change(stage="b", gate="size", what="size_bytes", unit="bytes", before=2**20, after=2**20),
+    ]
+    compared = Diff(baseline="a", candidate="b", environment=[], tolerances=Tolerances(), changes=changes, exit_code=3, reason="")
+    file = io.StringIO()
+    Console(file=file, width=80).print(diff_table.render(compared))
+    lines = [line.split() for line in file.getvalue().splitlines()[2:]]
+    assert lines == [
+        ["a_stage_with_a_long_name", "–", "–", "ok", "→", "ok"],
+        ["8", "×", "128,", "speed-up", "2.00x", "1.00x", "REGRESSION:", "slower"],
+        ["b"],
+        ["size_bytes", "1.0", "MiB", "1.0", "MiB"],
+    ]
 
 
 def test_table_in_ascii() -> None:

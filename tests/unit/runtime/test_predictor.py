@@ -159,6 +159,9 @@ def test_fill_mask(opened: Opened) -> None:
     assert [entry["token_str"] for entry in one[0]] == [entry["token_str"] for entry in expected]
     np.testing.assert_allclose([e["score"] for e in one[0]], [e["score"] for e in expected], atol=1e-5)
     assert len(one) == 1 and len(two) == 2 and none == []
+    # Special tokens have their names too.
+    every = {entry["token"]: entry["token_str"] for entry in predict(["the [MASK] sat"], top_k=None)[0][0]}
+    assert [every[number] for number in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def test_embeddings(opened: Opened) -> None:
