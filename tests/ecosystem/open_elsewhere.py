@@ -48,8 +48,11 @@ def optimum(directory: str, form: str, task: str, texts: list[Any], options: dic
 
 
 def span(model: Any, tokenizer: Any, question: str, context: str) -> dict[str, Any]:
-    """Return the most probable span of at most 15 tokens: transformers 5 has no pipeline for question answering."""
-    inputs = tokenizer(question, context, return_offsets_mapping=True, return_tensors="pt")
+    """Return the most probable span of at most 15 tokens: transformers 5 has no pipeline for question answering.
+
+    Token types are asked for, as transformers 5 leaves them out for tokenizers of no class of their family.
+    """
+    inputs = tokenizer(question, context, return_offsets_mapping=True, return_token_type_ids=True, return_tensors="pt")
     offsets, inside = inputs.pop("offset_mapping")[0].tolist(), [side == 1 for side in inputs.sequence_ids(0)]
     outputs = model(**inputs)
     start, end = outputs.start_logits[0].tolist(), outputs.end_logits[0].tolist()

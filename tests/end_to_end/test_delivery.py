@@ -45,7 +45,7 @@ class Mine{name}(Pass[Eager, Eager]):
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[None]:
-    with cheap_workers("pipeline", "commands.verify"):
+    with cheap_workers("pipeline", "commands.verify", new_interpreter=True):
         yield
 
 
@@ -60,7 +60,7 @@ def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
 ) -> None:
     monkeypatch.setenv("MY_MODELS_MODE", "checked")
     # Workers that inherit the variable; they run one thread.
-    with cheap_workers("pipeline"):
+    with cheap_workers("pipeline", new_interpreter=True):
         report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on, "threads": 1})
     assert report.stages[-1].status == "ok", report.reason
     assert report.exit_code == 3 and report.delivered is None

@@ -23,7 +23,7 @@ QUICK = (
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with cheap_workers("pipeline"):
+    with cheap_workers("pipeline", new_interpreter=True):
         yield Bench(tmp_path_factory.mktemp("mutants"))
 
 
