@@ -2,7 +2,8 @@
 
 Not planted is what no check runs: a fault of one pair of ids, of one batch size at one length, of one user or date, or after more
 calls than a run makes; and calls that overlap, as the predictor takes turns where a session is not `concurrent`. Known to be delivered
-is `written_padding`: no probe has the padding token where the mask shows it.
+are `written_padding` (no probe has the padding token where the mask shows it) and `same_row_before_in_bf16` (a text beside its copy is
+limited for float32 alone).
 """
 
 from __future__ import annotations
