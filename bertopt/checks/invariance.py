@@ -36,7 +36,8 @@ def measure(
     session: Session, spec: Spec, texts: Sequence[dict[str, Array]], limits: ShapeLimits, seed: int = 0
 ) -> Invariance | None:
     """Run each of `texts` (unpadded inputs [1, S]) alone, among random others in batches of several sizes, and padded
-    on the right to several lengths; where `spec.left_padding_invariant`, padded on the left too. All through the same session.
+    on the right to several lengths; where `spec.left_padding_invariant`, padded on the left too; and one twice in a batch. All
+    through the same session.
 
     The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
     positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
@@ -92,6 +93,9 @@ def _runs(spec: Spec, lengths: Sequence[int], limits: ShapeLimits, seed: int) ->
         for i, length in enumerate(lengths):
             for width in sorted({min(limits.longest, length + 1), min(limits.longest, 2 * length + 7)} - {length}):
                 yield _Run(f"alone, padded on the {side} to {width}", [i], width, left)
+    # Rows that are alike may be computed once and copied to a wrong place.
+    middle = len(lengths) // 2
+    yield _Run("beside its copy", [middle, middle], lengths[middle])
 
 
 def _batch(spec: Spec, texts: Sequence[dict[str, Array]], run: _Run) -> dict[str, Array]:

@@ -1,12 +1,15 @@
-"""Tell wrong ids from unlucky rounding: the ids of short rows that stand out are run again, each beside other ids.
+"""Tell faults from unlucky rounding: what stands out in reduced precision is run again with other ids.
 
-In INT8 the error of a row of 4 random ids has a long tail: right forms of a classifier had rows 5.5 to 6.6 times the median off. A
-wrong embedding is wrong beside any others. What is no longer seen: a fault of reduced precision that needs one pair of ids.
+In INT8 the error of a row of few random ids has a long tail: right forms of a classifier had rows 5.5 to 6.6 times the median off. A
+wrong embedding is wrong beside any others, and so each id of such a short row is run again. A batch size, a length or a row that is
+wrong is wrong whatever its ids, and so a batch with such a row is run again with others; its own ids stand in short rows as well.
+What is no longer seen: a fault of reduced precision that needs one pair of ids, or that hits less than every second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,20 +28,28 @@ if TYPE_CHECKING:
 
 #: Most rows that are run again; beyond, rows stand out that need no second look.
 MOST = 64
-#: Rows in which each id is run again, and whose median counts.
+#: Most batches that are run again.
+MOST_BATCHES = 8
+#: Rows in which each id is run again, or times a batch is, and whose median counts.
 TIMES = 5
 
 
 def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth) -> None:
-    """Replace the error of each suspect row by that of its worst id: the median over `TIMES` rows beside other ids."""
-    rows = _standing_out(compared)
-    if not rows:
-        return
+    """Replace the errors of suspect rows by what running them again with other ids gives."""
     rng = np.random.default_rng([seed, 20])
-    ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for probe, row in rows]
+    # Both are chosen before either changes the median.
+    rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, ("batch sizes",))
+    if rows:
+        _settle_ids(compared, rows[:MOST], spec, rng, run)
+    if batches:
+        _settle_batches(compared, batches, spec, rng, run)
+
+
+def _settle_ids(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
+    """Replace the error of each short row by that of its worst id: the median over `TIMES` rows beside other ids."""
+    ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for _, probe, row in rows]
     repeated = np.repeat(np.concatenate(ids), TIMES)
-    beside = rng.integers(0, spec.vocabulary - (spec.pad_id < spec.vocabulary), (len(repeated), min(ID_LENGTH, spec.max_length)))
-    beside += beside >= spec.pad_id
+    beside = _random_ids(spec, (len(repeated), min(ID_LENGTH, spec.max_length)), rng)
     beside[np.arange(len(beside)), rng.integers(beside.shape[1], size=len(beside))] = repeated
     parts = [beside[start : start + ID_ROWS] for start in range(0, len(beside), ID_ROWS)]
     probes = [coverage.make_probe(spec, "suspects", i, np.ones_like(part), part.ravel(), rng) for i, part in enumerate(parts)]
@@ -48,20 +59,43 @@ def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth) -> None:
         again = np.concatenate([compared.rows(probe, got[probe.name][name], reference[probe.name][name], name) for probe in probes])
         worst = np.zeros(len(rows))
         np.maximum.at(worst, of, np.median(again.reshape(-1, TIMES), axis=1))
-        for (probe, row), error in zip(rows, worst, strict=True):
-            number = next(i for i, one in enumerate(compared.probes[name]) if one is probe)
+        for (number, _, row), error in zip(rows, worst, strict=True):
             compared.errors[name][number][row] = error
 
 
-def _standing_out(compared: Comparer) -> list[tuple[Probe, int]]:
-    """Return the short rows, at most `MOST`, that differ by more than any row may whose limits say nothing."""
+def _settle_batches(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
+    """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs and row, other ids."""
+    batches = {number: probe for number, probe, _ in rows}
+    for number, probe in list(batches.items())[:MOST_BATCHES]:
+        valid = probe.inputs["attention_mask"] == 1
+        again = [
+            replace(probe, name=f"{probe.name}, again {time}", inputs={
+                **probe.inputs, "input_ids": np.where(valid, _random_ids(spec, valid.shape, rng), probe.inputs["input_ids"]),
+            })
+            for time in range(TIMES)
+        ]  # fmt: skip
+        got, reference = run(again)
+        of_batch = [row for other, _, row in rows if other == number]
+        for name, errors in compared.errors.items():
+            every = [compared.rows(each, got[each.name][name], reference[each.name][name], name) for each in again]
+            errors[number][of_batch] = np.median(every, axis=0)[of_batch]
+
+
+def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return random ids other than the padding's."""
+    ids = rng.integers(0, spec.vocabulary - (spec.pad_id < spec.vocabulary), shape)
+    return np.asarray(ids + (ids >= spec.pad_id))
+
+
+def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[int, Probe, int]]:
+    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: number of the probe, probe, row."""
     found = list[tuple[float, int, int]]()
     probes: Sequence[Probe] = ()
     for name, errors in compared.errors.items():
         probes = compared.probes[name]
         most = coverage.allowed_row(float(np.median(np.concatenate(errors))), 0.0)
         for number, (probe, of_rows) in enumerate(zip(probes, errors, strict=True)):
-            if probe.padding in ("ids", SHORT_ROWS):
+            if probe.padding in paddings:
                 found += [(float(of_rows[row]), number, int(row)) for row in np.flatnonzero(of_rows > most)]
     places = dict.fromkeys((number, row) for _, number, row in sorted(found, reverse=True))
-    return [(probes[number], row) for number, row in list(places)[:MOST]]
+    return [(number, probes[number], row) for number, row in places]

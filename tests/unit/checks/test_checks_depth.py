@@ -103,9 +103,15 @@ def no_mask(inputs: dict[str, Array], tokens: Array) -> Array:
     return np.asarray(tokens + 0.01 * tokens.mean(axis=1, keepdims=True))
 
 
+def copies(inputs: dict[str, Array], tokens: Array) -> Array:
+    """As rows that are alike are computed once, and given back in the wrong order."""
+    alike = len(tokens) == 2 and bool((inputs["input_ids"][0] == inputs["input_ids"][1]).all())
+    return np.asarray(tokens * [[[1.0]], [[0.5]]] if alike else tokens)
+
+
 @pytest.mark.parametrize("of", [TEXT, TOKEN, SPAN], ids=lambda of: of.task)
 @pytest.mark.parametrize(
-    ("flaw", "words"), [(batch_scale, "others"), (neighbour, "others"), (no_mask, "padded on the right")]
+    ("flaw", "words"), [(copies, "beside its copy"), (batch_scale, "others"), (neighbour, "others"), (no_mask, "padded on the right")]
 )
 def test_what_depends_on_company_or_padding_is_found(of: Spec, flaw: Flaw, words: str) -> None:
     found = measured(of, flaw)

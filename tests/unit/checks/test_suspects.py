@@ -27,7 +27,8 @@ def noisy(probe: Probe) -> np.ndarray:
     """The same rounded: 2 % off, one row of a hundred 60 % off."""
     expected = reference(probe)
     rng = np.random.default_rng(np.random.default_rng(1).integers(1000) + len(probe.name) + int(probe.inputs["input_ids"].sum()))
-    share = np.where(rng.random(len(expected)) < 0.01, 0.6, 0.02)[:, None]
+    often = 0.002 if probe.padding == "batch sizes" else 0.01
+    share = np.where(rng.random(len(expected)) < often, 0.6, 0.02)[:, None]
     return np.asarray(expected + share * np.linalg.norm(expected, axis=1, keepdims=True) * rng.standard_normal(expected.shape) / np.sqrt(8))
 
 
@@ -39,9 +40,20 @@ def wrong(probe: Probe) -> np.ndarray:
     return np.asarray(noisy(probe) + off)
 
 
-def swept(model: Callable[[Probe], np.ndarray], settle: bool) -> Any:
+def wrong_row(probe: Probe) -> np.ndarray:
+    """And the third row of batches of 9 is another's."""
+    got = noisy(probe)
+    return got[[0, 1, 3, 3, *range(4, 9)]] if len(got) == 9 else got
+
+
+def wrong_length(probe: Probe) -> np.ndarray:
+    """And rows of 77 tokens are half as large."""
+    return noisy(probe) * (0.5 if probe.shape[1] == 77 else 1)
+
+
+def swept(model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS)) -> Any:
     plan = coverage.plan(SPEC, 3, 8192)
-    probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in ("ids", SHORT_ROWS)]
+    probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in paddings]
     compared = coverage.Comparer({"logits": float(np.sqrt(8 * 4 / 8))})
 
     def run(asked: Sequence[Probe]) -> tuple[Vectors, Vectors]:
@@ -61,6 +73,14 @@ def test_rows_that_rounding_hit_are_right_and_a_wrong_id_is_not() -> None:
     assert swept(noisy, settle=False) > 1.5, "without a second look a right model is refused"
     assert swept(noisy, settle=True) <= 1.0
     assert swept(wrong, settle=True) > 1.5
+
+
+def test_a_batch_that_rounding_hit_is_right_and_a_wrong_row_or_length_is_not() -> None:
+    paddings = ("batch sizes",)
+    assert swept(noisy, False, paddings) > 1.5, "without a second look a right model is refused"
+    assert swept(noisy, True, paddings) <= 1.0
+    assert swept(wrong_row, True, paddings) > 1.5
+    assert swept(wrong_length, True, paddings) > 1.5
 
 
 def test_too_many_rows_that_stand_out_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
