@@ -157,7 +157,7 @@ def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict
     natural, truth = models.read(options.shared / DATA / "validation.jsonl", 64 if options.quick else models.TEXTS)
     scenarios = checkpoint.scenarios(options.quick, length)
     texts = {
-        "natural": natural[: max(64, models.TEXTS // checkpoint.work)],
+        "natural": natural[: max(32, models.TEXTS // checkpoint.work)],
         "short": models.cut(source, natural, models.SHORT, min(64, len(natural))),
         "flat": models.cut(
             source, natural, checkpoint.flat(length), max(s.count for s in scenarios if s.texts == "flat")

@@ -137,7 +137,8 @@ def _random_bert(directory: Path, **shape: int) -> None:
     import transformers
 
     _longer(directory)
-    config = transformers.BertConfig(vocab_size=30522, **shape)
+    # CTranslate2's converter asks for the kind of positions, which transformers no longer writes by itself.
+    config = transformers.BertConfig(vocab_size=30522, position_embedding_type="absolute", **shape)
     torch.manual_seed(0)
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
     with torch.no_grad():

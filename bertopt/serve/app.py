@@ -132,6 +132,7 @@ def _handler(
         given = request.headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         log: dict[str, Any] = {}
+        path: str = request.scope["path"]  # request.url depends on the Host header, which may be anything
         headers = {"X-Request-Id": request_id} | ({} if state.accepts else {"Connection": "close"})
         media, status = "application/json", 200
         try:
@@ -141,20 +142,20 @@ def _handler(
             else:
                 content = b"" if value is None else _json(value)
         except RequestError as error:
-            status, content = error.status, _json(body(request.url.path, error))
+            status, content = error.status, _json(body(path, error))
             headers |= error.headers
         except ClientGone:
             status, content = CLIENT_GONE, b""
         except Exception:
             _log.exception("request %s failed", request_id)
-            status, content = 500, _json(body(request.url.path, RequestError(500, f"the server failed on request {request_id}; its log says why")))
+            status, content = 500, _json(body(path, RequestError(500, f"the server failed on request {request_id}; its log says why")))
         seconds = time.perf_counter() - started
         state.metrics.requests.labels(route, str(status)).inc()
         state.metrics.request_seconds.labels(route).observe(seconds)
         if _access.isEnabledFor(logging.INFO):
             client = request.client.host if request.client else None
             _access.info(json.dumps({"time": round(time.time(), 3), "request_id": request_id, "client": client, "method": request.method,
-                                     "path": request.url.path[:200], "status": status, "ms": round(seconds * 1e3, 3), **log}))  # fmt: skip
+                                     "path": path[:200], "status": status, "ms": round(seconds * 1e3, 3), **log}))  # fmt: skip
         return Response(content, status, headers, media if content else None)
 
     return endpoint

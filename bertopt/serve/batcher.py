@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: A request's later texts come as if the model had this many times their predecessors' work in between.
 SPACING = 2
+#: Dropped texts that may lie in the queue, beside as many as wait.
+MOST_DROPPED = 1024
 _log = logging.getLogger("bertopt.serve")
 
 
@@ -118,6 +120,9 @@ class Batcher:
                 wait = math.ceil(self._tokens / self._rate) if self._rate else 1
                 self.metrics.refuse("queue_full")
                 raise RequestError(429, "the queue is full; try again later", retry_after_s=min(max(wait, 1), 60))
+            if len(self._waiting) > 2 * self._texts + MOST_DROPPED:
+                self._waiting = [item for item in self._waiting if not item[2].dropped]
+                heapq.heapify(self._waiting)
             job.submitted = time.perf_counter()
             number, arrival = self._run_tokens, next(self._arrivals)
             for index, text in enumerate(texts):
@@ -162,12 +167,13 @@ class Batcher:
                     raw = self.session.run(batch.inputs)
                     seconds = time.perf_counter() - start
                 except BaseException as error:  # the thread must live: the request gets the error, the log the stack
-                    _log.exception("a batch failed")
-                    self.metrics.failed_batches.inc()
-                    self._fail(batch.items if batch else window, error)
+                    self._failed(batch.items if batch else window, error)
                     continue
-            self._measured(batch, seconds)
-            self._finish(batch, raw)
+            try:
+                self._measured(batch, seconds)
+                self._finish(batch, raw)
+            except BaseException as error:
+                self._failed(batch.items, error)
 
     def _take(self) -> list[_Waiting]:
         """Return the first waiting texts, as many as are planned together; none once the queue is closed."""
@@ -252,7 +258,9 @@ class Batcher:
                     done.append(job)
         _settle(done, None)
 
-    def _fail(self, items: list[_Waiting], error: BaseException) -> None:
+    def _failed(self, items: list[_Waiting], error: BaseException) -> None:
+        _log.error("a batch failed", exc_info=error)
+        self.metrics.failed_batches.inc()
         jobs = list({id(job): job for _, _, job, _ in items}.values())
         for job in jobs:
             self.drop(job, "failed")

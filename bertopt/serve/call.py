@@ -93,8 +93,10 @@ class Call:
         """Raises RequestError where the body is larger (413) or slower (408) than the server takes."""
         most = self.state.settings.request_bytes
         too_large = RequestError(413, f"the body must be at most {most} bytes: send fewer texts, or shorter ones")
+        if (encoding := self.request.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise RequestError(415, f"Content-Encoding: expected none; got {ascii(encoding)[:40]}: send the body as it is")
         declared = self.request.headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > most:
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
             raise too_large
         parts, size = [], 0
         try:
@@ -105,7 +107,9 @@ class Call:
                         raise too_large
                     parts.append(part)
         except TimeoutError as error:
-            raise RequestError(408, f"the body did not arrive within {self.state.settings.timeout_s:g} s") from error
+            late = RequestError(408, f"the body did not arrive within {self.state.settings.timeout_s:g} s")
+            late.headers["Connection"] = "close"
+            raise late from error
         return b"".join(parts)
 
     def parse(self, payload: type[P], body: bytes) -> P:

@@ -16,7 +16,7 @@ def split(body: bytes, length: str | None) -> tuple[bytes, bytes]:
     """Return the JSON of a body and the tensors behind it. Raises RequestError (400) for a length that cannot be."""
     if length is None:
         return body, b""
-    if not length.isdecimal() or int(length) > len(body):
+    if not length.isdecimal() or len(length) > 18 or int(length) > len(body):
         raise RequestError(400, f"{HEADER}: expected at most {len(body)}, the bytes of the body; got {ascii(length)[:40]}")
     return body[: int(length)], body[int(length) :]
 

@@ -33,6 +33,7 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         import prometheus_client  # noqa: F401
         import uvicorn
 
+        from bertopt.serve import slow_clients
         from bertopt.serve.app import create
     except ModuleNotFoundError as error:
         raise missing_module(error) or error from error
@@ -41,6 +42,7 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
     config = uvicorn.Config(
         app, host=settings.host, port=settings.port, log_config=None, access_log=False, backlog=BACKLOG, lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=max(1, round(settings.grace_s)), server_header=False,
+        http=slow_clients.protocol(settings.timeout_s), ws="none",
     )  # fmt: skip
     server = _server(config, app.state.bertopt, settings)
     try:

@@ -101,6 +101,15 @@ def test_other_threads_run_meanwhile(packed: Packed) -> None:
     assert steps > 20
 
 
+def test_kernels_are_those_that_the_system_sees_the_cpu_has() -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
+    vnni = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"} <= flags
+    want = ["avx512_bf16"] * (vnni and "avx512_bf16" in flags) + ["avx512_vnni"] * vnni
+    assert bertopt_native.supported() == want
+    assert bertopt_native.isa() == os.environ.get("BERTOPT_NATIVE_ISA", want[0])
+
+
 def test_isa_by_environment(packed: Packed) -> None:
     code = (
         "import bertopt_native as b, sys; e = b.Encoder(sys.argv[1]);"

@@ -160,8 +160,9 @@ def test_a_cpu_without_the_instructions_is_unsupported(tiny: Tiny, tmp_path: Pat
     reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
     model = built(reference, tmp_path)
     monkeypatch.setenv("BERTOPT_NATIVE_ISA", "avx10")
-    with pytest.raises(Unsupported, match="avx10"):
+    with pytest.raises(Unsupported, match=r"must be one of: avx512.*got 'avx10'.*unset BERTOPT_NATIVE_ISA") as caught:
         open_session(model)
+    assert caught.value.exit_code == 4
     monkeypatch.setattr(native, "supported", list)
     with pytest.raises(Unsupported, match=r"AVX512-VNNI.*use convert_openvino"):
         built(reference, tmp_path / "again")
@@ -179,8 +180,9 @@ def test_damaged_files_are_refused(tiny: Tiny, tmp_path: Path) -> None:
         (b"", IntegrityError, "export again"),
     ):  # fmt: skip
         path.write_bytes(content)
-        with pytest.raises(error, match=why):
+        with pytest.raises(error, match=why) as caught:
             open_session(model)
+        assert caught.value.exit_code == (4 if error is Unsupported else 6)
         # Hashes come first.
         with pytest.raises(IntegrityError, match="is not the file that was exported"):
             load(directory)

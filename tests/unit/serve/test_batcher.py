@@ -226,3 +226,37 @@ def test_a_failing_batch_fails_its_requests_and_the_next_one_works() -> None:
 
     bench.run(go)
     assert bench.value("failed_batches_total") == 1 and bench.value("queue_tokens") == 0
+
+
+def test_a_wrong_output_fails_its_request_and_the_threads_live() -> None:
+    bench = Bench()
+
+    async def go() -> None:
+        right = bench.session.fetch
+        bench.session.fetch = dict  # type: ignore[method-assign, assignment]
+        bench.session.go(100)
+        for _ in range(4):  # more than there are threads
+            with pytest.raises(RequestError, match="the model failed"):
+                await bench.batcher.submit([text(1)]).future
+        bench.session.fetch = right  # type: ignore[method-assign]
+        await bench.batcher.submit([text(2)]).future
+
+    bench.run(go)
+    assert bench.value("failed_batches_total") == 4 and bench.value("queue_tokens") == 0
+
+
+def test_requests_of_clients_that_go_take_no_memory_while_others_wait() -> None:
+    bench = Bench()
+
+    async def go() -> None:
+        bench.batcher.submit([text(1)])
+        await entered(bench)
+        waits = [bench.batcher.submit([text(2, 16)]) for _ in range(40)]
+        for _ in range(200):
+            bench.batcher.drop(bench.batcher.submit([text(3)] * 50), "disconnected")
+        assert len(bench.batcher._waiting) < 2000, "of 10,000 texts that nobody waits for"
+        bench.session.go(1000)
+        await asyncio.gather(*(job.future for job in waits))
+
+    bench.run(go)
+    assert bench.value("queue_tokens") == bench.value("queue_texts") == 0

@@ -69,6 +69,44 @@ def test_a_lone_surrogate_in_python_s_own_json_is_refused(server: InProcess) -> 
     assert server.post("/embed", body, Authorization="Bearer a key").status_code == 400
 
 
+def infer(shape: str, more: str = "") -> bytes:
+    return b'{"inputs":[{"name":"text","datatype":"BYTES","shape":%s,"data":["a"]}]%s}' % (shape.encode(), more.encode())
+
+
+@pytest.mark.parametrize(("body", "headers", "status", "words"), [
+    (infer("[1]"), {"Inference-Header-Content-Length": "9" * 5000}, 400, "Inference-Header-Content-Length"),
+    (infer("[-1,-1]"), {}, 400, "inputs[0].shape"),
+    (infer(f"[{'9' * 4000},{'9' * 4000}]"), {}, 400, "inputs[0].shape"),
+    (infer(f"[{'1,' * 20_000}1]"), {}, 400, "inputs[0].shape"),
+    (infer("[NaN]"), {}, 422, "shape"),
+    (infer("[1]", ',"parameters":{"a":NaN}'), {}, 200, ""),
+    (infer("[1]", f',"id":{"[" * 150}{"]" * 150}'), {}, 422, "id"),
+    (infer("[1]", ',"id":"\u202e\U0001f600\\u0000"'), {}, 200, "\U0001f600"),
+    (infer("[1]"), {"Content-Encoding": "gzip"}, 415, "Content-Encoding"),
+    (infer("[1]"), {"Host": "["}, 200, ""),
+    (infer("[1]", ',"id":7'), {"Host": "["}, 422, "id"),
+    (infer("[1]", ',"id":7'), {"Host": "h/v1/embeddings?"}, 422, "id"),
+])  # fmt: skip
+def test_what_an_attacker_may_send_is_answered(
+    server: InProcess, body: bytes, headers: dict[str, str], status: int, words: str, caplog: Any
+) -> None:
+    answer = server.post("/v2/models/tiny/infer", body, Authorization="Bearer a key", **headers)
+    assert answer.status_code == status and words in answer.text and len(answer.text) < 2000, answer.text[:2000]
+    assert status == 200 or isinstance(answer.json()["error"], str), "the shape of the API that was called"
+    assert "failed" not in caplog.text
+
+
+def test_of_keys_that_come_twice_the_last_counts(server: InProcess) -> None:
+    answers = [server.post("/embed", body, Authorization="Bearer a key").json() for body in (b'{"inputs":"a","inputs":"b"}', b'{"inputs":"b"}')]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fetc%2fpasswd", "%2e%2e", "tiny%00", "%ff", "\u212a"])
+def test_a_model_s_name_is_no_path(server: InProcess, name: str) -> None:
+    answer = server.get(f"/models/{name}/info", Authorization="Bearer a key")
+    assert answer.status_code == 404 and "passwd" not in answer.text
+
+
 def test_the_key_is_wanted_but_for_health_and_metrics(server: InProcess) -> None:
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a key"}):
         answer = server.post("/v1/embeddings", {"input": "a"}, **headers)
