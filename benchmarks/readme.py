@@ -40,7 +40,7 @@ PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
 
 #: README's results: the checkpoint, our artefacts, and the scenarios by the name that README gives them.
-HEADLINE_MODEL, HEADLINE_OURS = "minilm", ("bertopt packed int8", "bertopt padded int8")
+HEADLINE_MODEL, HEADLINE_OURS = "minilm", ("bertopt native int8", "bertopt native bf16")
 HEADLINE = {
     "offline": "all texts at once, texts/s",
     "windows of 64": "batches of 64, texts/s",
@@ -76,7 +76,7 @@ def branch(report: Report) -> str:
 
 
 def results(document: dict[str, Any]) -> str:
-    """Our INT8 artefacts beside the fastest peer of each scenario: three rates, then fidelity."""
+    """Our artefacts beside the fastest peer of each scenario: three rates, then fidelity."""
     race = document["models"][HEADLINE_MODEL]
     lines = [
         f"| {race['title']} | fastest peer | {' | '.join(HEADLINE_OURS)} |",

@@ -40,8 +40,8 @@ WIDE = 1024
 #: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text, of lengths that no batch has: about 7 s for all 512 of MiniLM, as far as every id has room besides;
-#: and where it has none, or the predictor cuts texts off before: about 1 s.
-LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET = 3e12, 4e11
+#: where it has none: about 1 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
+LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 3e12, 4e11, 1e11
 #: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
@@ -75,7 +75,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     ids = rng.permutation(np.delete(np.arange(spec.vocabulary), spec.pad_id) if spec.pad_id < spec.vocabulary else spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
     least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS
-    shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), least)
+    shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), CUT_OFF_BUDGET / cost)
     taken, probes = 0, list[Probe]()
     for shape in shapes:
         mask = _lengths(shape, rng)

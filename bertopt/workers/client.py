@@ -36,6 +36,8 @@ MEMORY_SHARE = 0.9
 #: How often a waiting call looks whether its worker lives (its children may keep the socket open), and how long a worker that
 #: hangs has to say where it is.
 LOOK_S, WHERE_S = 0.25, 1.0
+#: How long the server may take to answer: at first it imports torch, from a cold disk beside other work.
+SERVER_S = 300.0
 #: How long a server whose socket is closed may take to end: seconds, where memory or the machine's time is scarce.
 END_S = 10.0
 #: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
@@ -52,6 +54,7 @@ class Workers:
             )
         self._logs = temporary_directory.make()
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(SERVER_S)
         self._log = Path(self._logs.name) / "server.log"
         with self._log.open("wb") as log:
             self._server = subprocess.Popen(
@@ -84,6 +87,10 @@ class Workers:
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
             pid = int(self._answer())
+        except TimeoutError as error:
+            self._server.kill()
+            self._server.wait()
+            raise diagnosis.server_hung(SERVER_S, diagnosis.tail(self._log)) from error
         except (OSError, ValueError) as error:
             raise self.ended() or WorkerCrashed(f"the server of the workers does not answer ({error})", diagnosis.tail(self._log)) from error
         finally:

@@ -26,6 +26,17 @@ def server_ended(code: int, log: str) -> BertoptError:
     return WorkerCrashed(f"the server of the workers ended: {log}", log)
 
 
+def server_hung(seconds: float, log: str) -> BertoptError:
+    """Return the error of a server that was killed after `seconds` without an answer.
+
+    OpenBLAS tries again for ever where it gets no memory while it is loaded.
+    """
+    hung = f"the server of the workers did not start within {seconds:g} s"
+    if _limited():
+        return _with_log(ResourceError(f"{hung}, as where memory ends while libraries are loaded; raise the limit (ulimit -v, the container's)"), log)
+    return WorkerCrashed(f"{hung}; look for a library that cannot be imported (bertopt doctor), or for a machine that is overloaded", log)
+
+
 def worker_ended(op: str, code: int | None, left: list[int], log: str) -> BertoptError:
     """Return the error of a worker that ended during `op`; `code` is None where it only closed its connection.
 

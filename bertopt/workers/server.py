@@ -44,8 +44,14 @@ def main(fd: int) -> NoReturn:
     process_tree.adopt_orphans()
     # A process that the user's script forked may hold the socket open: notice the parent's end by itself too.
     signal.signal(signal.SIGTERM, lambda *_: _exit() if os.getppid() != parent else None)
-    process_tree.die_with_parent(signal.SIGTERM)
+    # Libraries that run out of memory while they are loaded may spin without returning to Python: no handler would run.
+    process_tree.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     _preload()
+    process_tree.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        _exit()
     workers: set[int] = set()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)

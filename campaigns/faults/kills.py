@@ -21,7 +21,7 @@ from bertopt.stages import read_manifest
 from campaigns.faults import exports, forked, outcome
 from campaigns.kill_resume import corrupt
 
-SHARES = ("parent",) * 20 + ("worker",) * 5 + ("server",) * 2
+SHARES = ("server",) * 2 + ("worker",) * 5 + ("parent",) * 20
 EAGER_STEPS = "steps: [{pass: use_sdpa}, {pass: merge_qkv}]\n"
 
 

@@ -29,7 +29,7 @@ from bertopt.errors import (
     WorkerCrashed,
 )
 from bertopt.pipeline.race import Budget, race
-from bertopt.system import process_tree
+from bertopt.system import limits, process_tree
 from bertopt.workers import client, protocol, remote_tokenizer
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
@@ -346,6 +346,43 @@ def test_no_workers_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERTOPT_WORKER", "1")
     with pytest.raises(UsageError, match="__main__"):
         Workers()
+
+
+@pytest.mark.parametrize(("limit", "raised"), [(None, WorkerCrashed), (2**29, ResourceError)])
+def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch, limit: int | None, raised: type[BertoptError]) -> None:
+    monkeypatch.setattr(client, "SERVER_S", 0.2)
+    monkeypatch.setattr(limits, "address_space_bytes", lambda: limit)
+    with Workers() as workers:
+        os.kill(workers._server.pid, signal.SIGSTOP)
+        with pytest.raises(raised, match=r"did not start within 0\.2 s"):
+            workers.start()
+        assert workers._server.poll() is not None
+
+
+# As OpenBLAS does where memory ends while it is loaded: Python runs no handler of a signal.
+SPINS = """
+import os
+import signal
+import time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with open(os.environ["PID_FILE"], "w") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(60)
+"""
+
+
+def test_a_server_that_still_loads_libraries_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SPINS)
+    pids = tmp_path / "pids"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PID_FILE": str(pids)}
+    script = "import time; from bertopt.workers.client import Workers; workers = Workers(); time.sleep(60)"
+    parent = subprocess.Popen([sys.executable, "-c", script], env=environment)
+    assert becomes(lambda: pids.is_file() and pids.read_text().endswith("\n"))
+    server = int(pids.read_text())
+    assert process_tree.runs(server)
+    parent.kill()
+    parent.wait()
+    assert becomes(lambda: not process_tree.runs(server), 10)
 
 
 SCRIPT = """
