@@ -42,7 +42,7 @@ def settings(model: str, share: float, budget: Budget, shapes: Shapes) -> dict[s
         "trim": [ratio.TRIM, ratio.TRIM_MANY, ratio.MANY_ROUNDS], "few_rounds": ratio.FEW_ROUNDS,
         "max_autocorrelation": ratio.MAX_AUTOCORRELATION,
         "steal": [ratio.MAX_STEAL, ratio.MIN_KEPT, ratio.DISTURBED_WIDENING],
-        "turn_ms": [latency.TURN_MS, latency.MAX_TURN], "of_a_turn": "lower quartile", "warm_up": latency.WARM_UP,
+        "turn_ms": [latency.TURN_MS, latency.MAX_TURN], "of_a_turn": latency.LEAST_DISTURBED, "warm_up": latency.WARM_UP,
     }  # fmt: skip
     return {
         "model": model, "shapes": [list(shape) for shape in shapes], "slow_down": share,

@@ -26,6 +26,8 @@ NOISY = 0.25
 #: steps, up to `MAX_TURN` times this long: the first step after waking takes 7 to 10 % longer than the median, so that
 #: a model in turns of one step looked 15 % slower than itself in turns of five.
 TURN_MS, MAX_TURN = 20.0, 4
+#: The quantile of a turn's steps that is compared. A model that is slow in few of its steps alone differs in its p90, not here.
+LEAST_DISTURBED = 0.1
 #: Steps of the warm-up, of which the fastest counts.
 WARM_UP = 3
 #: Share of a step, and milliseconds at least, that may be unfinished when its clock stops.
@@ -48,9 +50,9 @@ class Turn:
         return float(np.median(self.step_ms))
 
     @cached_property
-    def lower_quartile(self) -> float:
+    def least_disturbed(self) -> float:
         """Return what the steps take that other processes disturbed least: they only ever add time."""
-        return float(np.quantile(self.step_ms, 0.25))
+        return float(np.quantile(self.step_ms, LEAST_DISTURBED))
 
 
 @dataclass
@@ -143,13 +145,13 @@ def _take_turn(contender: Contender, stolen: Callable[[], float]) -> None:
 def compare(of: Contender, to: Contender) -> Interval:
     """Return how many times faster `of` is than `to`, over the rounds that both ran.
 
-    The lower quartile of a turn is compared: on shared CPUs it spreads less than the median, so that half the rounds give
-    as narrow an interval. Turns of unequally many steps, of models more than `MAX_TURN` times apart, are compared by the
-    median: of few steps the quartile is nearer to it than of many.
+    The `LEAST_DISTURBED` steps of a turn are compared: on shared CPUs they spread less than the median, so that half the
+    rounds give as narrow an interval. Turns of unequally many steps, of models more than `MAX_TURN` times apart, are compared
+    by the median: of few steps a low quantile is nearer to it than of many.
     """
     rounds = list(zip(of.rounds, to.rounds, strict=False))
-    quartile = of.per_turn == to.per_turn
-    ours_ms, theirs_ms = ([turn.lower_quartile if quartile else turn.median for turn in turns] for turns in zip(*rounds, strict=True))
+    equal = of.per_turn == to.per_turn
+    ours_ms, theirs_ms = ([turn.least_disturbed if equal else turn.median for turn in turns] for turns in zip(*rounds, strict=True))
     logs = log_ratios(ours_ms, theirs_ms)
     return interval(logs, np.array([max(ours.steal_share, theirs.steal_share) for ours, theirs in rounds]))
 

@@ -254,7 +254,7 @@ def test_an_interval_that_tells_nothing_is_no_verdict(low: float, high: float, v
 
 
 def test_a_few_disturbed_steps_of_a_turn_change_nothing() -> None:
-    """Turns of as many steps are compared by their lower quartile, others by the median, which few steps do not shift."""
+    """Turns of as many steps are compared by their least disturbed steps, others by the median, which few steps do not shift."""
     calm, disturbed = [10.0] * 8, [10.0] * 4 + [13.0] * 4
     turns = [Turn(calm)] * 12, [Turn(disturbed)] * 12
     a, b = (Contender(name, lambda _: Turn([]), per_turn=8, rounds=list(rounds)) for name, rounds in zip("ab", turns, strict=True))
