@@ -131,7 +131,7 @@ def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
     assert embedder.get("/v2/models/tiny").json()["outputs"][0]["shape"] == [-1, 32]
     assert embedder.get("/v2/models/other").status_code == 404
     wrong = embedder.post("/v2/models/tiny/infer", {"inputs": [{**tensor, "shape": [5]}]})
-    assert wrong.status_code == 400 and "does not hold 4 texts" in wrong.json()["error"]
+    assert wrong.status_code == 400 and "expected one that holds 4 texts; got [5]" in wrong.json()["error"]
 
 
 def test_info_says_what_was_proven(embedder: InProcess) -> None:
