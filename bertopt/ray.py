@@ -1,10 +1,15 @@
-"""Bulk inference on Ray: a class for `Dataset.map_batches`, whose actors open the artefact once.
+"""Bulk inference on Ray: a class for `Dataset.map_batches`, whose actors open the artefact once; and a Ray Serve application.
 
     import ray
     from bertopt.ray import predict
 
     rows = ray.data.read_parquet("texts/")
     predict(rows, "out/artifact", actors=8).write_parquet("embeddings/")
+
+    from ray import serve
+    from bertopt.ray import application
+
+    serve.run(application("out/artifact", replicas=4))
 
 Ray runs a block again where an actor dies, so each row of the input has one row in the output; the order is Ray's.
 What is not seen here: an artefact whose directory the actors' machines do not share, which fails when an actor starts.
@@ -13,6 +18,7 @@ What is not seen here: an artefact whose directory the actors' machines do not s
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +30,7 @@ from bertopt.runtime.tokenization import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+    from bertopt.serve.settings import Settings
 
 #: Rows of a batch: enough to sort by length, and little to run again where an actor dies.
 BATCH_ROWS = 2048
@@ -62,3 +69,32 @@ def predict(
         BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
         compute=ActorPoolStrategy(size=actors), num_cpus=threads, num_gpus=gpus,
     )  # fmt: skip
+
+
+def application(
+    directory: str | Path, name: str | None = None, replicas: int = 1, threads: int = 1, gpus: float = 0, settings: Settings | None = None
+) -> Any:
+    """Return a Ray Serve application with the routes of `bertopt serve`, for `ray.serve.run`.
+
+    Each of `replicas` opens the artefact, takes `threads` CPUs and `gpus` GPUs, and batches what Ray sends it by cost. The model is
+    called `name`, or as its directory is. Ray owns the sockets and the end: of `settings`, `host`, `port` and `drain_s` do not count.
+    Raises UsageError for a directory that cannot name a model; a replica fails with what `bertopt.load` raises.
+    """
+    from ray import serve
+
+    from bertopt.serve.settings import Settings, named
+
+    ((own, path),) = named([str(Path(directory).resolve())]).items()
+    models, chosen = {name or own: path}, replace(settings or Settings(), threads=threads)
+
+    def build() -> Any:
+        from bertopt.serve.app import create
+
+        return create(models, chosen)
+
+    options = {"num_cpus": threads, "num_gpus": gpus}
+    concurrent = chosen.concurrent_requests
+    deployment = serve.deployment(
+        name="bertopt", num_replicas=replicas, ray_actor_options=options, max_ongoing_requests=concurrent, health_check_timeout_s=60
+    )
+    return deployment(serve.ingress(build)()).bind()

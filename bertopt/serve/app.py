@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertopt.serve import info, kserve, openai, openapi, tei
+from bertopt.serve import info, kserve, openai, openapi, tei, traces
 from bertopt.serve.call import Call, Raw, State
 from bertopt.serve.errors import ClientGone, RequestError, body
 from bertopt.serve.metrics import Metrics
@@ -152,6 +152,7 @@ def _handler(
         seconds = time.perf_counter() - started
         state.metrics.requests.labels(route, str(status)).inc()
         state.metrics.request_seconds.labels(route).observe(seconds)
+        traces.describe(request.scope, request_id, log)
         if _access.isEnabledFor(logging.INFO):
             client = request.client.host if request.client else None
             _access.info(json.dumps({"time": round(time.time(), 3), "request_id": request_id, "client": client, "method": request.method,

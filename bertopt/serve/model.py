@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from bertopt.serve.settings import Settings
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+T = TypeVar("T")
 #: Texts with more characters in all are tokenised beside the event loop, which a shorter one would only wait for.
 INLINE_CHARACTERS = 8192
 _WARM_UP = ("warm up", "a text of a few more words than the first one has", "word " * 40, "word " * 2000)
@@ -101,13 +102,23 @@ class ServedModel:
         """Return the raw outputs [N, D] of a model with one vector a text."""
         return np.stack([one[self.spec.outputs[0]] for one in outputs.by_text])
 
-    def tokens(self, texts: Sequence[str], special: bool) -> list[Any]:
-        """Return the tokenizers library's encodings, uncut. Raises RequestError for what is no text."""
-        try:
+    async def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
+        """Return a row for each token of each text, uncut. Raises RequestError for what is no text."""
+
+        def rows() -> list[list[dict[str, Any]]]:
             check(texts, False)
-        except UsageError as error:
-            raise RequestError(422, str(error).replace("texts[", "inputs[", 1), "inputs") from error
-        return list(self.predictor.tokenizer.whole.encode_batch(list(texts), add_special_tokens=special))
+            encoded = self.predictor.tokenizer.whole.encode_batch(list(texts), add_special_tokens=special)
+            return [self._token_rows(text, one) for text, one in zip(texts, encoded, strict=True)]
+
+        return await self._off_the_loop(rows, sum(map(len, texts)), "inputs")
+
+    def _token_rows(self, text: str, encoded: Any) -> list[dict[str, Any]]:
+        name = self.predictor.tokenizer.fast.id_to_token
+        return [
+            {"id": number, "text": name(number), "special": True, "start": None, "stop": None} if special
+            else {"id": number, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+            for number, special, (start, stop) in zip(encoded.ids, encoded.special_tokens_mask, encoded.offsets, strict=True)
+        ]  # fmt: skip
 
     def close(self) -> None:
         self.batcher.close()
@@ -117,9 +128,14 @@ class ServedModel:
             check(texts, self.spec.task == "question-answering")
             return self.predictor.tokenizer.flat(texts, truncate, 0, self.spec.task in LOCATED)
 
+        characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
+        return await self._off_the_loop(encode, characters, field)
+
+    @staticmethod
+    async def _off_the_loop(tokenize: Callable[[], T], characters: int, field: str) -> T:
+        """Return what `tokenize` does, in a thread where the texts are long. Raises RequestError (422) for what is no text."""
         try:
-            characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
-            return encode() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+            return tokenize() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(tokenize)
         except (UsageError, TypeError) as error:
             raise RequestError(422, str(error).replace("texts[", f"{field}[", 1).replace("truncate=False", "truncate: false"), field) from error
 

@@ -33,20 +33,24 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         import prometheus_client  # noqa: F401
         import uvicorn
 
-        from bertopt.serve import slow_clients
+        from bertopt.serve import slow_clients, traces
         from bertopt.serve.app import create
     except ModuleNotFoundError as error:
         raise missing_module(error) or error from error
     _log_to_stderr(log_level)
     app = create(models, settings)
+    sends = traces.provider()
     config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_config=None, access_log=False, backlog=BACKLOG, lifespan="on",
+        app if sends is None else traces.traced(app, sends),
+        host=settings.host, port=settings.port, log_config=None, access_log=False, backlog=BACKLOG, lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=max(1, round(settings.grace_s)), server_header=False,
         http=slow_clients.protocol(settings.timeout_s), ws="none",
     )  # fmt: skip
     server = _server(config, app.state.bertopt, settings)
     try:
         server.run()
+        if sends is not None:
+            sends.shutdown()  # sends what is left
     except SystemExit as error:  # uvicorn's way to say that it could not listen
         raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port") from error
     if not server.started:

@@ -80,15 +80,7 @@ async def tokenize(call: Call, asked: Tokenize) -> Any:
     refuse_options(asked, 0)
     if not 0 < len(texts) <= call.model.settings.request_texts:
         raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
-    found = []
-    for text, one in zip(texts, call.model.tokens(texts, asked.add_special_tokens), strict=True):
-        rows = []
-        for number, special, (start, stop) in zip(one.ids, one.special_tokens_mask, one.offsets, strict=True):
-            shown = call.model.predictor.tokenizer.fast.id_to_token(number) if special else text[start:stop]
-            rows.append({"id": number, "text": shown, "special": bool(special),
-                         "start": None if special else start, "stop": None if special else stop})  # fmt: skip
-        found.append(rows)
-    return found
+    return await call.model.tokens(texts, asked.add_special_tokens)
 
 
 async def root(call: Call, body: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import bertopt
 from bertopt.errors import UsageError
-from bertopt.ray import BatchPredictor, predict
+from bertopt.ray import BatchPredictor, application, predict
 from tests.support.artefacts import write_artefact
 from tests.support.tiny_models import Tiny
 
@@ -61,3 +62,36 @@ def test_actors_open_the_artefact_once_each(artefact: Path, monkeypatch: pytest.
     inspect.signature(BatchPredictor).bind(**options["fn_constructor_kwargs"])
     assert (fn, options["compute"], options["num_cpus"], options["batch_size"]) == (BatchPredictor, ("actors", 3), 2, 100)
     assert Path(options["fn_constructor_kwargs"]["directory"]).is_absolute()
+
+
+def test_a_replica_serves_the_routes_of_bertopt_serve(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray Serve is given; the application itself answers here."""
+    import httpx
+
+    ray, serve, given = ModuleType("ray"), ModuleType("ray.serve"), {}
+
+    class Deployment:
+        def bind(self) -> str:
+            return "application"
+
+    def deployment(**options: Any) -> Any:
+        given.update(options)
+        return lambda of: Deployment()
+
+    def ingress(build: Any) -> Any:
+        given["build"] = build
+        return lambda: "class"
+
+    serve.deployment, serve.ingress, ray.serve = deployment, ingress, serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.serve", serve)
+    assert application(artefact, replicas=3, threads=1, gpus=0.5) == "application"
+    assert given["num_replicas"] == 3 and given["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 0.5}
+    app = given["build"]()
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as client:
+            return await client.post("/models/artefact/embed", json={"inputs": TEXTS.tolist()})
+
+    answer = asyncio.run(ask())
+    np.testing.assert_allclose(np.array(answer.json()), bertopt.load(artefact)(TEXTS.tolist()), atol=1e-6)

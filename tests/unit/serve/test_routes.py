@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -65,6 +66,21 @@ def test_tokenize_says_where_tokens_are(embedder: InProcess) -> None:
     assert [(token["start"], token["stop"]) for token in tokens] == [(None, None), (0, 3), (4, 7), (None, None)]
     (bare,) = embedder.post("/tokenize", {"inputs": "the Cat", "add_special_tokens": False}).json()
     assert bare == tokens[1:3]
+
+
+def test_long_texts_are_tokenised_beside_the_event_loop(embedder: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    beside = asyncio.to_thread
+
+    async def counted(function: Any, *arguments: Any) -> Any:
+        threads.append(function)
+        return await beside(function, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    (short,) = embedder.post("/tokenize", {"inputs": "a cat"}).json()
+    (long,) = embedder.post("/tokenize", {"inputs": "a cat " * 2000}).json()
+    assert len(threads) == 1 and len(long) - 2 == 2000 * (len(short) - 2)
+
 
 
 def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Artefact) -> None:
