@@ -18,9 +18,11 @@ What is not seen here: an artefact whose directory the actors' machines do not s
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -69,6 +71,55 @@ def predict(
         BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
         compute=ActorPoolStrategy(size=actors), num_cpus=threads, num_gpus=gpus,
     )  # fmt: skip
+
+
+class Texts(Protocol):
+    """A part of a longer input."""
+
+    @property
+    def texts(self) -> list[Text]: ...
+
+
+P = TypeVar("P", bound=Texts)
+
+
+def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int = 1) -> Iterator[tuple[P, Any]]:
+    """Yield each part, in order, with what `bertopt.load` answers to its texts: on `actors` of `threads` CPUs each.
+
+    An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
+    `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise UsageError("actors need Ray; pip install 'bertopt[ray]', or leave them out") from error
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(include_dashboard=False, log_to_driver=False)
+    try:
+        remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=-1)(_Opened)
+        opened = [remote.remote(str(Path(directory).resolve()), threads) for _ in range(actors)]
+        waiting = deque[tuple[P, Any]]()
+        for number, part in enumerate(parts):
+            waiting.append((part, opened[number % actors].answer.remote(part.texts)))
+            if len(waiting) == 2 * actors:
+                oldest, answer = waiting.popleft()
+                yield oldest, ray.get(answer)
+        for oldest, answer in waiting:
+            yield oldest, ray.get(answer)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+class _Opened:
+    """An actor with the artefact open."""
+
+    def __init__(self, directory: str, threads: int) -> None:
+        self._predictor = load(directory, threads=threads)
+
+    def answer(self, texts: list[Text]) -> Any:
+        return self._predictor(texts)
 
 
 def application(

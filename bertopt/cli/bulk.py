@@ -19,7 +19,8 @@ def bulk(
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
     pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs.")] = None,
     part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
-    threads: Annotated[int | None, typer.Option(help="Threads; by default all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,
+    actors: Annotated[int, typer.Option(help="Let as many actors of Ray answer; needs bertopt[ray].", min=0)] = 0,
     verbose: Verbose = False,
 ) -> None:
     """Answer a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
@@ -30,5 +31,5 @@ def bulk(
             if sys.stderr.isatty():
                 print(f"\r{rows:,} rows", end="", file=sys.stderr, flush=True)
 
-        rows = run(source, out, artifact, column, pair, part_rows, threads, shown)
+        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors)
         print(f"{rows} rows in {out}")

@@ -10,13 +10,14 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertopt import stages
+from bertopt import ray, stages
 from bertopt._version import __version__
 from bertopt.errors import UsageError
 from bertopt.runtime.load import load
@@ -32,14 +33,25 @@ _FIELD = 1 << 27
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Rows that become one file; `end` counts the rows up to the last of them."""
+
+    path: Path
+    rows: list[Row]
+    texts: list[Text]
+    end: int
+
+
 def bulk(
     source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
-    threads: int | None = None, progress: Callable[[int], None] | None = None,
+    threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0,
 ) -> int:  # fmt: skip
     """Answer the texts of `column` (with `pair`, pairs of two columns) of a .jsonl, .csv or .parquet file; return the rows.
 
     Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise. `progress` is called with the rows done.
+    With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
     if source.suffix not in _FORMATS:
         raise UsageError(f"the input must end in one of {', '.join(_FORMATS)}; got '{source.name}'")
@@ -52,30 +64,46 @@ def bulk(
     }  # fmt: skip
     _check_state(out, wanted)
     key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
-    predictor = None
-    rows, done = _rows(source), 0
-    for number in range(10**9):
-        part = list(islice(rows, part_rows))
-        if not part:
-            break
-        path = out / f"part-{number:05d}{source.suffix}"
-        if not path.exists():
-            texts = [_text(row, column, pair, done + i) for i, row in enumerate(part)]
-            predictor = predictor or load(artefact, threads=threads)
-            values = predictor(texts)
-            _write(path, [{**row, key: _plain(value)} for row, value in zip(part, values, strict=True)])
-        done += len(part)
+    done = 0
+
+    def missing() -> Iterator[_Part]:
+        nonlocal done
+        rows = _rows(source)
+        for number in count():
+            part = list(islice(rows, part_rows))
+            if not part:
+                return
+            path, start, done = out / f"part-{number:05d}{source.suffix}", done, done + len(part)
+            if not path.exists():
+                yield _Part(path, part, [_text(row, column, pair, start + i) for i, row in enumerate(part)], done)
+            elif progress is not None:
+                progress(done)
+
+    answered = ray.answers(missing(), artefact, actors, threads or 1) if actors else _answers(missing(), artefact, threads)
+    for part, values in answered:
+        _write(part.path, [{**row, key: _plain(value)} for row, value in zip(part.rows, values, strict=True)])
         if progress is not None:
-            progress(done)
+            progress(part.end)
     atomic_write.write(out / STATE, json.dumps({**wanted, "rows": done, "complete": True}, indent=2) + "\n")
     return done
+
+
+def _answers(parts: Iterable[_Part], artefact: Path, threads: int | None) -> Iterator[tuple[_Part, Any]]:
+    """Yield each part with its answers. The artefact is opened for the first one."""
+    predictor = None
+    for part in parts:
+        predictor = predictor or load(artefact, threads=threads)
+        yield part, predictor(part.texts)
 
 
 def _check_state(out: Path, wanted: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / STATE
     if path.is_file():
-        there = json.loads(path.read_text("utf-8"))
+        try:
+            there = dict(json.loads(path.read_text("utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"'{path}' cannot be read ({error}); give another directory, or remove '{out}'") from error
         other = [name for name, value in wanted.items() if there.get(name) != value]
         if other:
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,3 +99,50 @@ def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Pat
     (tmp_path / "in.jsonl").write_text(line + "\n")
     with pytest.raises(UsageError, match=words):
         command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
+
+
+def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "bulk.json").write_text("{")
+    with pytest.raises(UsageError, match=r"bulk\.json' cannot be read"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", artefact)
+
+
+def test_actors_need_ray(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'bertopt\[ray\]'"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, actors=2)
+
+
+def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract of Ray's actors; `campaigns.ray_bulk` runs them on Ray itself."""
+    ray: Any = ModuleType("ray")
+    ended: list[str] = []
+
+    class Method:
+        def __init__(self, call: Any) -> None:
+            self.remote = lambda *arguments: lambda: call(*arguments)
+
+    def remote(**options: Any) -> Any:
+        assert options == {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
+
+        def of(cls: Any) -> Any:
+            def make(*arguments: Any) -> Any:
+                made = cls(*arguments)
+                return SimpleNamespace(answer=Method(made.answer))
+
+            return SimpleNamespace(remote=make)
+
+        return of
+
+    ray.is_initialized, ray.init, ray.remote = lambda: False, lambda **_: None, remote
+    ray.get, ray.shutdown = lambda answer: answer(), lambda: ended.append("shut down")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    source, out, done = jsonl(tmp_path), tmp_path / "out", list[int]()
+    assert command.bulk(source, out, artefact, part_rows=3, actors=2, progress=done.append) == 25
+    rows = list(read(out))
+    assert [row["id"] for row in rows] == list(range(25)) and done[-1] == 25 and ended == ["shut down"]
+    assert np.abs(np.array([row["embedding"] for row in rows]) - bertopt.load(artefact)(TEXTS)).max() < 1e-6
+    (out / "part-00004.jsonl").unlink()
+    assert command.bulk(source, out, artefact, part_rows=3, actors=2) == 25
+    assert [row["id"] for row in read(out)] == list(range(25))
