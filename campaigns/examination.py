@@ -30,7 +30,7 @@ from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts
 from bertopt.results import Limits
-from bertopt.results.fidelity import Rounding
+from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
 from bertopt.spec import Coverage
@@ -59,9 +59,11 @@ class _SeededSweeps(Sweeps):
         self._others = [Sweeps(spec, f"{reference} {seed}", "cpu") for seed in range(1, seeds)]
         self.found: list[Coverage] = []
 
-    def measure(self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float) -> Coverage:
-        first = super().measure(directory, worker, reference, ran, timeout)
-        self.found = [first, *(other.measure(directory, worker, reference, [], timeout) for other in self._others)]
+    def measure(
+        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, certificate: Certificate | None = None
+    ) -> Coverage:
+        first = super().measure(directory, worker, reference, ran, timeout, certificate)
+        self.found = [first, *(other.measure(directory, worker, reference, [], timeout, certificate) for other in self._others)]
         return first
 
 

@@ -10,7 +10,7 @@ longer row all but `PLACES` or `ROW_PLACES` tokens, and of an output all but `WI
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ import numpy as np
 
 from bertopt.checks.probes import Probe
 from bertopt.core import ShapeLimits, Spec
-from bertopt.results import Failure, Limits, nan_max
-from bertopt.spec import Coverage, SweptOutput
+from bertopt.results import Failure, Limits
+from bertopt.spec import Coverage
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -37,6 +37,8 @@ LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 PLACES, ROW_PLACES = 16, 64
 #: Columns compared of a wider output.
 WIDE = 1024
+#: Batches that are run beside their copy as well, by their number of rows: rows that are alike may be computed once.
+COPIED = (1, 16)
 #: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text, of lengths that no batch has: about 7 s for all 512 of MiniLM, as far as every id has room besides;
@@ -67,12 +69,12 @@ class Plan:
 
 
 def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
-    """Spread every id but the padding's over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
+    """Spread every id, the padding's too, over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
     rng = np.random.default_rng([seed, 18])
     width = spec.vocabulary if spec.task == "fill-mask" else 0
     cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     room = int(BUDGET / cost)
-    ids = rng.permutation(np.delete(np.arange(spec.vocabulary), spec.pad_id) if spec.pad_id < spec.vocabulary else spec.vocabulary)
+    ids = rng.permutation(spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
     least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS
     shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), CUT_OFF_BUDGET / cost)
@@ -81,6 +83,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
         mask = _lengths(shape, rng)
         probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + int(mask.sum())), mode="wrap"), rng))
         taken += int(mask.sum())
+    probes += [_beside_copies(probe, len(probes) + number, rng) for number, probe in enumerate(probes[batch] for batch in COPIED)]
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -129,74 +132,9 @@ def _vectors(value: Array, compared: Array, spec: Spec, seed: int) -> Array:
     return chosen[:, np.random.default_rng([seed, 19]).choice(chosen.shape[-1], WIDE, replace=False)]
 
 
-class Comparer:
-    """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
-
-    def __init__(self, usual: Mapping[str, float]) -> None:
-        self.usual = usual
-        self.errors: dict[str, list[Array]] = {}
-        self.probes: dict[str, list[Probe]] = {}
-        self.finite = True
-
-    def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
-        """Compare the vectors of one probe, for each output that both give."""
-        self.finite = self.finite and finite
-        for name in sorted(got.keys() & reference.keys()):
-            self.errors.setdefault(name, []).append(self.rows(probe, got[name], reference[name], name))
-            self.probes.setdefault(name, []).append(probe)
-
-    def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
-        """Return the figures over all sweeps, for each output."""
-        return Coverage(
-            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self.probes.values()), [])),
-            finite=self.finite, outputs={name: self._swept(name) for name in self.errors}, **shares,
-        )  # fmt: skip
-
-    def _swept(self, name: str) -> SweptOutput:
-        every = np.concatenate(self.errors[name])
-        at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
-        ends = np.cumsum([len(errors) for errors in self.errors[name]])
-        number = int(np.searchsorted(ends, at, "right"))
-        row = at - int(ends[number]) + len(self.errors[name][number])
-        where = f"{name}[{row}], {self.probes[name][number].name}"
-        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
-
-    def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
-        """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
-        batch = probe.shape[0]
-        if got.shape != reference.shape:
-            return np.full(batch, np.inf)
-        of = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
-        b = reference.astype(np.float64)
-
-        def summed(squares: Array) -> Array:
-            return np.bincount(of, squares.sum(axis=-1), batch)
-
-        floor = self.usual[name] ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
-        return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
-
-
-def end_to_end(got: Array, reference: Array, texts: Sequence[object]) -> SweptOutput:
-    """Compare outputs [N, D] for texts, from text to vector, with the reference's."""
-    b = reference.astype(np.float64)
-    floor = 0.1 * float(np.linalg.norm(b)) / math.sqrt(max(1, len(b)))
-    errors = np.linalg.norm(got - b, axis=1) / np.maximum(np.linalg.norm(b, axis=1), max(floor, 1e-12))
-    at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
-    return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
-
-
-def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
-    """Return the root mean square of each of the reference's outputs."""
-    sums: dict[str, tuple[float, int]] = {}
-    for name, value in (item for named in reference for item in named.items()):
-        before = sums.get(name, (0.0, 0))
-        sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
-    return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}
-
-
 def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
     """Return the shares of ids, positions, batch sizes up to `MAX_BATCH`, lengths and token types that `probes` run."""
-    ids, types = {spec.pad_id}, set[int]()
+    ids, types = set[int](), set[int]()
     batches, lengths, valid_lengths, positions = set[int](), set[int](), set[int](), 0
     for probe in probes:
         batch, sequence = probe.shape
@@ -289,6 +227,14 @@ def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array,
         compared &= chosen
     inputs = {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}
     return Probe(f"{batch} × {sequence}, sweep {number}: {padding}", padding, inputs, compared, np.ones(batch, bool))
+
+
+def _beside_copies(probe: Probe, number: int, rng: np.random.Generator) -> Probe:
+    """A batch of the rows of `probe`, and of the same rows again in another order."""
+    rows = np.concatenate([np.arange(probe.shape[0]), rng.permutation(probe.shape[0])])
+    inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
+    name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
+    return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
 
 
 def _rows(probe: Probe, shapes: ShapeLimits) -> int:

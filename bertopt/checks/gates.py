@@ -173,7 +173,7 @@ def unmeasurable(limits: Limits, quality: bool, ranking: bool) -> list[str]:
     problems = []
     if limits.metric_drop_max is not None and not quality:
         problems.append(
-            "metric_drop_max needs a classifier and labelled texts, or embeddings and labelled pairs; give inputs.texts with labels, or drop it"
+            "metric_drop_max needs labelled texts, and labelled pairs for embeddings and questions; give inputs.texts with labels, or drop it"
         )
     for metric in ("spearman_min", "top_k_overlap_min"):
         if getattr(limits, metric) is not None and not ranking:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks import coverage
-from bertopt.checks.coverage import ID_LENGTH, ID_ROWS, SHORT_ROWS, Comparer
+from bertopt.checks.coverage import ID_LENGTH, ID_ROWS, SHORT_ROWS
 from bertopt.checks.probes import Probe
+from bertopt.checks.row_differences import Comparer
 from bertopt.core import Spec
 
 if TYPE_CHECKING:
@@ -64,15 +65,13 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec
 
 
 def _settle_batches(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
-    """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs and row, other ids."""
+    """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs, copies and row, other ids."""
     batches = {number: probe for number, probe, _ in rows}
     for number, probe in list(batches.items())[:MOST_BATCHES]:
-        valid = probe.inputs["attention_mask"] == 1
+        others = [_other_ids(spec, rng) for _ in range(TIMES)]
         again = [
-            replace(probe, name=f"{probe.name}, again {time}", inputs={
-                **probe.inputs, "input_ids": np.where(valid, _random_ids(spec, valid.shape, rng), probe.inputs["input_ids"]),
-            })
-            for time in range(TIMES)
+            replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": other[probe.inputs["input_ids"]]})
+            for time, other in enumerate(others)
         ]  # fmt: skip
         got, reference = run(again)
         of_batch = [row for other, _, row in rows if other == number]
@@ -85,6 +84,14 @@ def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) ->
     """Return random ids other than the padding's."""
     ids = rng.integers(0, spec.vocabulary - (spec.pad_id < spec.vocabulary), shape)
     return np.asarray(ids + (ids >= spec.pad_id))
+
+
+def _other_ids(spec: Spec, rng: np.random.Generator) -> Array:
+    """Return another id for each id [V] but the padding's. Ids that are equal stay equal: tokens that stand twice, and rows."""
+    other = np.arange(max(spec.vocabulary, spec.pad_id + 1))
+    ids = np.flatnonzero(other != spec.pad_id)[: spec.vocabulary]
+    other[ids] = rng.permutation(ids)
+    return other
 
 
 def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[int, Probe, int]]:

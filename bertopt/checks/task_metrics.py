@@ -5,7 +5,7 @@ The first metric of a task is what `metric_drop_max` limits; the others are show
 resampled texts. Such an interval is empty where no prediction differs: with few texts that proves little.
 
 Not looked at: probabilities behind the labels (calibration), thresholds but 0.5 for several labels, regressions of several
-values, entities and spans.
+values. Of entities and answers to questions see `span_metrics`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.checks import quality, retrieval
+from bertopt.checks import quality, retrieval, span_metrics
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.results import Quality
@@ -43,8 +43,9 @@ class _Metric:
 
 
 def measurable(spec: Spec, labelled: bool, paired: bool) -> bool:
-    """Return whether there is a metric: a classifier and labels, or embeddings and pairs of texts with a similarity."""
-    return labelled and (spec.task == "text-classification" or (spec.pooling is not None and paired))
+    """Return whether there is a metric: of labels, tags of words, answers to questions, or similarities of pairs of texts."""
+    alone = spec.task in ("text-classification", "token-classification")
+    return labelled and (alone or (paired and (spec.pooling is not None or spec.task == "question-answering")))
 
 
 def predictions(spec: Spec, outputs: Array, second: Array | None = None) -> list[list[float]]:
@@ -61,7 +62,9 @@ def predictions(spec: Spec, outputs: Array, second: Array | None = None) -> list
 
 
 def truth(spec: Spec, labels: Sequence[Label]) -> list[list[float]]:
-    """Return what `predictions` should be [N, D]: a value, one flag a label, or the number of the label."""
+    """Return what `predictions` should be [N, D]: a value, one flag a label, or the number of the label; zeros where they are scores."""
+    if spec.task in span_metrics.TASKS:
+        return [[0.0]] * len(labels)
     if spec.regression or spec.task == "feature-extraction":
         return [[float(str(label))] for label in labels]
     sets = [{label} if isinstance(label, str) else set(label) for label in labels]
@@ -81,10 +84,10 @@ def measure(
     y, a = np.asarray(expected, float), np.asarray(mine, float)
     b = None if reference is None else np.asarray(reference, float)
     values = spec.regression or spec.task == "feature-extraction"
-    metrics = _of_values() if values else _of_several_labels() if spec.multi_label else _of_one_label()
+    metrics = _metrics(spec)
     weights = np.random.default_rng(0).multinomial(len(y), np.full(len(y), 1 / len(y)), size=RESAMPLES)
     found = [_bootstrapped(name, metric, y, a, b, weights) for name, metric in metrics.items()]
-    if not values and not spec.multi_label:
+    if spec.task == "text-classification" and not values and not spec.multi_label:
         right = [None if p is None else [bool(hit) for hit in (p == y)[:, 0]] for p in (a, b)]
         assert right[0] is not None
         found = [quality.measure(right[0], right[1]), *found]
@@ -92,6 +95,18 @@ def measure(
     if 2 * sum(map(len, ranked)) > len(y):
         found = [*_of_queries(ranked, y[:, 0], a[:, 0], None if b is None else b[:, 0]), *found]
     return found[0].model_copy(update={"others": found[1:]})
+
+
+def _metrics(spec: Spec) -> dict[str, _Metric]:
+    if spec.task in span_metrics.TASKS:
+        return {name: _of_sums(of) for name, of in span_metrics.metrics(spec).items()}
+    if spec.regression or spec.task == "feature-extraction":
+        return _of_values()
+    return _of_several_labels() if spec.multi_label else _of_one_label()
+
+
+def _of_sums(of: Callable[[Array], Array]) -> _Metric:
+    return _Metric(lambda _, p: float(of(p.sum(0))), lambda _, p, weights: of(weights @ p))
 
 
 def _sklearn() -> Any:

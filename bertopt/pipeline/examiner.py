@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, gates, invariance, parity, probes, ranking, task_metrics, twin, worst_case
+from bertopt.checks import coverage, gates, invariance, parity, probes, ranking, row_differences, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.core import Device, Precision
 from bertopt.errors import Unsupported
 from bertopt.passes import registry
+from bertopt.pipeline import labelled
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
@@ -116,6 +117,7 @@ class Examiner:
         self.progress(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
+        covered, certificate = None, None
         if parent is not None:
             mine = self._answers_of(directory, timeout)
             reference = self._answers_of(self.reference, timeout)
@@ -128,11 +130,10 @@ class Examiner:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
                 raise Unsupported("no probe fits any of the engine's profiles; widen them")
-        covered = None
-        if parent is not None:
+            certificate = self._certificate(directory, parent, timeout)
             self.progress(f"{name}: coverage")
             ran = [probe for probe in self.probes if probe.name in self._answers[directory]]
-            covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout)
+            covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout, certificate)
             if self.spec.granularity == "text":
                 whole = self._end_to_end(worker, timeout)
                 covered = covered.model_copy(update={"outputs": {**covered.outputs, coverage.END_TO_END: whole}})
@@ -155,7 +156,6 @@ class Examiner:
         self.progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
-        certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
@@ -252,11 +252,14 @@ class Examiner:
                 self._twins[precision, *rounded] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
         return self._twins[precision, *rounded]
 
-    def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
+    def _certificate(self, directory: Path, parent: Path, timeout: float) -> Certificate | None:
         """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""
         if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
             return None
-        return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
+        # Elsewhere: two models would count as the stage's memory.
+        with self.workers.start() as worker:
+            named: dict[str, Any] = {"directory": str(directory.resolve()), "parent": str(parent.resolve())}
+            return Certificate.model_validate(worker.call("certify", timeout=timeout, **named))
 
     def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
@@ -267,24 +270,16 @@ class Examiner:
 
         if self._reference_outputs is None:
             self._reference_outputs = outputs(self._worker(self.reference, timeout))
-        return coverage.end_to_end(outputs(worker), self._reference_outputs, texts)
+        return row_differences.end_to_end(outputs(worker), self._reference_outputs, texts)
 
     def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
-        texts, second = self.texts, self.texts.second
-        if not task_metrics.measurable(self.spec, texts.labels is not None, second is not None):
+        if not labelled.measurable(self.spec, self.texts):
             return None
-        self.progress(f"{name}: {len(texts.texts)} labelled texts")
-
-        def outputs(asked: Sequence[Text]) -> Array:
-            return worker.exchange("logits", timeout=timeout, texts=list(asked))[1]["logits"]
-
-        if second is not None and self.spec.task == "feature-extraction":
-            return task_metrics.predictions(self.spec, outputs(texts.texts), outputs(second))
-        return task_metrics.predictions(self.spec, outputs(list(zip(texts.texts, second, strict=True)) if second else texts.texts))
+        self.progress(f"{name}: {len(self.texts.texts)} labelled texts")
+        return labelled.predictions(worker, self.spec, self.texts, timeout)
 
     def _quality(self, predicted: list[list[float]]) -> Quality:
-        expected = task_metrics.truth(self.spec, self.texts.labels or ())
-        return task_metrics.measure(self.spec, expected, predicted, self._reference_predictions, self.texts.second and self.texts.texts)
+        return labelled.quality(self.spec, self.texts, predicted, self._reference_predictions)
 
 
 def _sample(texts: Texts) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertopt.checks import span_metrics, task_metrics
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.spec import Label
@@ -34,9 +35,10 @@ class Texts:
 
     def check_labels(self, spec: Spec) -> None:
         """Raise UsageError where a label is none that the model can be held against, naming the lines."""
-        if self.labels is None or not (spec.task == "text-classification" or (spec.pooling and self.second)):
+        if self.labels is None or not task_metrics.measurable(spec, True, self.second is not None):
             return
-        mistakes = ((line, _mistake(spec, label)) for line, label in enumerate(self.labels, 1))
+        labelled = zip(self.texts, self.labels, strict=True)
+        mistakes = ((line, _mistake(spec, text, label)) for line, (text, label) in enumerate(labelled, 1))
         wrong = [f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake]
         if wrong:
             raise UsageError(*wrong[:10], *([f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []))
@@ -77,7 +79,7 @@ def read(path: str | Path) -> Texts:
     return Texts(tuple(text for text, _, _ in entries), tuple(labels) or None, str(path), tuple(second) or None)
 
 
-def _mistake(spec: Spec, label: Label) -> str | None:
+def _mistake(spec: Spec, text: str, label: Label) -> str | None:
     """Return what is wrong with a line's label for this model, or None."""
     if spec.regression or spec.task == "feature-extraction":
         try:
@@ -87,7 +89,13 @@ def _mistake(spec: Spec, label: Label) -> str | None:
         if len(spec.labels) > 1 and spec.regression:
             return f"there is no metric for a regression of {len(spec.labels)} values; give texts without labels"
         return None if good else f"label must be a number; got {_shown(label)}"
-    if not isinstance(label, str) and not spec.multi_label:
+    if spec.task == "question-answering":
+        return "label must be the answer, or a list of those that are right; got an empty list" if label == () else None
+    if spec.task == "token-classification":
+        count = len(span_metrics.words(text))
+        if isinstance(label, str) or len(label) != count:
+            return f"label must be a list of one tag for each of the text's {count} words; got {_shown(label)}"
+    elif not isinstance(label, str) and not spec.multi_label:
         return f"label must be one label, as the model gives one to each text; got {_shown(label)}"
     unknown = next((name for name in ((label,) if isinstance(label, str) else label) if name not in spec.labels), None)
     return None if unknown is None else f"label must be one of {', '.join(sorted(spec.labels))}; got '{unknown}'"

@@ -169,12 +169,12 @@ class Ops(BuildOps):
         found = effects.ask(self.model, self.passes, self._session.facts())
         return {"own": found.own, "placed": found.placed, "proven": found.proven}, {}
 
-    def op_certify(self, arrays: Any, parent: str) -> Reply:
-        """Compare the open stage's weights with those of the stage in `parent`."""
+    def op_certify(self, arrays: Any, directory: str, parent: str) -> Reply:
+        """Compare the weights of the stage in `directory` with those of the stage in `parent`."""
         from bertopt.stages import certificates
 
-        assert self.model is not None
-        return certificates.certify(self.model, stages.open_stage(Path(parent)), self.passes[-1]).model_dump(), {}
+        model, before = (stages.open_stage(Path(path)) for path in (directory, parent))
+        return certificates.certify(model, before, stages.read_manifest(Path(directory)).passes[-1]).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""
@@ -187,6 +187,11 @@ class Ops(BuildOps):
         """Outputs [N, D] for texts and pairs, of a model with one vector a text. A pair arrives as a list."""
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
+
+    def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Answers about the tokens of texts and pairs, as the predictor words them. A pair arrives as a list."""
+        assert self.predictor is not None
+        return self.predictor([tuple(text) if isinstance(text, list) else text for text in texts]), {}
 
     def op_replay(self, arrays: Any) -> Reply:
         """Return the open stage's outputs for the texts that an artefact records."""

@@ -1,9 +1,7 @@
 """Models that are wrong on one condition alone, of kinds that the other tables lack, planted in every precision.
 
 Not planted is what no check runs: a fault of one pair of ids, of one batch size at one length, of one user or date, or after more
-calls than a run makes; and calls that overlap, as the predictor takes turns where a session is not `concurrent`. Known to be delivered
-are `written_padding` (no probe has the padding token where the mask shows it) and `same_row_before_in_bf16` (a text beside its copy is
-limited for float32 alone).
+calls than a run makes; and calls that overlap, as the predictor takes turns where a session is not `concurrent`.
 """
 
 from __future__ import annotations

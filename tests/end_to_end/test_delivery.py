@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import bertopt
 from bertopt import stages
+from bertopt.cli import app
 from bertopt.commands.verify import verify
 from bertopt.errors import IntegrityError, WrongAnswer
 from bertopt.passes import registry
@@ -54,6 +56,11 @@ def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
     return bertopt.run(recipe, out)
 
 
+def exit_code(*arguments: object) -> int:
+    """The command line's."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code
+
+
 @pytest.mark.parametrize("on", ["hash seed", "directory", "worker", "threads", "variable"])
 def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
     tiny: Tiny, tmp_path: Path, on: str, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +96,19 @@ def test_files_that_are_not_the_forms_are_refused(tiny: Tiny, tmp_path: Path, fi
     report = run(tmp_path, source, {"pass": "leave_file", "name_": file, "content": content})
     assert report.exit_code == 6 and words in str(report.reason), report.reason
     assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize("swapped", ["tokenizer.json", "config.json", "notes.txt"])
+def test_files_that_were_changed_or_added_after_delivery_are_refused(tiny: Tiny, tmp_path: Path, swapped: str) -> None:
+    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
+    artifact = tmp_path / "artifact"
+    file = artifact / swapped
+    content = file.read_text().replace('"cat"', '"dog_"') + "\n" if file.exists() else "{}"
+    file.unlink(missing_ok=True)
+    file.write_text(content)
+    with pytest.raises(IntegrityError) as refused:
+        bertopt.load(artifact)
+    assert refused.value.exit_code == exit_code("verify", artifact) == 6
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"])
@@ -143,8 +163,10 @@ def test_code_that_changed_since_is_refused(own_pass: str, tiny: Tiny, tmp_path:
     bertopt.load(artifact, check=True)
     file = tmp_path / "code" / (f"mine_{own_pass}_helper.py" if changed == "helper" else f"mine_{own_pass}.py")
     file.write_text(file.read_text() + "\n# edited\n")
-    with pytest.raises(IntegrityError, match=f"the source of {'module' if changed == 'helper' else 'pass'} mine_"):
+    with pytest.raises(IntegrityError, match=f"the source of {'module' if changed == 'helper' else 'pass'} mine_") as refused:
         bertopt.load(artifact)
+    assert refused.value.exit_code == exit_code("verify", artifact) == 6
+    assert not run(tmp_path / "out", tiny(), {"pass": name}).stages[1].reused, "built by other code"
 
 
 def test_another_class_of_the_same_name_is_refused(own_pass: str, tiny: Tiny, tmp_path: Path) -> None:
@@ -159,6 +181,8 @@ def test_another_class_of_the_same_name_is_refused(own_pass: str, tiny: Tiny, tm
     spec.loader.exec_module(module)
     del registry._registered[name]
     registry.register(getattr(module, f"Mine{own_pass}"))
-    with pytest.raises(IntegrityError, match="restore it, or export again"):
+    with pytest.raises(IntegrityError, match="restore it, or export again") as refused:
         bertopt.load(tmp_path / "out" / "artifact")
+    # Workers of the command line cannot import this module.
+    assert refused.value.exit_code == 6
     shutil.rmtree(tmp_path / "out")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, gates, parity
+from bertopt.checks import coverage, gates, parity, row_differences
 from bertopt.core import ShapeLimits, Spec
+from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.spec import Coverage, SweptOutput
 from tests.support.measured import case, measured
@@ -57,7 +59,7 @@ def test_text_by_text() -> None:
     reference = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
     got = reference.copy()
     got[3] *= 1.5
-    found = coverage.end_to_end(got, reference, list("abcdef"))
+    found = row_differences.end_to_end(got, reference, list("abcdef"))
     assert found.median == 0.0 and found.worst == pytest.approx(0.5) and found.where == "text 'd'"
 
 
@@ -106,7 +108,7 @@ def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: boo
         return {"logits": logits + 0.01 * (wrong & where)[:, None]}
 
     plan = coverage.plan(MINILM, 1, 8192)
-    compared = coverage.Comparer({"logits": 1.0})
+    compared = row_differences.Comparer({"logits": 1.0})
     for probe in plan.of(False, WHOLE):
         (got, finite), (reference, _) = (
             coverage.answer(lambda inputs, wrong=wrong: run(inputs, wrong), probe, MINILM, WHOLE, 1) for wrong in (True, False)
@@ -127,7 +129,7 @@ def test_a_row_that_is_smaller_than_usual_is_judged_by_the_usual_size() -> None:
     probe = coverage.plan(SPEC, 1, 8192).probes[2]
     reference = np.ones((probe.shape[0], 3), np.float32)
     reference[0] = 0.01
-    compared = coverage.Comparer({"logits": 1.0})
+    compared = row_differences.Comparer({"logits": 1.0})
     compared.add(probe, {"logits": reference + 0.02}, True, {"logits": reference})
     found = compared.result(1, dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0), 1)
     assert found.outputs["logits"].worst == pytest.approx(0.02, rel=0.02)
@@ -165,3 +167,28 @@ def test_the_gates_apply_the_rules() -> None:
     assert failure.gate == "coverage" and failure.metric == "rel_l2"
     (failure,) = gates.find_failures(found.model_copy(update={"coverage": swept(0.01, math.nan)}), Limits(rel_l2=0.06))
     assert failure.metric is None, "a value that is not finite cannot be waived"
+
+
+def test_the_padding_token_is_run_as_a_token() -> None:
+    exact, rough = (coverage.plan(MINILM, 1, 8192).of(reduced, WHOLE) for reduced in (False, True))
+    assert any(((probe.inputs["input_ids"] == MINILM.pad_id) & (probe.inputs["attention_mask"] == 1)).any() for probe in exact)
+    short = [probe for probe in rough if probe.padding == coverage.SHORT_ROWS]
+    assert coverage.shares(MINILM, [probe for probe in exact if probe.shape[1] < 5])["ids"] < 1.0
+    assert any((probe.inputs["input_ids"] == MINILM.pad_id).any() for probe in short)
+
+
+def test_rows_stand_beside_their_copies() -> None:
+    copies = [probe for probe in coverage.plan(MINILM, 1, 8192).of(True, WHOLE) if "beside their copies" in probe.name]
+    assert [probe.shape[0] for probe in copies] == [2, 32]
+    for probe in copies:
+        half = probe.shape[0] // 2
+        rows = [row.tobytes() for row in np.concatenate(list(probe.inputs.values()), axis=1)]
+        assert sorted(rows[:half]) == sorted(rows[half:]) and probe.compared.shape == probe.inputs["input_ids"].shape
+
+
+def test_the_docs_say_what_is_run_of_minilm() -> None:
+    spec = MINILM.model_copy(update={"text_length": 256})
+    shares = coverage.shares(spec, coverage.plan(spec, 788393475, 8192).of(False, WHOLE))
+    swept = Coverage(seed=788393475, outputs={}, rows=0, tokens=0, finite=True, **shares)
+    docs = (Path(__file__).parents[3] / "docs/checks.md").read_text("utf-8")
+    assert f"checked: {formatting.coverage(swept)}\n" in docs

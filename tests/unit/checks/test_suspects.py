@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, suspects
+from bertopt.checks import coverage, row_differences, suspects
 from bertopt.checks.coverage import SHORT_ROWS
 from bertopt.checks.probes import Probe
 from tests.unit.checks.test_coverage import SPEC, WHOLE
@@ -51,10 +51,19 @@ def wrong_length(probe: Probe) -> np.ndarray:
     return noisy(probe) * (0.5 if probe.shape[1] == 77 else 1)
 
 
+def wrong_copy(probe: Probe) -> np.ndarray:
+    """And a row that stands in its batch before is half as large."""
+    seen, again = set[bytes](), []
+    for row in probe.inputs["input_ids"]:
+        again.append(row.tobytes() in seen)
+        seen.add(row.tobytes())
+    return noisy(probe) * np.where(again, 0.5, 1)[:, None]
+
+
 def swept(model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS)) -> Any:
     plan = coverage.plan(SPEC, 3, 8192)
     probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in paddings]
-    compared = coverage.Comparer({"logits": float(np.sqrt(8 * 4 / 8))})
+    compared = row_differences.Comparer({"logits": float(np.sqrt(8 * 4 / 8))})
 
     def run(asked: Sequence[Probe]) -> tuple[Vectors, Vectors]:
         return ({probe.name: {"logits": model(probe)} for probe in asked}, {probe.name: {"logits": reference(probe)} for probe in asked})
@@ -81,8 +90,17 @@ def test_a_batch_that_rounding_hit_is_right_and_a_wrong_row_or_length_is_not() -
     assert swept(noisy, True, paddings) <= 1.0
     assert swept(wrong_row, True, paddings) > 1.5
     assert swept(wrong_length, True, paddings) > 1.5
+    assert swept(wrong_copy, True, paddings) > 1.5
 
 
 def test_too_many_rows_that_stand_out_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspects, "MOST", 2)
     assert swept(noisy, settle=True) > 1.5
+
+
+def test_other_ids_keep_what_is_equal_and_the_padding() -> None:
+    for spec in (SPEC, SPEC.model_copy(update={"pad_id": 7}), SPEC.model_copy(update={"pad_id": SPEC.vocabulary})):
+        other = suspects._other_ids(spec, np.random.default_rng(0))
+        assert other[spec.pad_id] == spec.pad_id and sorted(other) == list(range(len(other)))
+        assert other[: spec.vocabulary].max() < spec.vocabulary + (spec.pad_id < spec.vocabulary)
+        assert np.mean(other == np.arange(len(other))) < 0.01

@@ -19,6 +19,7 @@ from bertopt.recipe import texts as labelled
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import WORDS, Tiny, tokenizer, write_tiny
 from tests.unit.checks.test_checks_depth import TEXT
+from tests.unit.checks.test_span_metrics import QUESTIONS, TAGS
 
 SEVERAL = TEXT.model_copy(update={"multi_label": True})
 VALUE = TEXT.model_copy(update={"regression": True, "labels": ("score",)})
@@ -122,6 +123,10 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         (['{"text": "a", "label": ["good"]}'], TEXT, ":1: label must be one label, .*; got a list of 1"),
         (['{"text": "a", "label": 1}', '{"text": "a", "label": "x"}'], VALUE, ":2: label must be a number; got 'x'"),
         (['{"text": "a", "label": "nan"}'], VALUE, ":1: label must be a number; got 'nan'"),
+        (['{"text": "a b", "label": ["O"]}'], TAGS, ":1: label must be a list of one tag for each of the text.s 2 words; got a list of 1"),
+        (['{"text": "a b", "label": ["O", "B-X"]}'], TAGS, ":1: label must be one of .*; got 'B-X'"),
+        (['{"text": "a b", "label": "O"}'], TAGS, ":1: label must be a list of one tag .*; got 'O'"),
+        (['{"text": "a", "text_pair": "b", "label": []}'], QUESTIONS, ":1: label must be the answer, or a list"),
         (['{"text": "a", "text_pair": "b", "label": "x"}'], EMBEDDING, ":1: label must be a number; got 'x'"),
     ],
 )
@@ -145,11 +150,11 @@ def regression(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes"])
+@pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "tags", "pairs for questions"])
 def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> None:
-    names = ["bad", "good", "mixed"]
+    names, tags = ["bad", "good", "mixed"], ["O", "B-PER", "I-PER"]
     rows = [
-        {"text": f"{WORDS[i]} {WORDS[-i]} !", "label": {"several": names[: i % 4], "pairs of classes": names[i % 3]}.get(kind, i / 4)}
+        {"text": f"{WORDS[i]} {WORDS[-i]} !", "label": {"several": names[: i % 4], "pairs of classes": names[i % 3], "tags": [tags[i % 2], tags[2], tags[0]], "pairs for questions": "cat"}.get(kind, i / 4)}
         | ({"text_pair": f"{WORDS[-i]} a cat"} if "pairs" in kind else {})
         for i in range(20)
     ]
@@ -157,6 +162,13 @@ def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> Non
     texts.write_text("\n".join(map(json.dumps, rows)) + "\n")
     if "embeddings" in kind:
         model = tiny("bert", "feature-extraction", "mean")
+    elif kind == "tags":
+        model = write_tiny(tmp_path / "model", "bert", "token-classification")
+        config = json.loads((model / "config.json").read_text())
+        config |= {"id2label": dict(enumerate(tags)), "label2id": {tag: i for i, tag in enumerate(tags)}}
+        (model / "config.json").write_text(json.dumps(config))
+    elif kind == "pairs for questions":
+        model = tiny("bert", "question-answering")
     elif kind == "value":
         model = regression(tmp_path / "model")
     else:
@@ -166,7 +178,7 @@ def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> Non
                   "steps": [{"pass": "use_sdpa"}], "inputs": {"shapes": [[1, 8]], "texts": str(texts)}}  # fmt: skip
         report = bertopt.run(recipe, tmp_path / "out")
         again = bertopt.run(recipe, tmp_path / "out")
-    expected = {"several": "micro_f1", "pairs of classes": "accuracy"}.get(kind, "spearman")
+    expected = {"several": "micro_f1", "pairs of classes": "accuracy", "tags": "entity_f1", "pairs for questions": "answer_f1"}.get(kind, "spearman")
     assert report.exit_code == 0, report.reason
     found = report.stages[1].quality
     assert found is not None and (found.metric, found.n) == (expected, 20)

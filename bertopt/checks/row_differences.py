@@ -1,0 +1,81 @@
+"""How far a stage's rows are from the reference's: the figures of the coverage sweeps and of texts end to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.checks.probes import Probe
+from bertopt.results import nan_max
+from bertopt.spec import Coverage, SweptOutput
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+
+class Comparer:
+    """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
+
+    def __init__(self, usual: Mapping[str, float]) -> None:
+        self.usual = usual
+        self.errors: dict[str, list[Array]] = {}
+        self.probes: dict[str, list[Probe]] = {}
+        self.finite = True
+
+    def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
+        """Compare the vectors of one probe, for each output that both give."""
+        self.finite = self.finite and finite
+        for name in sorted(got.keys() & reference.keys()):
+            self.errors.setdefault(name, []).append(self.rows(probe, got[name], reference[name], name))
+            self.probes.setdefault(name, []).append(probe)
+
+    def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
+        """Return the figures over all sweeps, for each output."""
+        return Coverage(
+            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self.probes.values()), [])),
+            finite=self.finite, outputs={name: self._swept(name) for name in self.errors}, **shares,
+        )  # fmt: skip
+
+    def _swept(self, name: str) -> SweptOutput:
+        every = np.concatenate(self.errors[name])
+        at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
+        ends = np.cumsum([len(errors) for errors in self.errors[name]])
+        number = int(np.searchsorted(ends, at, "right"))
+        row = at - int(ends[number]) + len(self.errors[name][number])
+        where = f"{name}[{row}], {self.probes[name][number].name}"
+        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
+
+    def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
+        """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
+        batch = probe.shape[0]
+        if got.shape != reference.shape:
+            return np.full(batch, np.inf)
+        of = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
+        b = reference.astype(np.float64)
+
+        def summed(squares: Array) -> Array:
+            return np.bincount(of, squares.sum(axis=-1), batch)
+
+        floor = self.usual[name] ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
+        return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
+
+
+def end_to_end(got: Array, reference: Array, texts: Sequence[object]) -> SweptOutput:
+    """Compare outputs [N, D] for texts, from text to vector, with the reference's."""
+    b = reference.astype(np.float64)
+    floor = 0.1 * float(np.linalg.norm(b)) / math.sqrt(max(1, len(b)))
+    errors = np.linalg.norm(got - b, axis=1) / np.maximum(np.linalg.norm(b, axis=1), max(floor, 1e-12))
+    at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
+    return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
+
+
+def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+    """Return the root mean square of each of the reference's outputs."""
+    sums: dict[str, tuple[float, int]] = {}
+    for name, value in (item for named in reference for item in named.items()):
+        before = sums.get(name, (0.0, 0))
+        sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
+    return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}
