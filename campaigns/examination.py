@@ -20,8 +20,8 @@ from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Precision, Spec
 from bertopt.errors import BertoptError, Unsupported
-from bertopt.pipeline.examiner import OWN_TEXTS, TIMEOUT_S, Examiner
-from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
+from bertopt.pipeline.measurement_plan import OWN_TEXTS, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
 from bertopt.pipeline.sweeps import Sweeps
@@ -30,7 +30,7 @@ from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts
 from bertopt.results import Limits
-from bertopt.results.fidelity import Certificate, Rounding
+from bertopt.results.fidelity import Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
 from bertopt.spec import Coverage
@@ -60,10 +60,11 @@ class _SeededSweeps(Sweeps):
         self.found: list[Coverage] = []
 
     def measure(
-        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, certificate: Certificate | None = None
+        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
     ) -> Coverage:
-        first = super().measure(directory, worker, reference, ran, timeout, certificate)
-        self.found = [first, *(other.measure(directory, worker, reference, [], timeout, certificate) for other in self._others)]
+        """Run every sweep over each stage, as each may be the one to deliver."""
+        first = super().measure(directory, worker, reference, ran, timeout, every=True)
+        self.found = [first, *(other.measure(directory, worker, reference, [], timeout, every=True) for other in self._others)]
         return first
 
 

@@ -1,7 +1,7 @@
 """Coverage: run every token id, position, batch size and length once, and refuse rows that stand out.
 
-The parity probes look closely at a few inputs; these sweeps look once at what those leave out. Lengths are run as one text
-without padding. What is not looked at: batch sizes beyond `MAX_BATCH` other than the largest batch; pairs of a batch size and
+The parity probes look closely at a few inputs; these sweeps look once at what those leave out. Every stage runs the batch sizes and
+a few lengths; the stage that is delivered runs every sweep. Lengths are run as one text without padding. Not looked at: batch sizes beyond `MAX_BATCH` other than the largest batch; pairs of a batch size and
 a length, or of a text's length and its batch's, other than one or a few for each; ids and lengths beyond the budgets of a
 large model (one of 12 layers runs 5 % of 512 lengths of a batch, 14 % of a text) and most that the predictor cuts off; of a
 longer row all but `PLACES` or `ROW_PLACES` tokens, and of an output all but `WIDE` columns. The shares are in the report.
@@ -39,11 +39,13 @@ PLACES, ROW_PLACES = 16, 64
 WIDE = 1024
 #: Batches that are run beside their copy as well, by their number of rows: rows that are alike may be computed once.
 COPIED = (1, 16)
-#: Products and sums that the sweeps may take in one stage: about 20 s of two cores.
+#: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text, of lengths that no batch has: about 7 s for all 512 of MiniLM, as far as every id has room besides;
 #: where it has none: about 1 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 3e12, 4e11, 1e11
+#: Those of rows of one text that every stage runs.
+STAGE_LENGTHS_BUDGET = 5e10
 #: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
@@ -54,15 +56,24 @@ SHORT_ROWS = "ids in short rows"
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared."""
+    """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared.
+
+    `first` are the names of those that every stage runs; the others are for the stage that is delivered.
+    """
 
     seed: int
     probes: tuple[Probe, ...]
+    first: frozenset[str]
 
-    def of(self, reduced: bool, shapes: ShapeLimits) -> list[Probe]:
-        """Return the sweeps of a stage that runs these shapes. Ids whose larger batches it cannot run are run in short rows."""
+    def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True) -> list[Probe]:
+        """Return the sweeps of a stage that runs these shapes, `every` one if it is delivered.
+
+        Ids whose larger batches it cannot run are run in short rows.
+        """
         larger = [probe for probe in self.probes if probe.padding == "batch sizes"]
         fitting = [probe for probe in larger if shapes.fit(*probe.shape) is not None]
+        if not every:
+            return [probe for probe in fitting if probe.name in self.first]
         short = reduced or len(fitting) < len(larger)
         ids = [probe for probe in self.probes if probe.padding == "ids" or (short and probe.padding == SHORT_ROWS)]
         return [*fitting, *(probe for probe in ids if _rows(probe, shapes) > 0)]
@@ -83,7 +94,12 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
         mask = _lengths(shape, rng)
         probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + int(mask.sum())), mode="wrap"), rng))
         taken += int(mask.sum())
-    probes += [_beside_copies(probe, len(probes) + number, rng) for number, probe in enumerate(probes[batch] for batch in COPIED)]
+    # The longest row, the batch sizes, and of the rows of one text the first; the last of all is the largest batch.
+    longest_and_batches, single = probes[: MAX_BATCH + 1], probes[MAX_BATCH + 1 : -1]
+    within = np.cumsum([probe.shape[1] for probe in single]) <= STAGE_LENGTHS_BUDGET / cost
+    first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
+    copies = [_beside_copies(probe, len(probes) + number, rng) for number, probe in enumerate(probes[batch] for batch in COPIED)]
+    probes += copies
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -91,7 +107,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
             part = some[start : start + ID_ROWS * length]
             mask = np.ones((-(-len(part) // length), length), np.int64)
             probes.append(make_probe(spec, padding, len(probes), mask, np.resize(part, mask.size), rng))
-    return Plan(seed, tuple(probes))
+    return Plan(seed, tuple(probes), frozenset(probe.name for probe in (*first, *copies)))
 
 
 def run_sweeps(

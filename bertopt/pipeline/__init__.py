@@ -56,6 +56,7 @@ def run(
             row = report.stages[-1]
             left.step_done(counts=not row.reused and row.status != "skipped")
             record()
+        job.sweep()
         job.deliver(build_only)
         record()
         if not job.stopped:

@@ -13,6 +13,7 @@ from bertopt import stages
 from bertopt.checks import coverage, gates, invariance, parity, probes, ranking, row_differences, twin, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
+from bertopt.checks.probes import Probe
 from bertopt.core import Device, Precision
 from bertopt.errors import Unsupported
 from bertopt.passes import registry
@@ -21,21 +22,17 @@ from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
-from bertopt.recipe.texts import Texts
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
-from bertopt.spec import SweptOutput
+from bertopt.spec import Coverage, SweptOutput
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-#: Most of the recipe's own texts that are probed, besides the built-in ones.
-OWN_TEXTS = 96
 
 #: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
 ANSWER_BYTES = 64 * 2**20
@@ -54,7 +51,7 @@ class Examiner:
         self.workers, self.reference, self.device, self.plan, self.progress = workers, reference, device, plan, progress
         self.spec, self.texts = plan.spec, plan.texts
         self.tokenizer = RemoteTokenizer(workers, reference)
-        sample = _sample(plan.texts)
+        sample = plan.sample()
         pairs = probes.pairs(plan.spec, sample)
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
@@ -93,6 +90,16 @@ class Examiner:
             self._reference_predictions = measurements.predictions
         return measurements
 
+    def sweep(self, name: str, directory: Path, parent: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
+        """Return what `measure` does of a stage that is to be delivered, with the figures of every coverage sweep."""
+        names = [directory.name, parent.name, "every sweep"]
+        measurements = self.records.read(names)
+        if measurements is None:
+            covered = self._coverage(name, directory, self._worker(directory, timeout), timeout, every=True)
+            measurements = self.measure(name, directory, parent, timeout).model_copy(update={"coverage": covered})
+            self.records.write(names, measurements)
+        return measurements
+
     def show(self, worst: Worst, case: Case) -> Worst:
         """Return the worst case with its text and tokens."""
         return worst_case.show(worst, case, self.probes, self.tokenizer.word)
@@ -117,7 +124,6 @@ class Examiner:
         self.progress(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
-        covered, certificate = None, None
         if parent is not None:
             mine = self._answers_of(directory, timeout)
             reference = self._answers_of(self.reference, timeout)
@@ -130,13 +136,7 @@ class Examiner:
                     between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
             if not cases:
                 raise Unsupported("no probe fits any of the engine's profiles; widen them")
-            certificate = self._certificate(directory, parent, timeout)
-            self.progress(f"{name}: coverage")
-            ran = [probe for probe in self.probes if probe.name in self._answers[directory]]
-            covered = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), ran, timeout, certificate)
-            if self.spec.granularity == "text":
-                whole = self._end_to_end(worker, timeout)
-                covered = covered.model_copy(update={"outputs": {**covered.outputs, coverage.END_TO_END: whole}})
+        covered = self._coverage(name, directory, worker, timeout, every=False) if parent is not None else None
         self.progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
@@ -156,6 +156,7 @@ class Examiner:
         self.progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
+        certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
@@ -188,12 +189,21 @@ class Examiner:
         if directory not in self._answers:
             worker = self._worker(directory, timeout)
             session = RemoteSession(worker, timeout)
-            self._answers[directory] = {
-                probe.name: parity.answer(session, probe, self.spec)
-                for probe in self.probes
-                if worker.fits(probe.shape) and (not worker.packed or probes.packable(self.spec, probe))
-            }
+            self._answers[directory] = {probe.name: parity.answer(session, probe, self.spec) for probe in self._fitting(worker)}
         return self._answers[directory]
+
+    def _fitting(self, worker: Worker) -> list[Probe]:
+        return [
+            probe for probe in self.probes
+            if worker.fits(probe.shape) and (not worker.packed or probes.packable(self.spec, probe))
+        ]  # fmt: skip
+
+    def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
+        self.progress(f"{name}: {'every id and length' if every else 'coverage'}")
+        found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
+        if self.spec.granularity != "text":
+            return found
+        return found.model_copy(update={"outputs": {**found.outputs, coverage.END_TO_END: self._end_to_end(worker, timeout)}})
 
     def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
@@ -252,14 +262,11 @@ class Examiner:
                 self._twins[precision, *rounded] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
         return self._twins[precision, *rounded]
 
-    def _certificate(self, directory: Path, parent: Path, timeout: float) -> Certificate | None:
+    def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
         """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""
         if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
             return None
-        # Elsewhere: two models would count as the stage's memory.
-        with self.workers.start() as worker:
-            named: dict[str, Any] = {"directory": str(directory.resolve()), "parent": str(parent.resolve())}
-            return Certificate.model_validate(worker.call("certify", timeout=timeout, **named))
+        return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 
     def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
@@ -280,15 +287,6 @@ class Examiner:
 
     def _quality(self, predicted: list[list[float]]) -> Quality:
         return labelled.quality(self.spec, self.texts, predicted, self._reference_predictions)
-
-
-def _sample(texts: Texts) -> list[str]:
-    """The texts to probe with: the built-in ones, and a seeded choice of the recipe's own before them."""
-    if not texts.source:
-        return list(texts.texts)
-    count = len(texts.texts)
-    chosen = np.random.default_rng(0).permutation(count)[:OWN_TEXTS]
-    return list(dict.fromkeys([*(texts.texts[i] for i in sorted(chosen)), *probes.built_in_texts()]))
 
 
 def _bytes(answers: dict[str, Answers]) -> int:

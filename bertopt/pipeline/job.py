@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -27,7 +27,7 @@ from bertopt.pipeline import baselines, clean_run, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import Budget
-from bertopt.pipeline.rows import StageBuild
+from bertopt.pipeline.rows import Done, StageBuild
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
@@ -38,19 +38,6 @@ from bertopt.runtime.replay import Answers
 from bertopt.stages import artifact
 from bertopt.system import environment
 from bertopt.workers.client import Workers
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A step that was run, or could not be. `stage` is what its name stands for: its parent's if reverted."""
-
-    row: Stage
-    stage: str
-    parent: str | None = None
-    """The stage that it starts from."""
-    path: Path | None = None
-    exit_code: int = 0
-    """The run's, where this is the stage to deliver."""
 
 
 def cpu_runtime(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
@@ -72,7 +59,7 @@ class Job:
     ) -> None:  # fmt: skip
         self.recipe, self.report, self.store, self.workers = recipe, report, store, workers
         self.texts, self.budget, self.progress = texts, budget, progress
-        self.done: dict[str, _Done] = {}
+        self.done: dict[str, Done] = {}
         self.stopped: str | None = None
         #: Steps that were not reached: what earlier runs built of them is still of use.
         self.unreached: set[str] = set()
@@ -105,7 +92,7 @@ class Job:
         self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.progress)
         measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
-        self._record(_Done(row, REFERENCE, path=path))
+        self._record(Done(row, REFERENCE, path=path))
         if self.device == "cuda":
             self.report.baselines, warnings = baselines.measure(
                 self.workers, path, self.device, plan, self.examiner.records, self.progress, TIMEOUT_S
@@ -144,11 +131,11 @@ class Job:
             reason = f"'{parent}', which it starts from, is {start.row.status}"
             self.unreached.add(step.name)
             outcome = GateOutcome("skipped", f"the run stopped at '{self.stopped}'" if self.stopped else reason)
-            self._record(_Done(self._row(step, outcome), step.name, parent, exit_code=start.exit_code))
+            self._record(Done(self._row(len(self.done), step, outcome), step.name, parent, exit_code=start.exit_code))
         else:
             self._record(self._carry_out(step, start))
 
-    def _carry_out(self, step: Step, start: _Done) -> _Done:
+    def _carry_out(self, step: Step, start: Done) -> Done:
         build, measurements, path = None, None, None
         try:
             build, path = self._build(step, start)
@@ -166,11 +153,10 @@ class Job:
             outcome = GateOutcome.of_error(error)
         outcome = self._handle_failure(step, outcome)
         stage = start.row.name if outcome.status == "reverted" else step.name
-        return _Done(
-            self._row(step, outcome, build, measurements), stage, start.row.name, path, exit_code=outcome.exit_code
-        )
+        row = self._row(len(self.done), step, outcome, build, measurements)
+        return Done(row, stage, start.row.name, path, outcome.exit_code, build)
 
-    def _build(self, step: Step, start: _Done) -> tuple[StageBuild, Path]:
+    def _build(self, step: Step, start: Done) -> tuple[StageBuild, Path]:
         """Build and commit the step, or find it committed; the store verifies either."""
         assert start.path is not None
         self.progress(f"{step.name}: building")
@@ -178,7 +164,7 @@ class Job:
             stage = self.store.build(worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts)
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 
-    def _judge(self, step: Step, start: _Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
+    def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         precision = gates.judged_precision(build.precision, measurements.proven)
         stated = (step.limits, self._stated(precision))
         return gates.judge(
@@ -188,7 +174,7 @@ class Job:
             size_bytes=build.size_bytes,
         )  # fmt: skip
 
-    def _added(self, done: _Done) -> dict[str, float]:
+    def _added(self, done: Done) -> dict[str, float]:
         """rel_l2 that each stage added to its parent's, from the checkpoint's child to this one."""
         before = self._added(self.done[done.parent]) if done.parent else {}
         parity = done.row.parity
@@ -208,12 +194,12 @@ class Job:
         return outcome
 
     def _row(
-        self, step: Step, outcome: GateOutcome, build: StageBuild | None = None, measurements: StageMeasurements | None = None
+        self, index: int, step: Step, outcome: GateOutcome, build: StageBuild | None = None, measurements: StageMeasurements | None = None
     ) -> Stage:  # fmt: skip
         after = step.after or REFERENCE
-        return rows.make(len(self.done), step.name, outcome, build, measurements, step.pass_.name(), after)
+        return rows.make(index, step.name, outcome, build, measurements, step.pass_.name(), after)
 
-    def _record(self, done: _Done) -> None:
+    def _record(self, done: Done) -> None:
         self.done[done.row.name] = done
         self.report.stages.append(done.row)
         self.progress(None)
@@ -221,7 +207,34 @@ class Job:
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self.store.out))
 
-    # The end: deliver.
+    # The end: run every sweep over the stage to deliver, and deliver it.
+
+    def sweep(self) -> None:
+        """Run every coverage sweep over the stage to deliver. One that fails is handled as its step says; then the next one's turn."""
+        swept = set[str]()
+        while not self.stopped and (done := self._chosen()).row.coverage is not None and done.row.name not in swept:
+            swept.add(done.row.name)
+            if done.row.status == "ok":
+                self._sweep(done, next(step for step in self.recipe.steps if step.name == done.row.name))
+
+    def _sweep(self, done: Done, step: Step) -> None:
+        assert done.path is not None and done.parent is not None and done.build is not None
+        start, measurements = self.done[done.parent], None
+        assert start.path is not None
+        try:
+            measurements = self.examiner.sweep(step.name, done.path, start.path, step.timeout)
+            outcome = self._judge(step, start, done.build, measurements)
+        except BertoptError as error:
+            outcome = GateOutcome.of_error(error)
+        outcome = self._handle_failure(step, outcome)
+        row = self._row(done.row.index, step, outcome, done.build, measurements)
+        stage = start.row.name if outcome.status == "reverted" else step.name
+        self.done[step.name] = replace(done, row=row, stage=stage, exit_code=outcome.exit_code)
+        self.report.stages[row.index] = row
+        if outcome.status != "ok":
+            warning = f"'{step.name}' passed its own checks, but not every coverage sweep, which the stage to deliver runs: {outcome.reason}"
+            self.report.model["warnings"] = [*self.report.model["warnings"], warning]
+        self.progress(None)
 
     def deliver(self, build_only: bool) -> None:
         """Ship the stage the recipe asks for, or say why not."""
@@ -272,13 +285,13 @@ class Job:
         replay.check(found, expected, stages.read_manifest(part).precision, "a new interpreter that opens the artefact")
         return found
 
-    def _chosen(self) -> _Done:
+    def _chosen(self) -> Done:
         """The step that the recipe's `deliver` means."""
         if self.recipe.deliver != "fastest":
             name = self.recipe.steps[-1].name if self.recipe.deliver == "last" else self.recipe.deliver
             return self.done[self.done[name].stage]
 
-        def speed(done: _Done) -> float:
+        def speed(done: Done) -> float:
             mix = done.row.mix()
             return mix.vs_reference.ratio if mix and mix.vs_reference else 1.0
 

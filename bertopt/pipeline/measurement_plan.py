@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
+from bertopt.checks import probes
 from bertopt.core import Spec
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
@@ -13,6 +16,8 @@ from bertopt.runtime.tokenization import Text
 
 #: Texts in one turn of the mix, taken evenly from the recipe's.
 MIX_TEXTS = 12
+#: Most of the recipe's own texts that are probed, besides the built-in ones.
+OWN_TEXTS = 96
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,13 @@ class MeasurementPlan:
     @classmethod
     def of(cls, spec: Spec, shapes: Sequence[tuple[int, int]], texts: Texts, budget: Budget) -> Self:
         return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
+
+    def sample(self) -> list[str]:
+        """Return the texts to probe with: the built-in ones, and a seeded choice of the recipe's own before them."""
+        if not self.texts.source:
+            return list(self.texts.texts)
+        chosen = np.random.default_rng(0).permutation(len(self.texts.texts))[:OWN_TEXTS]
+        return list(dict.fromkeys([*(self.texts.texts[i] for i in sorted(chosen)), *probes.built_in_texts()]))
 
 
 def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:

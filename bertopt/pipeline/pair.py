@@ -41,7 +41,7 @@ def measure(
     examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, lambda _: None)
     try:
         baseline = examiner.measure(name(ours), first.resolve(), None)
-        return baseline, examiner.measure(name(theirs), second.resolve(), first.resolve()), examiner
+        return baseline, examiner.sweep(name(theirs), second.resolve(), first.resolve()), examiner
     finally:
         examiner.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bertopt import stages
@@ -32,6 +33,20 @@ class StageBuild:
             manifest.form, manifest.precision, manifest.changes, manifest.build_s,
             manifest.size_bytes, path, reused,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that was run, or could not be. `stage` is what its name stands for: its parent's if reverted."""
+
+    row: Stage
+    stage: str
+    parent: str | None = None
+    """The stage that it starts from."""
+    path: Path | None = None
+    exit_code: int = 0
+    """The run's, where this is the stage to deliver."""
+    build: StageBuild | None = None
 
 
 def make(

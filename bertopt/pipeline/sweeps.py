@@ -11,7 +11,6 @@ from bertopt import stages
 from bertopt.checks import coverage, row_differences, suspects
 from bertopt.checks.probes import Probe
 from bertopt.core import Device, Spec
-from bertopt.results.fidelity import Certificate
 from bertopt.runtime.batch_limits import LAUNCHED_BATCH_TOKENS, MAX_BATCH_TOKENS
 from bertopt.spec import Coverage
 from bertopt.workers.client import Worker
@@ -31,15 +30,15 @@ class Sweeps:
         self._reference: dict[str, dict[str, Array]] = {}
 
     def measure(
-        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, certificate: Certificate | None = None
+        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
     ) -> Coverage:
-        """Compare the stage in `directory`, open in `worker`, with the reference; `ran` are the probes that it ran before.
+        """Compare the stage in `directory`, open in `worker`, with the reference, in `every` sweep or those of all stages.
 
-        Where a certificate holds a stage of reduced precision to all of its parent, no id needs a short row: the parent ran it.
+        `ran` are the probes that it ran before.
         """
         assert worker.shapes is not None, "open comes first"
         reduced = stages.read_manifest(directory).precision != "float32"
-        sweeps = self.plan.of(reduced and not (certificate and certificate.whole), worker.shapes)
+        sweeps = self.plan.of(reduced, worker.shapes, every)
         missing = [probe for probe in sweeps if probe.name not in self._reference]
         self._reference.update(self._run(reference, missing, timeout)[0])
         vectors, finite = self._run(worker, sweeps, timeout)

@@ -46,8 +46,6 @@ class Certificate(BaseModel):
 
     status: Literal["certified", "contradicted", "none"]
     reason: str
-    whole: bool = False
-    """Certified is more than tables and matrices: everything that computes, by code or graph, is the parent's."""
     weights: int = 0
     """Tensors compared."""
 

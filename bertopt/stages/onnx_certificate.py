@@ -70,7 +70,7 @@ def rewritten(model: Onnx, parent: Onnx) -> Certificate:
     except _Contradicted as error:
         return Certificate(status=contradiction(model.precision), reason=str(error), weights=walk.weights)
     return Certificate(
-        status="certified", reason="the parent's graph, every weight rounded or equal", whole=True, weights=walk.weights
+        status="certified", reason="the parent's graph, every weight rounded or equal", weights=walk.weights
     )
 
 

@@ -34,7 +34,7 @@ def certify(model: Eager | Compiled, parent: Eager) -> Certificate:
         return Certificate(
             status="none", reason="every tensor is the parent's, rounded, but other modules, code or hooks run", weights=len(shared)
         )
-    return Certificate(status="certified", reason="the parent's network, every tensor rounded or equal", whole=True, weights=len(shared))
+    return Certificate(status="certified", reason="the parent's network, every tensor rounded or equal", weights=len(shared))
 
 
 def _tensors(network: Any) -> dict[str, Any]:

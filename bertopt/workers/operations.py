@@ -169,12 +169,12 @@ class Ops(BuildOps):
         found = effects.ask(self.model, self.passes, self._session.facts())
         return {"own": found.own, "placed": found.placed, "proven": found.proven}, {}
 
-    def op_certify(self, arrays: Any, directory: str, parent: str) -> Reply:
-        """Compare the weights of the stage in `directory` with those of the stage in `parent`."""
+    def op_certify(self, arrays: Any, parent: str) -> Reply:
+        """Compare the open stage's weights with those of the stage in `parent`."""
         from bertopt.stages import certificates
 
-        model, before = (stages.open_stage(Path(path)) for path in (directory, parent))
-        return certificates.certify(model, before, stages.read_manifest(Path(directory)).passes[-1]).model_dump(), {}
+        assert self.model is not None
+        return certificates.certify(self.model, stages.open_stage(Path(parent)), self.passes[-1]).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""

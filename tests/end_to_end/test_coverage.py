@@ -15,8 +15,10 @@ import bertopt
 from bertopt import stages
 from bertopt.checks import coverage, probes
 from bertopt.core import ShapeLimits
+from bertopt.pipeline.examiner import Examiner
+from bertopt.pipeline.sweeps import Sweeps
 from bertopt.report import html, terminal
-from bertopt.results import Report
+from bertopt.results import Ratio, Report, Stage
 from bertopt.runtime.tokenization import Tokenizer
 from tests.support import uncovered_passes
 from tests.support.shared_workers import cheap_workers
@@ -73,25 +75,33 @@ def unprobed(out: Path) -> list[int]:
     return [number for number in range(spec.vocabulary) if number not in seen]
 
 
-def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_path: Path) -> None:
+def first_unseen(out: Path) -> int:
+    """The first id that neither a parity probe nor the sweeps of every stage run."""
+    directory = next((out / "stages").glob("reference-*"))
+    sweeps = Sweeps(stages.read_manifest(directory).spec, directory.name, "cpu").plan.of(False, ShapeLimits(longest=512), every=False)
+    ran = set(np.concatenate([probe.inputs["input_ids"].ravel() for probe in sweeps]).tolist())
+    return next(number for number in unprobed(out) if number not in ran)
+
+
+def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
     steps = [{"pass": "use_sdpa"}, {"pass": "cast_half", "dtype": "bfloat16"}, {"pass": "export_onnx", "after": "use_sdpa"},
              {"pass": "quantize_int8"}]  # fmt: skip
     report = run(tmp_path, model, *steps)
     assert report.exit_code == 0, report.reason
     assert report.stages[0].coverage is None
+    exact, delivered = report.stage("export_onnx").coverage, report.stage("quantize_int8").coverage
+    assert exact is not None and delivered is not None and exact.seed == delivered.seed
     for row in report.stages[1:]:
         found = row.coverage
         assert found is not None and found.finite
-        assert (found.ids, found.positions, found.batch_sizes, found.token_types) == (1.0, 1.0, 1.0, 1.0)
-        assert found.lengths == 1.0
+        assert (found.positions, found.batch_sizes, found.token_types) == (1.0, 1.0, 1.0)
         assert set(found.outputs) == {"last_hidden_state", "sentence_embedding", coverage.END_TO_END}
-    exact, rough = report.stage("export_onnx").coverage, report.stage("quantize_int8").coverage
-    assert exact is not None and rough is not None and exact.seed == rough.seed
-    # A certificate holds quantize_int8 to its parent, which ran every id: no short rows.
-    certificate = report.stage("quantize_int8").certificate
-    assert certificate is not None and certificate.whole and rough.tokens == exact.tokens
+    # What is delivered runs every sweep, and the ids in short rows too, since it is INT8.
+    assert delivered.ids == delivered.lengths == 1.0 and delivered.tokens > VOCABULARY > exact.tokens / 8
+    assert exact.ids < 1.0
     for name, output in exact.outputs.items():
-        assert output.worst < 1e-5 < 1e-4 < rough.outputs[name].median
+        assert output.worst < 1e-5 < 1e-4 < delivered.outputs[name].median
     assert "checked: 100 % of ids, 100 % of positions, 100 % of batch sizes, " in printed(report)
     assert "Run at least once: <b>100 % of ids" in html.page(report)
     assert Report.model_validate_json(report.model_dump_json(by_alias=True)) == report
@@ -123,12 +133,44 @@ def test_what_no_probe_looks_at_is_refused(
         step["ids"] = ids[500:501] if step.pop("one", False) else ids
     report = run(tmp_path, model, step)
     assert report.exit_code == 3 and report.delivered is None, report.stages[-1].coverage
-    assert "coverage" in [failure.gate for failure in report.stages[-1].failures]
+    gates = {failure.gate for failure in report.stages[-1].failures}
+    assert gates & {"coverage", "certificate"}
     alone = step["pass"] in ("spoil_batches", "spoil_hidden") or len(step.get("ids", ())) == 1
     if alone and "claims" not in step:
-        # Coverage alone keeps this from being shipped; many wrong ids are met by chance, and weights cast wrongly by certificates.
+        # Coverage alone keeps this from being delivered; many wrong ids are met by chance, and weights cast wrongly by certificates.
         monkeypatch.setattr(NO_COVERAGE, lambda *_: [])
         assert run(tmp_path, model, step).exit_code == 0
+
+
+@pytest.mark.parametrize(("on_fail", "deliver"), [("revert", "last"), ("skip", "fastest"), ("skip", "last"), ("stop", "fastest")])
+def test_a_fault_that_only_the_stage_to_deliver_shows(
+    model: Path, tmp_path: Path, on_fail: str, deliver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One wrong id passes the checks of every stage, and is found before delivery: then another stage is delivered, or none."""
+    monkeypatch.setattr(coverage, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
+    run(tmp_path, model, {"pass": "use_sdpa"})
+    wrong = {"pass": "zero_embeddings", "ids": [first_unseen(tmp_path)], "on_fail": on_fail}
+    first, sweep = [], Examiner.sweep
+    monkeypatch.setattr(Examiner, "sweep", lambda self, name, *of: first.append(name) or sweep(self, name, *of))
+    # Whichever happens to be faster, the wrong one is first in line.
+    fast, mix = Ratio(ratio=9.0, low=8.0, high=10.0), Stage.mix
+
+    def faster(row: Stage) -> Any:
+        timed = mix(row)
+        return timed.model_copy(update={"vs_reference": fast}) if timed and row.name == "zero_embeddings" else timed
+
+    monkeypatch.setattr(Stage, "mix", faster)
+    recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "steps": [{"pass": "use_sdpa"}, wrong],
+              "inputs": {"shapes": SHAPES}, "deliver": deliver}  # fmt: skip
+    report = bertopt.run(recipe, tmp_path)
+    row = report.stage("zero_embeddings")
+    assert first[0] == "zero_embeddings" and "coverage" in {failure.gate for failure in row.failures}
+    assert row.status == {"revert": "reverted", "skip": "skipped", "stop": "failed"}[on_fail]
+    if on_fail == "stop" or (on_fail, deliver) == ("skip", "last"):
+        assert report.exit_code == 3 and report.delivered is None and "coverage sweeps" in (report.reason or "")
+    else:
+        assert report.exit_code == 0 and report.delivered is not None and report.delivered.stage in ("use_sdpa", "reference")
+        assert any("'zero_embeddings' passed its own checks" in warning for warning in report.model["warnings"])
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
