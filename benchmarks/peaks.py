@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ SHAPES = ((1024, 768, 768), (1024, 1024, 1024), (4096, 1024, 1024), (1024, 3072,
 KINDS = ("float32:torch", "float32:openvino", "float32:onnxruntime", "int8:openvino", "int8:onnxruntime")
 #: Only where the CPU multiplies bfloat16 by itself.
 BF16_KINDS = ("bfloat16:torch", "bfloat16:openvino")
+#: The instruction set, of `environment.describe`, that each kind of product of registers needs.
+REGISTERS = {"float32:registers": "avx512f", "bfloat16:registers": "avx512_bf16", "int8:registers": "avx512_vnni"}
 #: Products in OpenVINO's chain.
 CHAIN = 4
 #: Seconds spent on each shape, and the least repetitions.
@@ -86,9 +90,29 @@ MAKERS: dict[str, Callable[[int, int, int, int, str], tuple[Run, int]]] = {
 }  # fmt: skip
 
 
+def kinds(isa: Sequence[str]) -> list[str]:
+    """Return the kinds that a CPU with these instruction sets, and what is installed, can run."""
+    from benchmarks.peers.roster import BF16
+
+    bf16 = BF16_KINDS if set(BF16) & set(isa) else ()
+    registers = [kind for kind, needed in REGISTERS.items() if needed in isa] if shutil.which("g++") else []
+    return [*KINDS, *bf16, *registers]
+
+
+def registers(dtype: str, threads: int, seconds: float) -> float:
+    """Return operations a second of products of registers, of all threads together. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, source = Path(folder) / "registers", Path(__file__).with_name("registers.cpp")
+        subprocess.run(["g++", "-O2", "-std=c++20", "-mavx512f", "-pthread", str(source), "-o", str(program)], check=True)
+        done = subprocess.run([str(program), dtype, str(threads), f"{seconds:g}"], stdout=subprocess.PIPE, check=True)
+    return float(done.stdout)
+
+
 def rates(kind: str, threads: int, seconds: float = SECONDS) -> dict[str, float]:
     """Operations a second by shape, of the fastest repetition: a peak is what nothing disturbed."""
     dtype, library = kind.split(":")
+    if library == "registers":
+        return {"registers": registers(dtype, threads, seconds)}
     found = {}
     for m, k, n in SHAPES:
         run, products = MAKERS[library](m, k, n, threads, dtype)

@@ -23,6 +23,7 @@ from bertopt.checks import latency
 from bertopt.errors import UsageError
 from bertopt.results import Report
 from bertopt.spec import Spec
+from bertopt.system import environment
 from tests.support.tiny_models import write_tiny
 
 FAKE = """
@@ -373,6 +374,7 @@ def test_shares_are_of_the_highest_peak_of_a_stage_s_precision() -> None:
         ("float32:openvino", 2, 2e11),
         ("int8:openvino", 2, 8e11),
         ("int8:onnxruntime", 1, 9e11),
+        ("float32:registers", 2, 4e11),
     ]
     document = {
         "environment": {"cpu": "a CPU", "cores": 2, "isa": ["avx2"]}, "threads": [1, 2],
@@ -384,7 +386,16 @@ def test_shares_are_of_the_highest_peak_of_a_stage_s_precision() -> None:
     }  # fmt: skip
     lines = roofline.table(document).splitlines()
     assert "| float32 | 2 | 200 | openvino, 2×3×4 |" in lines
-    assert "| q | int8 | 75% | 50% |" in lines and "| f | float32 | 50% | — |" in lines
+    assert "| float32 | 2 | 400 | registers alone |" in lines
+    assert "| q | int8 | 75% | 50% |" in lines and "| f | float32 | 25% | — |" in lines
+
+
+def test_products_of_registers_run_where_the_cpu_has_their_instructions() -> None:
+    kinds = peaks.kinds(environment.describe()["isa"])
+    for kind in peaks.REGISTERS:
+        if kind in kinds:
+            assert 1e9 < peaks.rates(kind, 1, 0.01)["registers"] < 1e14
+    assert not set(peaks.kinds(["avx2"])) & set(peaks.REGISTERS)
 
 
 @pytest.mark.parametrize("kind", ["float32:torch", "float32:onnxruntime", "int8:onnxruntime", "int8:openvino"])
