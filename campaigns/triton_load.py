@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import bertopt
+from bertopt.system import environment
 
 CLIENTS, POOL, LIMIT = 16, 500, 1e-5
 
@@ -41,7 +42,8 @@ def main() -> None:
     rng, predictor = random.Random(5), bertopt.load(arguments.artifact, threads=1)
     words = sorted(word for word in predictor.tokenizer.fast.get_vocab() if word.isalpha())
     texts = [" ".join(rng.choices(words, k=min(100, int(rng.lognormvariate(2.5, 0.8)) + 3))) for _ in range(POOL)]
-    right, output = np.concatenate([predictor([text]) for text in texts]), predictor.spec.outputs[0]
+    spec = predictor.spec
+    right, output = np.concatenate([predictor([text]) for text in texts]), spec.outputs[0]
     count: Counter[str] = Counter()
     worst, left = [0.0], iter(range(arguments.requests))
 
@@ -70,7 +72,8 @@ def main() -> None:
     after = _merged(tritonclient.http, arguments)
     calls, rows = after[0] - before[0], after[1] - before[1]
     result: dict[str, Any] = {
-        "artefact": arguments.artifact.name, "requests": sum(count.values()), "outcomes": dict(count), "largest_error": worst[0],
+        "artefact": f"{spec.family} of {spec.layers} layers of {spec.hidden}",
+        "environment": environment.describe(), "requests": sum(count.values()), "outcomes": dict(count), "largest_error": worst[0],
         "limit": LIMIT, "model_calls": calls, "texts": rows,
         "server": tritonclient.http.InferenceServerClient(arguments.url).get_server_metadata()["version"],
         "holds": count["right"] == arguments.requests and calls < arguments.requests,

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertopt.errors import UsageError
+from bertopt.errors import Unsupported, UsageError
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import check
 from bertopt.runtime.tokenization import Text
 
 #: The folder of the artefact beside `model.py`.
 ARTEFACT = "artifact"
+#: The first Triton whose Python backend reads arrays of numpy 2: https://github.com/triton-inference-server/python_backend/pull/384
+NUMPY_2 = (2, 52)
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +30,8 @@ class TritonPythonModel:
     """What Triton's Python backend creates once for each instance."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Open the artefact beside `model.py`. Raises what `bertopt.load` raises, so that Triton refuses the model."""
+        """Open the artefact beside `model.py`. Raises what `bertopt.load` raises, so that Triton refuses the model, and Unsupported."""
+        _check_numpy()
         self._predictor = load(Path(args["model_repository"]) / args["model_version"] / ARTEFACT, check=True)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -79,6 +84,17 @@ class TritonPythonModel:
         if self._predictor.spec.granularity == "text":
             return np.asarray(self._predictor.logits(texts), np.float32)
         return [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one).encode() for one in self._predictor(texts)]
+
+
+def _check_numpy() -> None:
+    """Raise Unsupported where Triton's image says that its C++ misreads arrays of this numpy: the first text would end the process."""
+    server = os.environ.get("TRITON_SERVER_VERSION", "")
+    found = re.match(r"(\d+)\.(\d+)", server)
+    if found and (int(found[1]), int(found[2])) < NUMPY_2 and int(np.__version__.split(".")[0]) >= 2:
+        raise Unsupported(
+            f"Triton {server} cannot read arrays of numpy {np.__version__}: use Triton 24.11 (2.52) or later, "
+            "or `pip install 'numpy<2'` into the Python that it runs"
+        )
 
 
 def _decoded(text: bytes, number: int) -> str:

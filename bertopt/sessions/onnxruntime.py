@@ -107,7 +107,7 @@ class OnnxRuntimeSession(Session):
     def fetch(self) -> dict[str, Array]:
         values = self._binding.copy_outputs_to_cpu()
         return {
-            name: np.array(value, dtype=np.float32, copy=self._keeps or None)
+            name: value.astype(np.float32, copy=self._keeps)
             for name, value in zip(self.spec.outputs, values, strict=True)
         }
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import bertopt
 from bertopt.cli import app
 from bertopt.commands import deploy
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError
 from tests.unit.serve.conftest import Artefact
 
 
@@ -84,6 +84,19 @@ def request(*texts: str | bytes, pair: list[str] | None = None) -> Request:
     if pair is not None:
         tensors["text_pair"] = Tensor("text_pair", np.array([text.encode() for text in pair], object)[:, None])
     return tensors
+
+
+@pytest.mark.parametrize(("server", "numpy", "refused"), [("2.51.0", "2.4.6", True), ("2.52.0", "2.4.6", False), ("2.51.0", "1.26.4", False), ("", "2.4.6", False)])
+def test_a_backend_that_misreads_arrays_refuses_the_model(
+    server: str, numpy: str, refused: bool, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_SERVER_VERSION", server)
+    monkeypatch.setattr(np, "__version__", numpy)
+    if refused:
+        with pytest.raises(Unsupported, match=r"Triton 2\.51\.0 cannot read arrays of numpy 2\.4\.6: use Triton 24\.11"):
+            model()
+    else:
+        model()
 
 
 def test_each_answer_is_right_whatever_requests_are_merged(model: Model, artefact: Artefact) -> None:
