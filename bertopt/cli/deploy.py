@@ -24,10 +24,11 @@ def triton(
     repository: Annotated[Path, typer.Argument(help="Triton's model repository.", metavar="REPOSITORY")],
     name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's.")] = None,
     max_batch: Annotated[int, typer.Option(help="Texts of one request, and texts handed over at once, at most.")] = 256,
+    graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends: token ids in.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Write a model of Triton's Python backend: texts in, outputs out, requests batched while it is busy."""
     with exit_codes(verbose):
         from bertopt.commands import deploy as command
 
-        print(command.triton(directory, repository, name, max_batch))
+        print(*command.triton(directory, repository, name, max_batch, graph), sep="\n")

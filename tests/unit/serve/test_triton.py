@@ -66,7 +66,7 @@ def model(artefact: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
 
     def opened(task: str = "feature-extraction") -> Any:
-        folder = deploy.triton(artefact(task), tmp_path / "models", task)
+        (folder,) = deploy.triton(artefact(task), tmp_path / "models", task)
         found = importlib.util.spec_from_file_location("triton_model", folder / "1" / "model.py")
         assert found and found.loader
         module = importlib.util.module_from_spec(found)
@@ -170,6 +170,34 @@ def test_the_configuration_says_what_the_model_takes_and_gives(artefact: Artefac
     assert re.findall(r"TYPE_STRING dims: \[ 1 \](.*?) \}", text) == ["", " optional: true"]
     assert text.count("{") == text.count("}") and text.count("[") == text.count("]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["embed"]
+
+
+@pytest.mark.parametrize(("form", "backend", "files"), [
+    ("onnx", "onnxruntime", ["model.onnx"]), ("openvino", "openvino", ["model.bin", "model.xml"]),
+])  # fmt: skip
+@pytest.mark.parametrize("task", ["feature-extraction", "token-classification", "question-answering"])
+def test_the_graph_alone_is_described_as_it_is(form: str, backend: str, files: list[str], task: str, artefact: Artefact, tmp_path: Path) -> None:
+    """OpenVINO reads both formats, so it says what the written file takes and gives."""
+    openvino = pytest.importorskip("openvino")
+    _, folder = deploy.triton(artefact(task, form), tmp_path, "embed", graph=True)
+    text = (folder / "config.pbtxt").read_text()
+    assert f'name: "embed_graph"\nbackend: "{backend}"' in text and sorted(path.name for path in (folder / "1").iterdir()) == files
+    graph = openvino.Core().read_model(folder / "1" / files[-1])
+    said = re.findall(r'name: "(\w+)" data_type: (\w+) dims: \[ ([-\d, ]+) \]', text)
+    types, ports = {"i64": "TYPE_INT64", "f32": "TYPE_FP32"}, {}
+    for port in (*graph.inputs, *graph.outputs):
+        dims = [-1 if one.is_dynamic else one.get_length() for one in port.partial_shape]
+        assert dims[0] == -1
+        ports.update(dict.fromkeys(port.names, (types[port.element_type.get_type_name()], ", ".join(map(str, dims[1:])))))
+    assert [ports[name] for name, *_ in said] == [(kind, dims) for _, kind, dims in said]
+    # An embedding's graph also gives the hidden states, which need not be described.
+    assert len(said) == len(graph.inputs) + len(graph.outputs) - (task == "feature-extraction")
+
+
+def test_a_graph_that_is_none_is_refused(artefact: Artefact, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="padded graphs of onnx, openvino, engine; got padded eager: leave out --graph"):
+        deploy.triton(artefact(form="eager"), tmp_path, "embed", graph=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(artefact: Artefact, tmp_path: Path) -> None:
