@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -59,6 +60,8 @@ def test_nothing_is_traced_unless_the_environment_says_where_to() -> None:
 def test_a_missing_extra_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(traces.ENDPOINTS[1], "http://127.0.0.1:9")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.instrumentation.asgi", None)
+    monkeypatch.setattr(logging.getLogger("bertopt.serve"), "propagate", True)  # a server in another test sets up its own log
+    caplog.set_level("WARNING", logger="bertopt.serve")
     assert traces.provider() is None
     assert "pip install 'bertopt[traces]'" in caplog.text
 
