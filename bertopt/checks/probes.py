@@ -88,12 +88,10 @@ def grid(
 def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
     """What a service does besides: batches [batch, S] as large as the predictor makes them, and one input again and again."""
     shape = (batch, min(SERVED_LENGTH, spec.max_length))
-    for padding in ("none", "right"):
-        rng = np.random.default_rng([seed, *shape])
-        mask = _mask(padding, *shape, rng)
-        if mask is not None:
-            name = f"{shape[0]} × {shape[1]}, {padding}, the predictor's largest batch"
-            yield _probe(spec, padding, _inputs(spec, mask, padding, rng), name)
+    rng = np.random.default_rng([seed, *shape])
+    mask = _mask("right", *shape, rng)
+    if mask is not None:
+        yield _probe(spec, "right", _inputs(spec, mask, "right", rng), f"{shape[0]} × {shape[1]}, right, the predictor's largest batch")
     rng = np.random.default_rng([seed, REPEATS])
     inputs = _inputs(spec, np.ones((1, shape[1]), np.int64), "none", rng)
     for number in range(1, REPEATS + 1):
