@@ -3,6 +3,9 @@ requirements-clients.txt beside this file."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,17 @@ def sentiment(directories: dict[str, Path]) -> Iterator[Served]:
 def vectors(directories: dict[str, Path]) -> np.ndarray:
     predict = bertopt.load(directories["embeddings"])
     return np.concatenate([predict([text]) for text in TEXTS])
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(served: Served, vectors: np.ndarray) -> None:
+    """The line of the README of an artefact: no header says what the body is."""
+    asked = ["curl", "-s", f"{served.url}/embed", "-d", json.dumps({"inputs": TEXTS})]
+    answer = json.loads(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert np.abs(np.asarray(answer) - unit).max() < 1e-6
+    refused = [*asked[:2], "-o", "-", "-w", "%{http_code}", *asked[2:4], '{"inputs": []}']
+    assert subprocess.run(refused, capture_output=True, check=True, text=True, timeout=60).stdout.endswith("}422")
 
 
 def test_openai(served: Served, vectors: np.ndarray) -> None:
