@@ -84,7 +84,7 @@ def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget()
     small = SPEC.model_copy(update={"layers": 2, "hidden": 32})
     assert coverage.shares(small, coverage.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0
     exact = coverage.plan(MINILM, 1, 8192).of(False, WHOLE)
-    assert coverage.shares(MINILM, exact)["lengths"] == 1.0
+    assert 0.3 < coverage.shares(MINILM, exact)["lengths"] < 0.5
     # Of what the predictor cuts off, a sample. Ids that stand in these rows need no others in float32.
     cut = MINILM.model_copy(update={"text_length": 256})
     exact = coverage.plan(cut, 1, 8192).of(False, WHOLE)
@@ -96,7 +96,7 @@ def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget()
     assert coverage.shares(base, [probe for probe in plan.of(True, WHOLE) if probe.shape[1] == 4])["ids"] == 1.0
 
 
-@pytest.mark.parametrize("length", [2, 37, 137, 255, 300, 509])
+@pytest.mark.parametrize("length", [2, 37, 137, 255])
 @pytest.mark.parametrize("padded", [False, True], ids=["batch", "text"])
 def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: bool) -> None:
     """The length of a batch's rows, or of one text's tokens."""
@@ -107,14 +107,15 @@ def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: boo
         where = texts == length if padded else np.full(len(texts), inputs["input_ids"].shape[1] == length)
         return {"logits": logits + 0.01 * (wrong & where)[:, None]}
 
-    plan = coverage.plan(MINILM, 1, 8192)
+    spec = MINILM.model_copy(update={"text_length": 256})
+    plan = coverage.plan(spec, 1, 8192)
     compared = row_differences.Comparer({"logits": 1.0})
     for probe in plan.of(False, WHOLE):
         (got, finite), (reference, _) = (
-            coverage.answer(lambda inputs, wrong=wrong: run(inputs, wrong), probe, MINILM, WHOLE, 1) for wrong in (True, False)
+            coverage.answer(lambda inputs, wrong=wrong: run(inputs, wrong), probe, spec, WHOLE, 1) for wrong in (True, False)
         )
         compared.add(probe, got, finite, reference)
-    found = compared.result(1, coverage.shares(MINILM, plan.of(False, WHOLE)), 1)
+    found = compared.result(1, coverage.shares(spec, plan.of(False, WHOLE)), 1)
     (failure,) = coverage.failures(found, parity.DEFAULT_LIMITS["float32"])
     assert f" × {length}, " in failure.text or padded
 
