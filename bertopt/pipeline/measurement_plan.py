@@ -15,7 +15,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Text
 
 #: Texts in one turn of the mix, taken evenly from the recipe's.
-MIX_TEXTS = 12
+MIX_TEXTS = 8
 #: Most of the recipe's own texts that are probed, besides the built-in ones.
 OWN_TEXTS = 96
 
@@ -37,11 +37,13 @@ class MeasurementPlan:
         return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
 
     def sample(self) -> list[str]:
-        """Return the texts to probe with: the built-in ones, and a seeded choice of the recipe's own before them."""
+        """Return the texts to probe with: the built-in ones, or a seeded choice of the recipe's own, and of the built-in ones every
+        second where there are so many of its own."""
         if not self.texts.source:
             return list(self.texts.texts)
         chosen = np.random.default_rng(0).permutation(len(self.texts.texts))[:OWN_TEXTS]
-        return list(dict.fromkeys([*(self.texts.texts[i] for i in sorted(chosen)), *probes.built_in_texts()]))
+        built_in = probes.built_in_texts()[:: 1 if len(chosen) < OWN_TEXTS else 2]
+        return list(dict.fromkeys([*(self.texts.texts[i] for i in sorted(chosen)), *built_in]))
 
 
 def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
