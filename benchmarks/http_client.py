@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -93,7 +92,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A process that serves HTTP on `port`; `command` gets the port as its last argument. Its log goes to `log`."""
+    """A process that serves HTTP on `port`; `command`, the interpreter's path first, gets the port as its last argument. Its log goes to `log`."""
 
     command: list[str]
     log: Path
@@ -104,7 +103,7 @@ class Server:
     def __post_init__(self) -> None:
         start = time.monotonic()
         self._file: IO[bytes] = self.log.open("ab")
-        self.process = subprocess.Popen([sys.executable, *self.command, str(self.port)], stderr=self._file, stdout=self._file, env=os.environ)
+        self.process = subprocess.Popen([*self.command, str(self.port)], stderr=self._file, stdout=self._file, env=os.environ)
         while True:
             with contextlib.suppress(OSError):
                 if self.get("/health") is not None:

@@ -13,11 +13,11 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pipeline, roofline
+from benchmarks import pipeline, roofline, serve
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
 from bertopt.checks.parity import DEFAULT_LIMITS
@@ -35,6 +35,8 @@ PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
+SERVE = ROOT / "benchmarks" / "results" / "serve.json"
+RUNTIME = ROOT / "benchmarks" / "results" / "runtime_only.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
@@ -255,6 +257,24 @@ def cpu_peers(found: dict[str, Any]) -> str:
     return "\n".join([tables.markdown(found), *pictures]) + "\n"
 
 
+def serving(found: dict[str, Any]) -> str:
+    """The rates of servers, and a picture of their latencies."""
+    where = found["environment"]
+    return (
+        f"{serve.table(found)}\n\nMeasured on {where['cores']} cores of {where['cpu']} ({', '.join(where['isa'])}); "
+        "[raw figures](benchmarks/results/serve.json).\n\n![99th percentile by load](benchmarks/results/serve.svg)\n"
+    )
+
+
+def runtime(found: Mapping[str, Any]) -> str:
+    """What running an artefact takes, in one line for each runtime."""
+    parts = [
+        f"`[serve,{row['runtime']}]` takes {row['installed_mb']} MB; its first answer comes {row['first_answer_s']:.1f} s after the start of "
+        f"Python, {row['served_answer_s']:.1f} s after that of `bertopt serve`" for row in found["runtimes"]
+    ]  # fmt: skip
+    return f"{'; '.join(parts)}.\n"
+
+
 def updated(text: str, root: str = "") -> str:
     """A page with every table written anew; `root` leads from the page to the repository's root."""
 
@@ -278,6 +298,8 @@ def updated(text: str, root: str = "") -> str:
         "roofline": lambda: roofline.table(read(ROOFLINE)),
         "pipeline": lambda: pipeline.table(read(PIPELINE)),
         "stream": lambda: stream(read(STREAM)),
+        "serve": lambda: serving(read(SERVE)),
+        "runtime": lambda: runtime(read(RUNTIME)),
         "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),
     }

@@ -1,10 +1,11 @@
 """Open-loop load on servers: Poisson arrivals at rising rates, each latency from when the request was due.
 
+    python -m benchmarks.serve --prepare                                               # once: the peers' environment, in .peers
     python -m benchmarks.serve --artifact DIR [--checkpoint DIR] [--minutes 6] [--out FILE]
 
 Contenders, each in its own process, one after the other, given the same requests: `bertopt serve` with the artefact; and with
-`--checkpoint`, if the packages are there, sentence-transformers behind FastAPI and behind LitServe with its batching
-(`--backend openvino` for their ONNX or OpenVINO backends). For each: its rate with 64 waiting clients of one text (saturation), the latency of one
+`--checkpoint`, sentence-transformers behind FastAPI, behind LitServe and behind Ray Serve with their batching
+(`--backend openvino --file-name F` for their ONNX or OpenVINO backends), and infinity-emb with torch. For each: its rate with 64 waiting clients of one text (saturation), the latency of one
 client, then Poisson arrivals of 1 to 16 built-in texts of natural length at rates that are parts of what it can take.
 
 A request is sent when it is due whether or not earlier ones were answered, and timed from then, so that a stall counts against
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import os
 import random
@@ -27,69 +27,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.http_client import Connection, Server
+from benchmarks.peers import environments
+from benchmarks.peers.servers import PROGRAMS
 from bertopt.checks import probes
+from bertopt.report.svg import Svg, log_axis
 from bertopt.system import atomic_write, environment
 
+ROOT = Path(__file__).parent.parent
 CLIENTS, MIXED_CLIENTS = 64, 16
 #: A request that takes longer is an error: it bounds the end of each part.
 TIMEOUT_S = 20
 #: Parts of the rate of mixed requests from 16 clients that are tried; the last ones are beyond what p99 allows, as a rule.
 SHARES = (0.25, 0.4, 0.55, 0.7, 0.85)
-
-FASTAPI = """
-import sys
-import uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel
-from sentence_transformers import SentenceTransformer
-
-class Body(BaseModel):
-    inputs: list[str]
-
-app, model = FastAPI(), SentenceTransformer(sys.argv[1], device="cpu", backend=sys.argv[2])
-
-@app.get("/health")
-def health() -> None: ...
-
-@app.post("/embed")
-def embed(body: Body) -> list[list[float]]:
-    return model.encode(body.inputs, normalize_embeddings=True).tolist()
-
-uvicorn.run(app, port=int(sys.argv[3]), log_level="error")
-"""
-
-LITSERVE = """
-import sys
-import litserve
-from sentence_transformers import SentenceTransformer
-
-class Api(litserve.LitAPI):
-    def setup(self, device):
-        self.model = SentenceTransformer(sys.argv[1], device="cpu", backend=sys.argv[2])
-    def decode_request(self, request):
-        return request["inputs"]
-    def batch(self, inputs):
-        return inputs
-    def predict(self, batch):
-        vectors = self.model.encode([text for texts in batch for text in texts], normalize_embeddings=True)
-        ends, place = [], 0
-        for texts in batch:
-            ends.append(vectors[place : place + len(texts)])
-            place += len(texts)
-        return ends
-    def unbatch(self, output):
-        return output
-    def encode_response(self, output):
-        return output.tolist()
-
-if __name__ == "__main__":
-    api = Api(max_batch_size=32, batch_timeout=0.005, api_path="/embed")
-    litserve.LitServer(api, accelerator="cpu", devices=1).run(port=int(sys.argv[3]), generate_client_file=False, log_level="error")
-"""
 
 OFFLINE = """
 import json, sys, time
@@ -101,43 +55,90 @@ start, done = time.perf_counter(), 0
 while time.perf_counter() - start < float(sys.argv[3]):
     predict(texts)
     done += len(texts)
-print(done / (time.perf_counter() - start))
+rate, alone, start = done / (time.perf_counter() - start), [], time.perf_counter()
+while time.perf_counter() - start < float(sys.argv[3]) / 2:
+    begun = time.perf_counter()
+    predict([texts[len(alone) % len(texts)]])
+    alone.append((time.perf_counter() - begun) * 1e3)
+print(json.dumps({"texts_s": rate, "one_text_p50_ms": sorted(alone)[len(alone) // 2]}))
 """
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How a server is started, all but its port; where it takes texts, and the field they stand in."""
+
+    command: list[str]
+    route: str = "/embed"
+    field: str = "inputs"
+
+    def request(self, rng: random.Random, texts: list[str], most: int) -> tuple[int, bytes]:
+        chosen = rng.choices(texts, k=rng.randint(1, most))
+        return len(chosen), json.dumps({self.field: chosen, "model": "model"}).encode()
+
+    async def send(self, connection: Connection, body: bytes) -> bool:
+        try:
+            return (await asyncio.wait_for(connection.post(self.route, body), TIMEOUT_S)).status == 200
+        except (TimeoutError, ConnectionError):
+            return False
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, required=True)
+    parser.add_argument("--artifact", type=Path)
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--prepare", action="store_true", help="build the peers' environment, and end")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="folder of the peers' environment")
     parser.add_argument("--backend", choices=("torch", "onnx", "openvino"), default="torch", help="of sentence-transformers")
+    parser.add_argument("--file-name", default="-", help="of the checkpoint's model for that backend")
+    parser.add_argument("--torch-checkpoint", type=Path, help="the checkpoint for infinity-emb; left out without it")
     parser.add_argument("--minutes", type=float, default=6.0, help="of load, all contenders together")
     parser.add_argument("--limit-ms", type=float, default=50.0, help="p99 that a rate must keep")
     parser.add_argument("--cores", help="cores of the servers, such as 0,1; the load runs on the others")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bertopt-serve-") as name:
-        folder = Path(name)
-        commands = {"bertopt": ["-m", "bertopt", "serve", str(arguments.artifact), "--log-level", "warning", "--port"]}
+    if arguments.prepare:
+        for name in ("serving", "infinity"):
+            environments.environment(name, arguments.peers)
+        return
+    if arguments.artifact is None:
+        parser.error("give --artifact DIR, or --prepare")
+    with tempfile.TemporaryDirectory(prefix="bertopt-serve-") as made:
+        folder = Path(made)
+        contenders = {"bertopt": Contender([sys.executable, "-m", "bertopt", "serve", str(arguments.artifact), "--log-level", "warning", "--port"])}
         if arguments.checkpoint:
-            for peer, module, program in (("FastAPI", "fastapi", FASTAPI), ("LitServe", "litserve", LITSERVE)):
-                if importlib.util.find_spec(module) is None:
-                    print(f"{peer} is left out: {module} is not installed", flush=True)
-                    continue
-                file = folder / f"{module}_server.py"
-                file.write_text(program)
-                commands[f"sentence-transformers behind {peer}"] = [str(file), str(arguments.checkpoint), arguments.backend]
+            contenders |= _peers(arguments, folder)
         pinned = sorted(int(core) for core in arguments.cores.split(",")) if arguments.cores else []
         texts = [text for text in probes.built_in_texts() if text]
-        part = arguments.minutes * 60 / len(commands) / (len(SHARES) + 3)
+        part = arguments.minutes * 60 / len(contenders) / (len(SHARES) + 3)
         rows = {}
-        for contender, command in commands.items():
-            rows[contender] = _contender(command, texts, part, arguments.limit_ms, folder, pinned)
-            print(contender, json.dumps(rows[contender]), flush=True)
+        for name, contender in contenders.items():
+            rows[name] = _contender(contender, texts, part, arguments.limit_ms, folder, pinned)
+            print(name, json.dumps(rows[name]), flush=True)
         found = {"environment": environment.describe(), "limit_ms": arguments.limit_ms, "seconds_each": part, "cores": pinned, "backend": arguments.backend,
-                 "offline_texts_s": _offline(arguments.artifact, texts, folder, part, pinned), "servers": rows}  # fmt: skip
+                 "offline": _offline(arguments.artifact, texts, folder, part, pinned), "servers": rows}  # fmt: skip
     print(table(found))
     if arguments.out:
         atomic_write.write(arguments.out, json.dumps(found, indent=2) + "\n")
+        atomic_write.write(arguments.out.with_suffix(".svg"), picture(found))
+
+
+def _peers(arguments: argparse.Namespace, folder: Path) -> dict[str, Contender]:
+    pythons = {name: arguments.peers / name / "bin" / "python" for name in ("serving", "infinity")}
+    for python in pythons.values():
+        if not python.exists():
+            sys.exit(f"'{python}' is missing: run `python -m benchmarks.serve --prepare` first")
+    found = {}
+    for peer, program in PROGRAMS.items():
+        file = folder / f"{peer.replace(' ', '_').lower()}_server.py"
+        file.write_text(program)
+        words = [str(pythons["serving"]), str(file), str(arguments.checkpoint), arguments.backend, arguments.file_name]
+        found[f"sentence-transformers behind {peer}"] = Contender(words)
+    if arguments.torch_checkpoint is None:
+        return found
+    infinity = [str(pythons["infinity"].with_name("infinity_emb")), "v2", "--model-id", str(arguments.torch_checkpoint), "--served-model-name", "model",
+                "--engine", "torch", "--device", "cpu", "--no-bettertransformer", "--port"]  # fmt: skip
+    return {**found, "infinity-emb, torch": Contender(infinity, "/embeddings", "input")}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -146,24 +147,53 @@ def table(found: dict[str, Any]) -> str:
     for name, row in found["servers"].items():
         held = "none" if row["held_texts_s"] is None else f"{row['held_texts_s']:.0f}"
         lines.append(f"| {name} | {row['one_client_p50_ms']:.1f} ms | {row['saturated_texts_s']:.0f} | {held} | {row['memory_mb']:.0f} MB |")
-    ours = found["servers"]["bertopt"]["saturated_texts_s"] / found["offline_texts_s"]
-    return "\n".join([*lines, "", f"64 clients reach {ours:.2f} of the {found['offline_texts_s']:.0f} texts/s that bertopt.load reaches offline."])
+    offline, ours = found["offline"], found["servers"]["bertopt"]["saturated_texts_s"] / found["offline"]["texts_s"]
+    return "\n".join([
+        *lines, "", f"64 clients reach {ours:.2f} of the {offline['texts_s']:.0f} texts/s that bertopt.load reaches offline; a text alone takes it "
+        f"{offline['one_text_p50_ms']:.1f} ms. {_where(found['cores'])}",
+    ])  # fmt: skip
 
 
-def _contender(command: list[str], texts: list[str], seconds: float, limit_ms: float, folder: Path, cores: list[int]) -> dict[str, Any]:
+def _where(cores: list[int]) -> str:
+    return f"The servers have {len(cores)} core(s), the load the others." if cores else "The load shares the servers' cores."
+
+
+def picture(found: dict[str, Any]) -> str:
+    """Return an SVG of each server's 99th percentile at each rate; a line marks the limit."""
+    limit, left, step = found["limit_ms"], 300, 18
+    rows = [row for server in found["servers"].values() for row in server["rates"]]
+    axis = log_axis([limit, *(row["p99_ms"] or float("inf") for row in rows)], left, 880)
+    svg = Svg(900, "99th percentile of the latency by offered load, ms")
+    bottom = 30.0 + sum(26 + step * len(server["rates"]) for server in found["servers"].values())
+    axis.draw(svg, 24, bottom)
+    svg.line(axis.at(limit), 24, axis.at(limit), bottom, "whisker")
+    y = 30.0
+    for name, server in found["servers"].items():
+        svg.name(0, y + 14, name, left - 12, "strong")
+        y += 22
+        for row in server["rates"]:
+            svg.text(left - 12, y + 12, f"{row['texts_s']:.0f} texts/s", "soft", end=True)
+            late = row["errors"] or (row["p99_ms"] or float("inf")) > limit
+            svg.rect(left, axis.at(row["p99_ms"] or float("inf")), y + 2, step - 6, "base" if late else "best")
+            y += step
+        y += 4
+    return svg.finish(bottom + 6, alone=True)
+
+
+def _contender(contender: Contender, texts: list[str], seconds: float, limit_ms: float, folder: Path, cores: list[int]) -> dict[str, Any]:
     everything = os.sched_getaffinity(0)
     try:
         if cores:
             os.sched_setaffinity(0, cores)  # the server inherits it
-        server = Server(command, folder / "log")
+        server = Server(contender.command, folder / "log")
         if cores:
             os.sched_setaffinity(0, everything - set(cores) or everything)
         try:
-            asyncio.run(_closed(server.port, CLIENTS, min(seconds, 5.0), texts))
-            alone = asyncio.run(_closed(server.port, 1, seconds, texts))
-            full = asyncio.run(_closed(server.port, CLIENTS, seconds, texts))
-            most = asyncio.run(_closed(server.port, MIXED_CLIENTS, seconds / 2, texts, 16))
-            rows = [asyncio.run(_open(server.port, share * most["requests_s"], seconds, texts)) for share in SHARES]
+            asyncio.run(_closed(contender, server.port, CLIENTS, min(seconds, 5.0), texts))
+            alone = asyncio.run(_closed(contender, server.port, 1, seconds, texts))
+            full = asyncio.run(_closed(contender, server.port, CLIENTS, seconds, texts))
+            most = asyncio.run(_closed(contender, server.port, MIXED_CLIENTS, seconds / 2, texts, 16))
+            rows = [asyncio.run(_open(contender, server.port, share * most["requests_s"], seconds, texts)) for share in SHARES]
             memory = server.rss_mb()
         finally:
             server.end()
@@ -174,19 +204,7 @@ def _contender(command: list[str], texts: list[str], seconds: float, limit_ms: f
             "errors": alone["errors"] + full["errors"], "memory_mb": memory, "mixed": most, "rates": rows}  # fmt: skip
 
 
-def _request(rng: random.Random, texts: list[str], most: int) -> tuple[int, bytes]:
-    inputs = rng.choices(texts, k=rng.randint(1, most))
-    return len(inputs), json.dumps({"inputs": inputs}).encode()
-
-
-async def _send(connection: Connection, body: bytes) -> bool:
-    try:
-        return (await asyncio.wait_for(connection.post("/embed", body), TIMEOUT_S)).status == 200
-    except (TimeoutError, ConnectionError):
-        return False
-
-
-async def _closed(port: int, clients: int, seconds: float, texts: list[str], most: int = 1) -> dict[str, Any]:
+async def _closed(contender: Contender, port: int, clients: int, seconds: float, texts: list[str], most: int = 1) -> dict[str, Any]:
     """Clients that send one request after the other."""
     latencies: list[float] = []
     answered = errors = 0
@@ -196,9 +214,9 @@ async def _closed(port: int, clients: int, seconds: float, texts: list[str], mos
         nonlocal answered, errors
         rng, connection = random.Random(seed), Connection(port)
         while time.perf_counter() - start < seconds:
-            count, body = _request(rng, texts, most)
+            count, body = contender.request(rng, texts, most)
             begun = time.perf_counter()
-            if await _send(connection, body):
+            if await contender.send(connection, body):
                 latencies.append((time.perf_counter() - begun) * 1e3)
                 answered += count
             else:
@@ -210,7 +228,7 @@ async def _closed(port: int, clients: int, seconds: float, texts: list[str], mos
     return {"requests_s": len(latencies) / taken, "texts_s": answered / taken, "p50_ms": statistics.median(latencies or [float("nan")]), "errors": errors}
 
 
-async def _open(port: int, rate: float, seconds: float, texts: list[str]) -> dict[str, Any]:
+async def _open(contender: Contender, port: int, rate: float, seconds: float, texts: list[str]) -> dict[str, Any]:
     """Requests that are due at random times, `rate` a second."""
     rng = random.Random(0)
     latencies: list[float] = []
@@ -222,7 +240,7 @@ async def _open(port: int, rate: float, seconds: float, texts: list[str]) -> dic
         nonlocal answered, errors
         connection = idle.pop() if idle else Connection(port)
         late.append((time.perf_counter() - due) * 1e3)
-        if await _send(connection, body):
+        if await contender.send(connection, body):
             latencies.append((time.perf_counter() - due) * 1e3)
             answered += count
         else:
@@ -231,7 +249,7 @@ async def _open(port: int, rate: float, seconds: float, texts: list[str]) -> dic
 
     start, due, tasks = time.perf_counter(), 0.0, []
     while (due := due + rng.expovariate(rate)) < seconds:
-        count, body = _request(rng, texts, 16)
+        count, body = contender.request(rng, texts, 16)
         await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
         tasks.append(asyncio.create_task(send(start + due, count, body)))
     await asyncio.gather(*tasks)
@@ -246,12 +264,13 @@ def _quantile(values: list[float], share: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
-def _offline(artifact: Path, texts: list[str], folder: Path, seconds: float, cores: list[int]) -> float:
+def _offline(artifact: Path, texts: list[str], folder: Path, seconds: float, cores: list[int]) -> dict[str, float]:
     file = folder / "texts.json"
     file.write_text(json.dumps(texts))
     command = [sys.executable, "-c", OFFLINE, str(artifact), str(file), str(seconds)]
     pin = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
-    return float(subprocess.run([*pin, *command], capture_output=True, text=True, check=True).stdout)
+    found: dict[str, float] = json.loads(subprocess.run([*pin, *command], capture_output=True, text=True, check=True).stdout)
+    return found
 
 
 if __name__ == "__main__":

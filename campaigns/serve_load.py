@@ -275,7 +275,7 @@ def main() -> None:
 
             write_tiny(folder / "tiny", task="feature-extraction", pooling="mean")
             artifact, what = write_artefact(folder / "tiny", folder / "artifact"), "tiny random model, ONNX float32"
-        command = ["-m", "bertopt", "serve", f"m={artifact.resolve()}"]
+        command = [sys.executable, "-m", "bertopt", "serve", f"m={artifact.resolve()}"]
         known = Known(artifact)
         parts: dict[str, Any] = {
             "requests": lambda: requests(command, known, folder, arguments.requests, 0),
