@@ -43,7 +43,7 @@ CLIENTS, MIXED_CLIENTS = 64, 16
 #: A request that takes longer is an error: it bounds the end of each part.
 TIMEOUT_S = 20
 #: Parts of the rate of mixed requests from 16 clients that are tried; the last ones are beyond what p99 allows, as a rule.
-SHARES = (0.25, 0.4, 0.55, 0.7, 0.85)
+SHARES = (0.04, 0.08, 0.15, 0.3, 0.5, 0.7)
 
 OFFLINE = """
 import json, sys, time

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from bertopt.serve import info, kserve, openai, openapi, tei, traces
 from bertopt.serve.call import Call, Raw, State
 from bertopt.serve.errors import ClientGone, RequestError, body
@@ -172,5 +174,5 @@ def _check_key(request: Request, key: str | None) -> None:
 
 
 def _json(value: Any) -> bytes:
-    """NaN and infinities are no JSON; a gate never lets them pass, so they are an error here."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    """Outputs are finite here, see `ServedModel.outputs`: what orjson writes for NaN is null."""
+    return orjson.dumps(value)

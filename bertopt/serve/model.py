@@ -76,7 +76,8 @@ class ServedModel:
         return self.spec.task == "text-classification" and len(self.spec.labels) == 1
 
     async def outputs(self, texts: Sequence[Text], truncate: bool | None, wait: Wait, field: str = "inputs") -> Outputs:
-        """Run texts beside those of other requests. Raises RequestError (422, 429, 504) naming the `field`."""
+        """Run texts beside those of other requests. Raises RequestError (422, 429, 504) naming the `field`, and RuntimeError for
+        outputs that are not finite, which no gate lets pass."""
         if not texts:
             raise RequestError(422, f"{field}: expected at least one text; got none", field)
         if len(texts) > self.settings.request_texts:
@@ -89,7 +90,10 @@ class ServedModel:
         ids = np.split(flat.ids, ends)
         types = [None] * len(ids) if flat.types is None else np.split(flat.types, ends)
         items = [EncodedText(i, t if t is not None and t.any() else None) for i, t in zip(ids, types, strict=True)]
-        return Outputs(await self._run(items, wait), len(flat.ids), encoded.origins or ())
+        by_text = await self._run(items, wait)
+        if not all(np.isfinite(array).all() for outputs in by_text for array in outputs.values()):
+            raise RuntimeError(f"'{self.name}' gave outputs that are not finite")
+        return Outputs(by_text, len(flat.ids), encoded.origins or ())
 
     def answers(self, texts: Sequence[Text], outputs: Outputs) -> list[Any]:
         """Return what the predictor gives for each text, as JSON takes it."""

@@ -237,3 +237,18 @@ def test_answers_come_from_the_cache_where_tokens_are_the_same(artefact: Artefac
     assert value("bertopt_cache_misses_total", {"model": "tiny"}) == 3
     assert 0 < value("bertopt_cache_bytes", {"model": "tiny"}) <= 1 << 20
     server.close()
+
+
+def test_outputs_that_are_not_finite_are_an_error_and_no_null(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = InProcess({"tiny": artefact()})
+    model = server.state.models["tiny"]
+    run = model._run
+
+    async def spoilt(*arguments: Any) -> Any:
+        return [{name: np.full_like(array, np.nan) for name, array in outputs.items()} for outputs in await run(*arguments)]
+
+    monkeypatch.setattr(model, "_run", spoilt)
+    for path, body in (("/embed", {"inputs": "a"}), ("/v1/embeddings", {"input": "a"})):
+        answer = server.post(path, body)
+        assert answer.status_code == 500 and "its log says why" in answer.text and "[null" not in answer.text
+    server.close()
