@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,9 +127,10 @@ class OnnxRuntimeSession(Session):
             kind in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear") for _, kind in self._placed()
         )
 
-    def _kernels(self) -> dict[str, int]:
-        """How often each kind of product stands in the graph that the session made of the model's, and runs."""
-        if self._products is None:
+    def _kernels(self) -> dict[str, int] | None:
+        """How often each kind of product stands in the graph that the session made of the model's, and runs; None where an
+        environment only runs artefacts: effects are looked at where stages are built."""
+        if self._products is None and find_spec("onnx_ir") is not None:
             import onnx_ir
 
             with temporary_directory.make() as folder:

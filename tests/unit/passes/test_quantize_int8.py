@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -162,6 +163,13 @@ def test_a_text_answers_alike_whatever_its_neighbours(shop: Shop) -> None:
     assert encode is not None
     alone, among = encode(TEXTS[2:3]), encode(TEXTS[:6])
     assert np.abs(session.run(alone)["logits"][0] - session.run(among)["logits"][2]).max() < 1e-5
+
+
+def test_facts_need_nothing_that_running_does_not_bring(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bertopt verify` asks for them where only `bertopt[serve]` is installed."""
+    model = shop.build("bert", *ROUTES["23"]).model
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    assert open_session(model, threads=1).facts().kernels is None
 
 
 def test_weights_alone_are_no_integer_products(shop: Shop, tmp_path: Path) -> None:
