@@ -146,7 +146,8 @@ def table(found: dict[str, Any]) -> str:
     lines = [f"| server | one client, p50 | 64 clients, texts/s | texts/s with p99 ≤ {found['limit_ms']:g} ms | memory |", "| :-- | --: | --: | --: | --: |"]
     for name, row in found["servers"].items():
         held = "none" if row["held_texts_s"] is None else f"{row['held_texts_s']:.0f}"
-        lines.append(f"| {name} | {row['one_client_p50_ms']:.1f} ms | {row['saturated_texts_s']:.0f} | {held} | {row['memory_mb']:.0f} MB |")
+        failed = f" ({row['errors']:,} requests failed)" if row["errors"] else ""
+        lines.append(f"| {name} | {row['one_client_p50_ms']:.1f} ms | {row['saturated_texts_s']:.0f}{failed} | {held} | {row['memory_mb']:.0f} MB |")
     offline, ours = found["offline"], found["servers"]["bertopt"]["saturated_texts_s"] / found["offline"]["texts_s"]
     return "\n".join([
         *lines, "", f"64 clients reach {ours:.2f} of the {offline['texts_s']:.0f} texts/s that bertopt.load reaches offline; a text alone takes it "

@@ -466,16 +466,16 @@ def test_cpu_seconds_count_started_processes() -> None:
 
 def served(late_ms: float) -> dict[str, Any]:
     rates = [{"rate": 10.0, "texts_s": 80.0, "p99_ms": 12.0, "errors": 0}, {"rate": 20.0, "texts_s": 150.0, "p99_ms": late_ms, "errors": 0}]
-    return {"one_client_p50_ms": 1.5, "saturated_texts_s": 200.0, "held_texts_s": 80.0, "memory_mb": 150.0, "rates": rates}
+    return {"one_client_p50_ms": 1.5, "saturated_texts_s": 200.0, "held_texts_s": 80.0, "memory_mb": 150.0, "errors": 0, "rates": rates}
 
 
 def test_servers_are_shown_with_the_rates_they_held() -> None:
     found = {
         "environment": {"cpu": "a CPU", "cores": 2, "isa": ["avx2"]}, "limit_ms": 50.0, "cores": [0],
-        "offline": {"texts_s": 250.0, "one_text_p50_ms": 0.9}, "servers": {"bertopt": served(70.0), "another <one>": served(500.0) | {"held_texts_s": None}},
+        "offline": {"texts_s": 250.0, "one_text_p50_ms": 0.9}, "servers": {"bertopt": served(70.0), "another <one>": served(500.0) | {"held_texts_s": None, "errors": 7}},
     }  # fmt: skip
     table = serve.table(found)
-    assert "| bertopt | 1.5 ms | 200 | 80 | 150 MB |" in table and "| another <one> | 1.5 ms | 200 | none | 150 MB |" in table
+    assert "| bertopt | 1.5 ms | 200 | 80 | 150 MB |" in table and "| another <one> | 1.5 ms | 200 (7 requests failed) | none | 150 MB |" in table
     assert "64 clients reach 0.80 of the 250 texts/s that bertopt.load reaches offline; a text alone takes it 0.9 ms." in table
     picture = serve.picture(found)
     assert picture.count('class="best"') == picture.count('class="base"') == 2 and "another &lt;one&gt;" in picture
