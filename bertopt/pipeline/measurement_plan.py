@@ -37,8 +37,8 @@ class MeasurementPlan:
         return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
 
     def sample(self) -> list[str]:
-        """Return the texts to probe with: the built-in ones, or a seeded choice of the recipe's own, and of the built-in ones every
-        second where there are so many of its own."""
+        """Return the texts to probe with: a seeded choice of the recipe's, and the built-in ones, of which every second where the
+        recipe has `OWN_TEXTS` or more."""
         if not self.texts.source:
             return list(self.texts.texts)
         chosen = np.random.default_rng(0).permutation(len(self.texts.texts))[:OWN_TEXTS]
