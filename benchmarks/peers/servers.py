@@ -26,6 +26,7 @@ def together(model, batch):
 
 PROGRAMS = {
     "FastAPI": f"""{_MODEL}
+import threading
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -33,14 +34,15 @@ from pydantic import BaseModel
 class Body(BaseModel):
     inputs: list[str]
 
-app, model = FastAPI(), opened()
+app, model, one = FastAPI(), opened(), threading.Lock()  # OpenVINO's request answers one call at a time
 
 @app.get("/health")
 def health() -> None: ...
 
 @app.post("/embed")
 def embed(body: Body) -> list[list[float]]:
-    return together(model, [body.inputs])[0]
+    with one:
+        return together(model, [body.inputs])[0]
 
 uvicorn.run(app, port=int(sys.argv[4]), log_level="error")
 """,

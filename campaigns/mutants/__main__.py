@@ -58,7 +58,7 @@ def main() -> int:
     started = time.monotonic()
     print(f"   {'mutant':28} {'caught by':20} {'expected':12}          what it said")
     findings = []
-    with tempfile.TemporaryDirectory(prefix="bertopt-mutants-") as scratch, cheap_workers("pipeline"):
+    with tempfile.TemporaryDirectory(prefix="bertopt-mutants-") as scratch, cheap_workers("pipeline", new_interpreter=True):
         bench = Bench(Path(scratch))
         for name, checkpoint, steps in CONTROLS:
             caught, said = judged(bench.recipe(checkpoint, steps))
