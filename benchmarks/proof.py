@@ -1,13 +1,12 @@
-"""Gather the outcomes of the campaigns, with the machine they ran on, in benchmarks/results/proof.json.
+"""Gather the outcomes of clean runs and orders, with the machine they ran on, in benchmarks/results/proof.json.
 
-python -m campaigns.mutants --json mutants.json; python -m campaigns.clean_runs --json clean.jsonl; python -m campaigns.orders --json orders.json
-python -m benchmarks.proof mutants.json clean.jsonl orders.json
+python -m campaigns.clean_runs --json clean.jsonl; python -m campaigns.orders --json orders.json
+python -m benchmarks.proof clean.jsonl orders.json
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,14 +17,12 @@ from bertopt.system import environment
 RESULT = Path(__file__).parent / "results" / "proof.json"
 
 
-def gathered(mutants: Path, clean: Path, orders: Path) -> dict[str, Any]:
-    """Return one document of all three; of clean runs only the false alarms, of orders only those not refused."""
+def gathered(clean: Path, orders: Path) -> dict[str, Any]:
+    """Return one document of both; of clean runs only the false alarms, of orders only those not refused."""
     runs = [json.loads(line) for line in clean.read_text("utf-8").splitlines()]
     cases = json.loads(orders.read_text("utf-8"))
     return {
         "environment": environment.describe(),
-        # Without the temporary folder's name.
-        "mutants": json.loads(re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", mutants.read_text("utf-8"))),
         "clean_runs": {
             "runs": len(runs),
             "alarms": [run for run in runs if run["alarms"]],
@@ -40,7 +37,7 @@ def gathered(mutants: Path, clean: Path, orders: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    document = gathered(*(Path(name) for name in sys.argv[1:4]))
+    document = gathered(*(Path(name) for name in sys.argv[1:3]))
     RESULT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bertopt.system import environment
 from campaigns.mutants.controls import CONTROLS
 from campaigns.mutants.harness import Bench, Finding, judged
 from campaigns.mutants.plant import NEW, Mutant, table
@@ -41,7 +43,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one mutant of N, to sample a table")
     parser.add_argument("--except", dest="known", type=Path, metavar="FILE", help="leave out the mutants that FILE, written by --out, holds")
     parser.add_argument("--out", type=Path, help="append each finding here as it comes, a JSON object a line")
-    parser.add_argument("--json", type=Path, help="write the findings here")
+    parser.add_argument("--json", type=Path, help="write the findings here, such as benchmarks/results/mutants.json")
     parser.add_argument("--list", action="store_true", help="name every mutant and what it does wrong")
     arguments = parser.parse_args()
     mutants = chosen(arguments.names)
@@ -73,7 +75,10 @@ def main() -> int:
                 with arguments.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(findings[-1].record()) + "\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps([finding.record() for finding in findings], indent=1) + "\n")
+        document = {"environment": environment.describe(), "findings": [finding.record() for finding in findings]}
+        # Without the temporary folder's name.
+        text = re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", json.dumps(document, indent=1, ensure_ascii=False))
+        arguments.json.write_text(text + "\n", "utf-8")
     good, expected = sum(f.good for f in findings), sum(f.good and f.expected in f.caught_by for f in findings)
     seconds = time.monotonic() - started
     print(f"{good} of {len(findings)} end with another exit code than 0 ({expected} by the expected gate), {seconds:.0f} s")
