@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def prometheus(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The address of a Prometheus that has scraped a server before and after its requests."""
     folder = tmp_path_factory.mktemp("prometheus")
     directory = write_artefact(tiny(task="feature-extraction", pooling="mean"), folder / "tiny")
-    served = Served(str(directory), options=("--cache-mb", "1", "--queue-tokens", "64"))
+    served = Served(str(directory), options=("--cache-mb", "1", "--concurrent-requests", "2"))
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     (folder / "prometheus.yml").write_text(json.dumps({
@@ -54,8 +55,9 @@ def prometheus(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         deadline = time.monotonic() + 60
         while not _samples(url) >= 6:
             assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-            for inputs in (["a cat", "the dog"], [], ["many words " * 40]):  # answered, refused for its list, for its length
-                httpx.post(f"{served.url}/embed", json={"inputs": inputs}, timeout=30)
+            with httpx.Client(timeout=30) as client, ThreadPoolExecutor(16) as clients:  # answered, refused for its list, and more at once than are taken
+                for inputs in (["a cat", "the dog"], [], *[["many words " * 15] * 16] * 30):
+                    clients.submit(client.post, f"{served.url}/embed", json={"inputs": inputs})
             time.sleep(0.2)
         yield url
     finally:
@@ -66,6 +68,8 @@ def prometheus(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def _samples(url: str) -> int:
     try:
+        if httpx.get(f"{url}/-/ready", timeout=30).status_code != 200:
+            return 0
         found = asked(url, 'count_over_time(bertopt_requests_total{route="/embed",status="200"}[1m])')
     except httpx.TransportError:
         return 0
@@ -81,7 +85,7 @@ def test_prometheus_loads_the_alerts(prometheus: str) -> None:
     (group,) = httpx.get(f"{prometheus}/api/v1/rules", timeout=30).json()["data"]["groups"]
     assert {rule["health"] for rule in group["rules"]} == {"ok"}
     by_name = {rule["name"]: rule["state"] for rule in group["rules"]}
-    # The requests that were too long have been refused, for less than the five minutes that the alert waits.
+    # Requests have been refused, for less than the five minutes that the alert waits.
     assert by_name["BertoptRefuses"] == "pending" and by_name["BertoptNotReady"] == "inactive"
 
 
