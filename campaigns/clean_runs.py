@@ -30,13 +30,17 @@ PASSES: tuple[tuple[dict[str, Any], float], ...] = (
     ({"pass": "use_better_transformer", "nested_tensors": False}, 1), ({"pass": "keep_cls_only"}, 1),
     ({"pass": "merge_qkv"}, 2), ({"pass": "pack_sequences"}, 1), ({"pass": "pack_sequences", "row_length": 32}, 1),
     ({"pass": "cast_half"}, 1),
-    ({"pass": "cast_half", "mode": "autocast"}, 1), ({"pass": "compile_torch"}, 3),
+    ({"pass": "cast_half", "mode": "autocast"}, 1), ({"pass": "quantize_fp8"}, 1), ({"pass": "compile_torch"}, 3),
+    ({"pass": "package_aot"}, 1), ({"pass": "build_native"}, 2), ({"pass": "build_native", "precision": "bf16"}, 1),
     ({"pass": "export_onnx"}, 4), ({"pass": "export_onnx", "opset": 20}, 2), ({"pass": "fuse_ort"}, 2),
     ({"pass": "cast_onnx_half"}, 1), ({"pass": "cast_onnx_half", "dtype": "bfloat16"}, 1),
     ({"pass": "quantize_int8"}, 2), ({"pass": "quantize_int8", "per_channel": False}, 1), ({"pass": "convert_openvino"}, 1),
 )  # fmt: skip
+#: Passes that need a GPU.
+LEFT_OUT = ("capture_graphs", "build_tensorrt")
 LONGEST = 4
 #: Share of runs that may compile, which takes ten times as long as all else.
+SLOW = ("compile_torch", "package_aot")
 COMPILING = 0.06
 #: The default limits are measured on trained checkpoints. Random weights, scaled up so that every mistake shows, round
 #: two to four times worse; float32 keeps its own.
@@ -44,6 +48,7 @@ LIMITS = {
     "float16": {"rel_l2": 0.03, "cosine_min": 0.999, "label_flips_max": 0.05},
     "bfloat16": {"rel_l2": 0.25, "cosine_min": 0.98, "label_flips_max": 0.15},
     # Three logits near zero point anywhere after INT8, so the worst single cosine of a random tagger says nothing.
+    "float8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25},
     "int8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25},
 }
 GOOD = ("ok", "unsupported", "unverified", "skipped")
@@ -59,7 +64,7 @@ def draw(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
         "limits": LIMITS, "inputs": {"shapes": [[1, 8], [dice.choice((2, 3)), dice.choice((8, 13, 32))]]},
     }  # fmt: skip
     compiling = dice.random() < COMPILING
-    known = [entry for entry in PASSES if compiling or entry[0]["pass"] != "compile_torch"]
+    known = [entry for entry in PASSES if compiling or entry[0]["pass"] not in SLOW]
     steps: list[dict[str, Any]] = []
     length = dice.randint(1, LONGEST)
     while len(steps) < length:
