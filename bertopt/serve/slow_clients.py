@@ -7,13 +7,18 @@ import asyncio
 import socket
 from typing import Any
 
+#: Size at which a head that has not ended is refused; what arrived with its first bytes is not counted.
+HEAD_BYTES = 65_536
+
 
 def protocol(timeout_s: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol, closing a connection whose client keeps it waiting for `timeout_s` inside a head or an answer."""
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    """Return uvicorn's HTTP protocol, closing a connection whose client keeps it waiting for `timeout_s` inside a head or an answer,
+    or sends a head without end."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Bounded(AutoHTTPProtocol):  # type: ignore[misc]
+    class Bounded(HttpToolsProtocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
+        _in_head, _head_bytes = False, 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -23,8 +28,20 @@ def protocol(timeout_s: float) -> type[asyncio.Protocol]:
             self._watch()
 
         def data_received(self, data: bytes) -> None:
+            self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
+            if self._head_bytes > HEAD_BYTES:
+                self.send_400_response(f"the head must be at most {HEAD_BYTES} bytes")
+                return
             super().data_received(data)
             self._watch()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_head = True
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch()
