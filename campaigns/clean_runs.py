@@ -24,32 +24,32 @@ from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
 
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len")
+#: INT8 with one scale a tensor costs more than with one a channel, which default limits refuse: who asks for it states so.
+PER_TENSOR = {"pass": "quantize_int8", "per_channel": False, "limits": {"error_ratio_max": 4.0}}
 #: Passes with options, and how often each is drawn.
 PASSES: tuple[tuple[dict[str, Any], float], ...] = (
     ({"pass": "use_sdpa"}, 3), ({"pass": "use_sdpa", "backend": "math"}, 1), ({"pass": "use_better_transformer"}, 1),
     ({"pass": "use_better_transformer", "nested_tensors": False}, 1), ({"pass": "keep_cls_only"}, 1),
     ({"pass": "merge_qkv"}, 2), ({"pass": "pack_sequences"}, 1), ({"pass": "pack_sequences", "row_length": 32}, 1),
-    ({"pass": "cast_half"}, 1),
-    ({"pass": "cast_half", "mode": "autocast"}, 1), ({"pass": "quantize_fp8"}, 1), ({"pass": "compile_torch"}, 3),
+    ({"pass": "cast_half"}, 1), ({"pass": "cast_half", "mode": "autocast"}, 1), ({"pass": "quantize_fp8"}, 1), ({"pass": "compile_torch"}, 3),
     ({"pass": "package_aot"}, 1), ({"pass": "build_native"}, 2), ({"pass": "build_native", "precision": "bf16"}, 1),
     ({"pass": "export_onnx"}, 4), ({"pass": "export_onnx", "opset": 20}, 2), ({"pass": "fuse_ort"}, 2),
     ({"pass": "cast_onnx_half"}, 1), ({"pass": "cast_onnx_half", "dtype": "bfloat16"}, 1),
-    ({"pass": "quantize_int8"}, 2), ({"pass": "quantize_int8", "per_channel": False}, 1), ({"pass": "convert_openvino"}, 1),
+    ({"pass": "quantize_int8"}, 2), (PER_TENSOR, 1), ({"pass": "convert_openvino"}, 1),
 )  # fmt: skip
 #: Passes that need a GPU.
 LEFT_OUT = ("capture_graphs", "build_tensorrt")
 LONGEST = 4
 #: Share of runs that may compile, which takes ten times as long as all else.
-SLOW = ("compile_torch", "package_aot")
-COMPILING = 0.06
+COMPILING, SLOW = 0.06, ("compile_torch", "package_aot")
 #: The default limits are measured on trained checkpoints. Random weights, scaled up so that every mistake shows, round
-#: two to four times worse; float32 keeps its own.
+#: two to four times worse; float32 keeps its own. With two or three outputs, one rounding may cost half or twice another.
 LIMITS = {
-    "float16": {"rel_l2": 0.03, "cosine_min": 0.999, "label_flips_max": 0.05},
-    "bfloat16": {"rel_l2": 0.25, "cosine_min": 0.98, "label_flips_max": 0.15},
-    # Three logits near zero point anywhere after INT8, so the worst single cosine of a random tagger says nothing.
-    "float8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25},
-    "int8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25},
+    "float16": {"rel_l2": 0.03, "cosine_min": 0.999, "label_flips_max": 0.05, "error_ratio_max": 1.6},
+    "bfloat16": {"rel_l2": 0.25, "cosine_min": 0.98, "label_flips_max": 0.15, "error_ratio_max": 1.6},
+    # Three logits near zero point anywhere after fp8 or INT8, so the worst single cosine of a random tagger says nothing.
+    "float8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25, "error_ratio_max": 1.6},
+    "int8": {"rel_l2": 0.7, "cosine_min": -1, "cosine_mean": 0.9, "label_flips_max": 0.25, "error_ratio_max": 1.6},
 }
 GOOD = ("ok", "unsupported", "unverified", "skipped")
 

@@ -37,8 +37,10 @@ PROFILE = {"min": [1, 1], "opt": [2, 8], "max": [4, 16]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "build_tensorrt": {"library": "tensorrt_rtx", "targets": ["sm86"], "profiles": [PROFILE]}
 }
-#: Passes that no order of defaults on a CPU takes: one follows cast_half with other options, one needs a GPU.
-LEFT_OUT = ("quantize_fp8", "capture_graphs")
+#: Passes that no order on a CPU takes: one needs a GPU.
+LEFT_OUT = ("capture_graphs",)
+#: What a pass follows besides the form that it takes.
+FOLLOWS: dict[str, Order] = {"quantize_fp8": ("cast_half",)}
 SHAPES = [[1, 8], [3, 8]]
 TEXTS = ["the cat sat on the mat", "a very good film , not bad !", "it was bad", "they ran", "the dog is not good"] * 8
 #: A tiny random model's labels are close to each other: a few flip in reduced precision, as in tests/unit/passes/test_passes.py.
@@ -82,7 +84,7 @@ def lead(name: str) -> Order:
             if needs in reached and gives not in reached:
                 reached[gives] = (*reached[needs], maker)
         assert len(reached) > size, f"no pass gives what {name} takes"
-    return next(order for form, order in reached.items() if issubclass(form, takes))
+    return next(order for form, order in reached.items() if issubclass(form, takes)) + FOLLOWS.get(name, ())
 
 
 def as_recipe(model: Path, tree: Iterable[Order], texts: Path | None = None) -> dict[str, Any]:

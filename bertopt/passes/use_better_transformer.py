@@ -41,6 +41,7 @@ class UseBetterTransformer(Pass[Eager, Eager]):
 
     incompatible_with: ClassVar[dict[str, str]] = {
         "use_better_transformer": "the layers are converted already",
+        "quantize_fp8": "nn.TransformerEncoder's fast path reads the weights itself; leave one of the two out",
         **{
             name: f"nn.TransformerEncoder replaces whole layers, and what {name} changed in them; leave one of the two out"
             for name in ("keep_cls_only", "merge_qkv", "pack_sequences")
