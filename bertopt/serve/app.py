@@ -174,5 +174,6 @@ def _check_key(request: Request, key: str | None) -> None:
 
 
 def _json(value: Any) -> bytes:
-    """Outputs are finite here, see `ServedModel.outputs`: what orjson writes for NaN is null."""
-    return orjson.dumps(value)
+    """Outputs are finite here, see `ServedModel.outputs`: what orjson writes for NaN is null. Arrays of float32 are written in as
+    few digits as give the same float32 again."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

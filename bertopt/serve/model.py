@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -86,10 +87,10 @@ class ServedModel:
         self.metrics.request_texts.observe(len(texts))
         encoded = await self._encode(texts, self.settings.truncate if truncate is None else truncate, field)
         flat = encoded.flat
-        ends = flat.starts[1:-1]
-        ids = np.split(flat.ids, ends)
-        types = [None] * len(ids) if flat.types is None else np.split(flat.types, ends)
-        items = [EncodedText(i, t if t is not None and t.any() else None) for i, t in zip(ids, types, strict=True)]
+        items = []
+        for start, end in itertools.pairwise(flat.starts.tolist()):
+            types = None if flat.types is None else flat.types[start:end]
+            items.append(EncodedText(flat.ids[start:end], types if types is not None and types.any() else None))
         by_text = await self._run(items, wait)
         if not all(np.isfinite(array).all() for outputs in by_text for array in outputs.values()):
             raise RuntimeError(f"'{self.name}' gave outputs that are not finite")

@@ -26,7 +26,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     vectors = normalised(model, model.vectors(outputs)).astype("<f4", copy=False)
 
     def written(vector: Any) -> Any:
-        return base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() if asked.encoding_format == "base64" else vector.tolist()
+        return base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() if asked.encoding_format == "base64" else vector
 
     data = [{"object": "embedding", "index": i, "embedding": written(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": outputs.tokens, "total_tokens": outputs.tokens}

@@ -26,7 +26,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
     vectors = await _embeddings(call, texts, asked.truncate)
-    return (vectors if asked.normalize is False else normalised(model, vectors)).tolist()
+    return vectors if asked.normalize is False else normalised(model, vectors)
 
 
 async def embed_sparse(call: Call) -> Any:

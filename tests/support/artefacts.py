@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-Form = Literal["eager", "onnx", "openvino"]
+Form = Literal["eager", "onnx", "openvino", "native"]
 _PARITY = {"worst": {"metric": "max_abs", "value": 1e-6, "limit": 1e-3, "where": "batch 1 × 8"}, "limits": {"max_abs": 1e-3}}
 
 
@@ -14,7 +14,7 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", p
     from bertopt import stages
     from bertopt.core import Context
     from bertopt.modeling import checkpoint
-    from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
+    from bertopt.passes import BuildNative, ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 
     reference = checkpoint.load(str(checkpoint_directory))
     folder = out.with_name(f".{out.name}.build")
@@ -25,6 +25,8 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", p
     model: Any = reference
     if form == "eager":
         (out / "rewrites.json").write_text("[]\n")
+    elif form == "native":
+        model = BuildNative()(reference, Context(out)).model
     else:
         network = (PackSequences() if packed else UseSdpa())(reference, Context(folder)).model
         model = ExportOnnx(opset=20)(network, Context(out if form == "onnx" else folder)).model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,26 @@ def test_served_answers_are_those_of_the_predictor_whatever_they_were_batched_wi
         assert np.abs(got - expected).max() < 1e-6
     finally:
         server.close()
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("bertopt_native") and importlib.import_module("bertopt_native").supported()),
+    reason="bertopt-native is not installed, or this CPU has no AVX512-VNNI",
+)
+def test_with_scales_per_token_a_served_answer_is_the_predictors_to_the_bit(artefact: Artefact) -> None:
+    directory = artefact(form="native")
+    texts = [" ".join(["cat", "dog", "sat"][: 1 + i % 3]) + " very" * (i % 20) for i in range(64)]
+    expected = offline(directory, texts)
+    server = InProcess({"tiny": directory})
+    try:
+        answers = server.together([("/embed", {"inputs": text}) for text in texts])
+        together = server.post("/embed", {"inputs": texts}).json()
+        bits = server.post("/v1/embeddings", {"input": texts}).json()["data"]
+    finally:
+        server.close()
+    for got in ([answer.json()[0] for answer in answers], together, [row["embedding"] for row in bits]):
+        assert np.array_equal(np.array(got, np.float32), expected)
+    assert all(len(answer.content) < 13 * expected.shape[1] for answer in answers), "more digits than float32 has"
 
 
 def test_similarity(embedder: InProcess, artefact: Artefact) -> None:
