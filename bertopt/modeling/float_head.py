@@ -43,8 +43,10 @@ class FloatHead:
     def of(cls, spec: Spec, tensors: Mapping[str, Array]) -> FloatHead | None:
         """Return the head of a task from a checkpoint's tensors, None where the hidden states are the answer.
 
-        Raises Unsupported for fill-mask and for families whose head is not known.
+        Raises Unsupported for fill-mask and for families that the native encoder does not know.
         """
+        if spec.family not in _CLASSIFIERS:
+            raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
         if spec.task == "feature-extraction":
             return None
         steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else _PER_TOKEN.get(spec.task)
