@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,11 @@ def make() -> tempfile.TemporaryDirectory[str]:
     """Return a new directory named after this process, after removing those of processes that are gone."""
     for path in Path(tempfile.gettempdir()).glob("bertopt-*-*"):
         owner = path.name.split("-")[1]
-        mine = path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid()
+        try:
+            found = path.lstat()
+        except FileNotFoundError:  # its owner has ended since
+            continue
+        mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
         lives = path.name in _made if owner == str(os.getpid()) else owner.isdecimal() and process_tree.runs(int(owner))
         if mine and owner.isdecimal() and not lives:
             shutil.rmtree(path, ignore_errors=True)

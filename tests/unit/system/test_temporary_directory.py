@@ -8,10 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
 import bertopt
-from bertopt.system import process_tree
+from bertopt.system import process_tree, temporary_directory
 
 PARENT = """
 import json, os, subprocess, sys, time
@@ -38,6 +41,23 @@ def test_every_temporary_directory_is_named_after_its_owner_so_that_it_is_swept(
     # One with `dir=` lies in another.
     users = [path for path in root.rglob("*.py") if re.search(r"TemporaryDirectory\((?!dir=)|mkdtemp", path.read_text())]
     assert [str(path.relative_to(root)) for path in users] == ["system/temporary_directory.py"]
+
+
+def test_a_directory_that_its_owner_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that start and end side by side list each other's directories; a test run failed on it."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f"bertopt-{ended.pid}-left"
+    left.mkdir()
+    removed = tmp_path / f"bertopt-{ended.pid}-removed"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([removed, left]))
+    is_dir = Path.is_dir  # true of the one that is removed between this question and the next
+    monkeypatch.setattr(Path, "is_dir", lambda self, **named: self == removed or is_dir(self, **named))
+    with temporary_directory.make() as made:
+        assert Path(made).is_dir() and not left.exists()
 
 
 def test_the_interpreter_that_replays_an_artefact_ends_with_its_parent() -> None:
