@@ -1,6 +1,6 @@
 """A server under load: every answer compared with the known one, restarts, kills, and more requests than it can take.
 
-    python -m campaigns.serve_load [--artifact DIR] [--requests 20000] [--restarts 10] [--kills 5] [--overload 10] [--out FILE]
+    python -m campaigns.serve_load [--artifact DIR] [--requests 20000] [--restarts 10] [--kills 5] [--overload 10] [--cores 0] [--out FILE]
 
 Without `--artifact` it serves a tiny random embedding model. Loopback only. A part with count 0 is left out; the results of each
 part are added to FILE as they come. Exits 1 if a criterion does not hold.
@@ -11,6 +11,7 @@ part are added to FILE as they come. Exits 1 if a criterion does not hold.
   reach its client whole, the exit code must be 0, and nothing may be cancelled at the end of the grace.
 - `kills`: SIGKILL under load; time until the next start on the same port is ready.
 - `overload` seconds at 3 times the rate that 64 waiting clients reach: latency of what is accepted, the rest 429, recovery.
+  `--cores` pins its server, and its load to the other cores: sharing them, the load lowers the rate that it is 3 times of.
 
 What it does not look at: several machines, TLS, proxies, other routes than /embed. Bytes that the server never read before it ended
 (a request sent to a connection that is just being closed) are not accepted requests; they are counted as `unread`.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import sys
@@ -49,6 +51,7 @@ class Known:
         words = sorted(word for word in predictor.tokenizer.fast.get_vocab() if word.isalpha())
         lengths = [min(100, int(rng.lognormvariate(2.5, 0.8)) + 3) for _ in range(count)]
         self.texts = [" ".join(rng.choices(words, k=length)) for length in lengths]
+        self.tokens = len(predictor.tokenizer.flat(self.texts).flat.ids) / count
         vectors = np.concatenate([predictor([text]) for text in self.texts])
         self.vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         # What another batch may do to a text's outputs, and how near the nearest other text is: wrong must be between.
@@ -186,9 +189,16 @@ def kills(command: list[str], known: Known, folder: Path, times: int) -> dict[st
     return {"kills": times, "ready_s": ready, "outcomes": dict(outcomes), "holds": not wrong and max(ready) <= 3.0}
 
 
-def overload(command: list[str], known: Known, folder: Path, seconds: float, limit_s: float = 1.0) -> dict[str, Any]:
+def overload(command: list[str], known: Known, folder: Path, seconds: float, cores: set[int], limit_s: float = 1.0) -> dict[str, Any]:
     """`limit_s` of work may wait: the queue's bound follows from the measured rate, as an operator would set it."""
-    tokens = np.mean([len(text.split()) * 1.5 + 3 for text in known.texts])
+    everything = os.sched_getaffinity(0)
+
+    def started(*more: str) -> Server:
+        os.sched_setaffinity(0, cores or everything)  # the server inherits it
+        try:
+            return Server([*command, "--log-level", "warning", *more, "--port"], folder / "overload.log")
+        finally:
+            os.sched_setaffinity(0, everything - cores or everything)
 
     def series(server: Server, rate: float, length: float) -> tuple[Counter[str], list[float], list[float]]:
         counts: Counter[str] = Counter()
@@ -235,13 +245,13 @@ def overload(command: list[str], known: Known, folder: Path, seconds: float, lim
         await asyncio.gather(*(client(seed) for seed in range(CLIENTS)))
         return done / length
 
-    server = Server([*command, "--log-level", "warning", "--port"], folder / "overload.log")
+    server = started()
     try:
         capacity = asyncio.run(closed(server, 5.0))
     finally:
         server.end()
-    bound = max(2048, round(capacity * 8 * tokens * limit_s))
-    server = Server([*command, "--log-level", "warning", "--queue-tokens", str(bound), "--port"], folder / "overload.log")
+    bound = max(2048, round(capacity * 8 * known.tokens * limit_s))
+    server = started("--queue-tokens", str(bound))
     try:
         series(server, capacity / 4, 1.0)
         counts, latencies, late = series(server, 3 * capacity, seconds)
@@ -251,10 +261,11 @@ def overload(command: list[str], known: Known, folder: Path, seconds: float, lim
         last = quick[-1]
     finally:
         server.end()
+        os.sched_setaffinity(0, everything)
     p99 = float(np.percentile(latencies, 99)) if latencies else float("inf")
     recovered = not (set(last[0]) - {"right"}) and max(last[1], default=0.0) <= limit_s
     expected = set(counts) <= {"right", "status 429"} and counts["status 429"] > 0
-    return {"capacity_requests_s": round(capacity, 1), "seconds": seconds, "queue_tokens": bound, "limit_s": limit_s, "outcomes": dict(counts),
+    return {"capacity_requests_s": round(capacity, 1), "seconds": seconds, "server_cores": sorted(cores), "queue_tokens": bound, "limit_s": limit_s, "outcomes": dict(counts),
             "accepted_p99_s": round(p99, 3), "sent_late_p99_s": round(float(np.percentile(late, 99)), 3), "recovered": recovered,
             "holds": expected and p99 <= 2 * limit_s and recovered}  # fmt: skip
 
@@ -264,6 +275,7 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path)
     for name, default in (("requests", 20_000), ("restarts", 10), ("kills", 5), ("overload", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--cores", type=lambda word: {int(core) for core in word.split(",")}, default=set(), help="of the overloaded server, such as 0,1")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/serve_campaign.json"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bertopt-load-") as name:
@@ -282,7 +294,7 @@ def main() -> None:
             "requests_cached": lambda: requests(command, known, folder, arguments.requests, 0.25),
             "restarts": lambda: restarts(command, known, folder, arguments.restarts),
             "kills": lambda: kills(command, known, folder, arguments.kills),
-            "overload": lambda: overload(command, known, folder, arguments.overload),
+            "overload": lambda: overload(command, known, folder, arguments.overload, arguments.cores),
         }
         failed = []
         for part, run in parts.items():

@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +38,8 @@ from bertopt.serve.metrics import ModelMetrics
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: Most tokens of a batch where it costs little more than its tokens do: the sooner it ends, the sooner its texts are answered.
+TOKENS = 2048
 #: A request's later texts come as if the model had this many times their predecessors' work in between.
 SPACING = 2
 #: Dropped texts that may lie in the queue, beside as many as wait.
@@ -95,6 +97,8 @@ class Batcher:
         self.session: Session = runner.session
         self.spec: Spec = runner.spec
         self.limits: BatchLimits = runner.limits
+        if self.spec.layout == "packed" and self.spec.row_length is None:
+            self.limits = replace(self.limits, tokens=min(self.limits.tokens, TOKENS))
         self.queue_tokens, self.metrics = queue_tokens, metrics
         self._runner = runner
         self._waiting: list[_Waiting] = []
@@ -110,6 +114,15 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
+    def expect(self, tokens: float) -> None:
+        """Raise RequestError (429) where about so many tokens will hardly fit, which spares the work of tokenising them.
+
+        A queue that is at most half full waits for their true number.
+        """
+        with self._changed:
+            if self._tokens > self.queue_tokens / 2 and self._tokens + tokens > self.queue_tokens:
+                raise self._full()
+
     def submit(self, texts: Sequence[EncodedText]) -> Job:
         """Queue texts, at least one, for the event loop that calls. Raises RequestError (422, 429) where they do not fit."""
         job = Job(texts, asyncio.get_running_loop().create_future())
@@ -117,9 +130,7 @@ class Batcher:
             raise RequestError(422, f"the texts have {job.tokens} tokens; the queue holds {self.queue_tokens}: send fewer at once")
         with self._changed:
             if self._tokens + job.tokens > self.queue_tokens:
-                wait = math.ceil(self._tokens / self._rate) if self._rate else 1
-                self.metrics.refuse("queue_full")
-                raise RequestError(429, "the queue is full; try again later", retry_after_s=min(max(wait, 1), 60))
+                raise self._full()
             if len(self._waiting) > 2 * self._texts + MOST_DROPPED:
                 self._waiting = [item for item in self._waiting if not item[2].dropped]
                 heapq.heapify(self._waiting)
@@ -140,6 +151,11 @@ class Batcher:
                 self._count(-job.tokens, -job.waiting)
                 job.tokens = job.waiting = 0
                 self.metrics.drop(reason)
+
+    def _full(self) -> RequestError:
+        wait = math.ceil(self._tokens / self._rate) if self._rate else 1
+        self.metrics.refuse("queue_full")
+        return RequestError(429, "the queue is full; try again later", retry_after_s=min(max(wait, 1), 60))
 
     def close(self) -> None:
         """End the threads once their batches are done. What waits is not run."""

@@ -65,6 +65,8 @@ class ServedModel:
         metrics.model_info.labels(name, self.manifest.form, self.manifest.precision, self.manifest.bertopt_version).set(1)
         self.batcher = Batcher(self.predictor.runner, settings.queue_tokens, self.metrics)
         self._cache = Cache(settings.cache_bytes) if settings.cache_bytes else None
+        # Of the requests before, to refuse one that a full queue has no room for before it is tokenised.
+        self._tokens_a_character = 0.25
 
     @property
     def embeds(self) -> bool:
@@ -85,8 +87,12 @@ class ServedModel:
             most = self.settings.request_texts
             raise RequestError(422, f"{field}: expected at most {most} texts; got {len(texts)}: send several requests", field)
         self.metrics.request_texts.observe(len(texts))
-        encoded = await self._encode(texts, self.settings.truncate if truncate is None else truncate, field)
+        characters = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
+        if self._cache is None:
+            self.batcher.expect(sum(min(count * self._tokens_a_character, self.spec.text_length) for count in characters))
+        encoded = await self._encode(texts, sum(characters), self.settings.truncate if truncate is None else truncate, field)
         flat = encoded.flat
+        self._tokens_a_character += 0.01 * (len(flat.ids) / max(1, sum(characters)) - self._tokens_a_character)
         items = []
         for start, end in itertools.pairwise(flat.starts.tolist()):
             types = None if flat.types is None else flat.types[start:end]
@@ -128,12 +134,11 @@ class ServedModel:
     def close(self) -> None:
         self.batcher.close()
 
-    async def _encode(self, texts: Sequence[Text], truncate: bool, field: str) -> Encoded:
+    async def _encode(self, texts: Sequence[Text], characters: int, truncate: bool, field: str) -> Encoded:
         def encode() -> Encoded:
             check(texts, self.spec.task == "question-answering")
             return self.predictor.tokenizer.flat(texts, truncate, 0, self.spec.task in LOCATED)
 
-        characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
         return await self._off_the_loop(encode, characters, field)
 
     @staticmethod

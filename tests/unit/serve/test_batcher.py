@@ -50,10 +50,10 @@ class Gate(Session):
 
 
 class Bench:
-    def __init__(self, queue_tokens: int = 10_000) -> None:
+    def __init__(self, queue_tokens: int = 10_000, tokens: int = 64, **fields: Any) -> None:
         self.session = Gate()
-        self.spec = spec(task="feature-extraction", outputs=("sentence_embedding",), pooling="mean", labels=())
-        limits = BatchLimits(rows=8, tokens=64, length=16)
+        self.spec = spec(task="feature-extraction", outputs=("sentence_embedding",), pooling="mean", labels=(), **fields)
+        limits = BatchLimits(rows=8, tokens=tokens, length=16)
         runner: Any = SimpleNamespace(
             session=self.session, spec=self.spec, limits=limits, price=Costs, single=SingleTextInputs(self.spec, 16)
         )
@@ -165,6 +165,35 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
     bench.run(go)
     assert bench.value("refused_requests_total", reason="queue_full") == 1
+
+
+def test_what_a_queue_more_than_half_full_has_no_room_for_is_refused_by_its_expected_tokens() -> None:
+    bench = Bench(queue_tokens=40)
+
+    async def go() -> None:
+        bench.batcher.submit([text(1)])
+        await entered(bench)
+        jobs = [bench.batcher.submit([text(2)]) for _ in range(5)]
+        bench.batcher.expect(1000)
+        jobs.append(bench.batcher.submit([text(2)]))
+        bench.batcher.expect(16)
+        with pytest.raises(RequestError, match="queue is full") as refused:
+            bench.batcher.expect(16.5)
+        assert refused.value.status == 429 and int(refused.value.headers["Retry-After"]) >= 1
+        bench.session.go(100)
+        for job in jobs:
+            await job.future
+        bench.batcher.expect(1000)
+
+    bench.run(go)
+    assert bench.value("refused_requests_total", reason="queue_full") == 1
+
+
+@pytest.mark.parametrize(("fields", "most"), [({"layout": "packed"}, 2048), ({"layout": "packed", "row_length": 512}, 8192), ({}, 8192)])
+def test_batches_that_cost_what_their_tokens_do_end_sooner(fields: dict[str, Any], most: int) -> None:
+    bench = Bench(tokens=8192, **fields)
+    bench.batcher.close()
+    assert bench.batcher.limits.tokens == most
 
 
 def test_what_nobody_waits_for_is_not_run() -> None:

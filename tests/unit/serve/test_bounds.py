@@ -159,6 +159,25 @@ def test_more_requests_at_once_than_may_be_are_refused_before_they_are_read(arte
     server.close()
 
 
+@pytest.mark.parametrize(("cache", "tokenised"), [(0, False), (1 << 20, True)])
+def test_a_full_queue_refuses_before_it_tokenises_unless_the_cache_may_know_the_texts(
+    artefact: Artefact, monkeypatch: pytest.MonkeyPatch, cache: int, tokenised: bool
+) -> None:
+    server = InProcess({"tiny": artefact()}, queue_tokens=100, cache_bytes=cache)
+    model = server.state.models["tiny"]
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == 200
+    flat, called = model.predictor.tokenizer.flat, []
+    monkeypatch.setattr(model.predictor.tokenizer, "flat", lambda *given: called.append(given) or flat(*given))
+    monkeypatch.setattr(model.batcher, "_tokens", 100)
+    answer = server.post("/embed", {"inputs": ["a dog"] * 8})
+    assert (answer.status_code, bool(called)) == (429, tokenised) and "retry-after" in answer.headers
+    # Known answers need no queue.
+    assert server.post("/embed", {"inputs": "a cat"}).status_code == (200 if cache else 429)
+    monkeypatch.setattr(model.batcher, "_tokens", 0)
+    assert server.post("/embed", {"inputs": ["a dog"] * 8}).status_code == 200
+    server.close()
+
+
 def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact: Artefact) -> None:
     server = InProcess({"tiny": artefact()}, timeout_s=0.3)
     batcher = server.state.models["tiny"].batcher
