@@ -36,7 +36,7 @@ PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
 CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
-SERVE = ROOT / "benchmarks" / "results" / "serve.json"
+SERVE = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("serve", "serve_own_core")]
 RUNTIME = ROOT / "benchmarks" / "results" / "runtime_only.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
@@ -263,13 +263,16 @@ def cpu_peers(found: dict[str, Any]) -> str:
     return "\n".join([tables.markdown(found), *pictures]) + "\n"
 
 
-def serving(found: dict[str, Any]) -> str:
-    """The rates of servers, and a picture of their latencies."""
-    where = found["environment"]
-    return (
-        f"{serve.table(found)}\n\nMeasured on {where['cores']} cores of {where['cpu']} ({', '.join(where['isa'])}); "
-        "[raw figures](benchmarks/results/serve.json).\n\n![99th percentile by load](benchmarks/results/serve.svg)\n"
-    )
+def serving(results: Mapping[str, Any]) -> str:
+    """The rates of servers, and a picture of their latencies, for each result by its file's name."""
+    parts = []
+    for name, found in results.items():
+        where, path = found["environment"], f"benchmarks/results/{name}"
+        parts.append(
+            f"{serve.table(found)}\n\nMeasured on {where['cores']} cores of {where['cpu']} ({', '.join(where['isa'])}); "
+            f"[raw figures]({path}.json).\n\n![99th percentile by load]({path}.svg)\n"
+        )
+    return "\n".join(parts)
 
 
 def runtime(found: Mapping[str, Any]) -> str:
@@ -304,7 +307,7 @@ def updated(text: str, root: str = "") -> str:
         "roofline": lambda: roofline.table(read(ROOFLINE)),
         "pipeline": lambda: pipeline.table(read(PIPELINE)),
         "stream": lambda: stream(read(STREAM)),
-        "serve": lambda: serving(read(SERVE)),
+        "serve": lambda: serving({file.stem: read(file) for file in SERVE}),
         "runtime": lambda: runtime(read(RUNTIME)),
         "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),

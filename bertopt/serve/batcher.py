@@ -104,8 +104,7 @@ class Batcher:
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._arrivals = itertools.count()
-        self._tokens = self._texts = 0
-        self._run_tokens = 0
+        self._tokens = self._texts = self._run_tokens = 0
         self._rate = 0.0
         self._closed = False
         streams = self.session.streams if self.session.concurrent else 1
@@ -115,10 +114,7 @@ class Batcher:
             thread.start()
 
     def expect(self, tokens: float) -> None:
-        """Raise RequestError (429) where about so many tokens will hardly fit, which spares the work of tokenising them.
-
-        A queue that is at most half full waits for their true number.
-        """
+        """Raise RequestError (429) where an estimate of `tokens` does not fit into a queue more than half full: before tokenising."""
         with self._changed:
             if self._tokens > self.queue_tokens / 2 and self._tokens + tokens > self.queue_tokens:
                 raise self._full()

@@ -479,7 +479,8 @@ def test_servers_are_shown_with_the_rates_they_held() -> None:
     assert "64 clients reach 0.80 of the 250 texts/s that bertopt.load reaches offline; a text alone takes it 0.9 ms." in table
     picture = serve.picture(found)
     assert picture.count('class="best"') == picture.count('class="base"') == 2 and "another &lt;one&gt;" in picture
-    assert "(benchmarks/results/serve.svg)" in readme.serving(found)
+    page = readme.serving({"serve": found, "serve_own_core": found})
+    assert page.count("| bertopt |") == 2 and "(benchmarks/results/serve.svg)" in page and "(benchmarks/results/serve_own_core.json)" in page
 
 
 def test_the_servers_of_others_are_python() -> None:
