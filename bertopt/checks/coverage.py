@@ -43,7 +43,7 @@ COPIED = (1, 16)
 BUDGET = 8e12
 #: Those of rows of one text, of lengths that no batch has: about 6 s for all 256 of MiniLM, as far as every id has room besides;
 #: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
-LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 1e11
+LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
 #: Those of rows of one text that every stage runs.
 STAGE_LENGTHS_BUDGET = 5e10
 #: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -100,6 +101,13 @@ class Examiner:
             self.records.write(names, measurements)
         return measurements
 
+    def sweeping(self) -> contextlib.AbstractContextManager[None]:
+        """Let the reference run rows of the sweeps while the block builds a stage on a CPU; on a GPU builders time kernels."""
+        worker = self._open.get(self.reference)
+        if self.device == "cuda" or worker is None or not worker.alive:
+            return contextlib.nullcontext()
+        return self.sweeps.ahead(worker, TIMEOUT_S)
+
     def show(self, worst: Worst, case: Case) -> Worst:
         """Return the worst case with its text and tokens."""
         return worst_case.show(worst, case, self.probes, self.tokenizer.word)
@@ -148,9 +156,7 @@ class Examiner:
             racing["reference"] = self._worker(self.reference, timeout)
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
-        timed, under_the_clock = race(
-            racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout
-        )  # fmt: skip
+        timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         self.progress(f"{name}: effects")

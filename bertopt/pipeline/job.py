@@ -160,7 +160,7 @@ class Job:
         """Build and commit the step, or find it committed; the store verifies either."""
         assert start.path is not None
         self.progress(f"{step.name}: building")
-        with self.workers.start() as worker:
+        with self.examiner.sweeping(), self.workers.start() as worker:
             stage = self.store.build(worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts)
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 

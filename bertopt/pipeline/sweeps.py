@@ -1,16 +1,19 @@
-"""Run the coverage sweeps of one model: on the reference once, on every stage, each in its worker."""
+"""Run the coverage sweeps of one model: its rows on the reference once, the sweeps on every stage, each in its worker."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt import stages
 from bertopt.checks import coverage, row_differences, suspects
 from bertopt.checks.probes import Probe
-from bertopt.core import Device, Spec
+from bertopt.checks.reference_rows import ReferenceRows
+from bertopt.core import Device, ShapeLimits, Spec
 from bertopt.runtime.batch_limits import LAUNCHED_BATCH_TOKENS, MAX_BATCH_TOKENS
 from bertopt.spec import Coverage
 from bertopt.workers.client import Worker
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Sweeps:
-    """The sweeps over one reference, and its vectors as far as a stage needed them."""
+    """The sweeps over one reference, and its vectors as far as they were needed."""
 
     def __init__(self, spec: Spec, reference: str, device: Device) -> None:
         # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
         most_tokens = LAUNCHED_BATCH_TOKENS if device == "cuda" else MAX_BATCH_TOKENS
         self.spec, self.plan = spec, coverage.plan(spec, seed, most_tokens)
-        self._reference: dict[str, dict[str, Array]] = {}
+        self._reference = ReferenceRows(spec)
 
     def measure(
         self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
@@ -39,19 +42,57 @@ class Sweeps:
         assert worker.shapes is not None, "open comes first"
         reduced = stages.read_manifest(directory).precision != "float32"
         sweeps = self.plan.of(reduced, worker.shapes, every)
-        missing = [probe for probe in sweeps if probe.name not in self._reference]
-        self._reference.update(self._run(reference, missing, timeout)[0])
+        expected = self._expected(reference, sweeps, timeout)
         vectors, finite = self._run(worker, sweeps, timeout)
-        compared = row_differences.Comparer(row_differences.usual(self._reference[probe.name] for probe in sweeps))
+        compared = row_differences.Comparer(row_differences.usual(expected.values()))
         for probe in sweeps:
-            compared.add(probe, vectors[probe.name], finite[probe.name], self._reference[probe.name])
+            compared.add(probe, vectors[probe.name], finite[probe.name], expected[probe.name])
         if reduced:
             suspects.settle(
                 compared, self.spec, self.plan.seed,
-                lambda probes: (self._run(worker, probes, timeout)[0], self._run(reference, probes, timeout)[0]),
+                lambda probes: (self._run(worker, probes, timeout)[0], self._expected(reference, probes, timeout)),
             )  # fmt: skip
         tokens = sum(probe.compared.size for probe in sweeps)
         return compared.result(self.plan.seed, coverage.shares(self.spec, [*ran, *sweeps]), tokens)
+
+    @contextlib.contextmanager
+    def ahead(self, reference: Worker, timeout: float) -> Iterator[None]:
+        """Run rows of the sweeps on the reference beside the block, which must not be timed or use that worker.
+
+        On one thread: builders mostly leave a core idle, and two would wait for each other.
+        """
+        ended, errors = threading.Event(), list[BaseException]()
+
+        def run() -> None:
+            try:
+                reference.call("torch_threads", timeout=timeout, threads=1)
+                sweeps = self.plan.of(True, ShapeLimits(longest=self.spec.max_length))
+                for rows in self._reference.missing(sweeps):
+                    if ended.is_set():
+                        return
+                    self._reference.keep(rows, self._run(reference, [rows.probe], timeout)[0][rows.probe.name])
+            except BaseException as error:  # raised below, in the thread that has a handler
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="bertopt-sweeps", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            if reference.alive:
+                reference.call("torch_threads", timeout=timeout, threads=None)
+        if errors:
+            raise errors[0]
+
+    def _expected(self, reference: Worker, sweeps: Sequence[Probe], timeout: float) -> dict[str, dict[str, Array]]:
+        """Return the reference's vectors by probe and output."""
+        missing = self._reference.missing(sweeps)
+        found, _ = self._run(reference, [rows.probe for rows in missing], timeout)
+        for rows in missing:
+            self._reference.keep(rows, found[rows.probe.name])
+        return {probe.name: self._reference.vectors(probe) for probe in sweeps}
 
     def _run(
         self, worker: Worker, sweeps: Sequence[Probe], timeout: float

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -64,6 +65,8 @@ class Workers:
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
+        #: One request to the server at a time, whichever thread's worker starts or ends.
+        self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -85,8 +88,9 @@ class Workers:
             "passes": registry.importable_passes(),
         }
         try:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
-            pid = int(self._answer())
+            with self._asking:
+                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+                pid = int(self._answer())
         except TimeoutError as error:
             self._server.kill()
             self._server.wait()
@@ -106,8 +110,9 @@ class Workers:
         those that would not die.
         """
         try:
-            self._control.send(json.dumps({"op": "end", "pid": pid}).encode())
-            answer = self._answer()
+            with self._asking:
+                self._control.send(json.dumps({"op": "end", "pid": pid}).encode())
+                answer = self._answer()
         except (OSError, ValueError):
             # The server is gone; its workers died with it.
             return None, []

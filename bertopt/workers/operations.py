@@ -38,6 +38,7 @@ class Ops(BuildOps):
         self.dice = np.random.default_rng(0)
         self.samples = timed_steps.ReservoirSample(self.dice)
         self.turns = 0
+        self.torch_threads: int | None = None
         self.gpu_used: int | None = None
 
     def __call__(self, message: Mapping[str, Any], arrays: dict[str, Array]) -> Reply:
@@ -208,6 +209,14 @@ class Ops(BuildOps):
         assert self.model is not None
         run = shipped.runner(self._session, self.model)
         return coverage.run_sweeps(run, self.model.spec, self.model.shapes, probes, arrays, seed)
+
+    def op_torch_threads(self, arrays: Any, threads: int | None) -> Reply:
+        """Let torch run on this number of threads, None for the one that this worker began with."""
+        import torch
+
+        self.torch_threads = self.torch_threads or torch.get_num_threads()
+        torch.set_num_threads(threads or self.torch_threads)
+        return None, {}
 
     def op_stats(self, arrays: Any) -> Reply:
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

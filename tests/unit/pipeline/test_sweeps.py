@@ -1,0 +1,80 @@
+"""The reference runs rows of the sweeps while a stage is built, and is afterwards as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bertopt import stages
+from bertopt.errors import WorkerCrashed
+from bertopt.pipeline.sweeps import Sweeps
+from bertopt.workers.client import Worker, Workers
+from tests.support.tiny_models import write_tiny
+
+
+class Recorded:
+    """A worker that says what it was asked."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker, self.asked = worker, list[str]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.worker, name)
+
+    def call(self, op: str, **options: object) -> object:
+        self.asked.append(f"{op} {options.get('threads', '')}")
+        return self.worker.call(op, **options)  # type: ignore[arg-type]
+
+    def exchange(self, op: str, *arguments: object, **options: object) -> object:
+        self.asked.append(op)
+        return self.worker.exchange(op, *arguments, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, out = write_tiny(tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("out")
+    from bertopt.pipeline.store import Store
+
+    with Workers() as workers, Store(out, False, lambda _: None) as store, workers.start() as worker:
+        return store.reference(worker, str(source), "auto", None, "cpu").path
+
+
+def test_rows_are_run_beside_a_build_and_are_not_run_again(reference: Path) -> None:
+    sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
+    with Workers() as workers, workers.start() as worker, workers.start() as stage:
+        worker.open(reference, "cpu")
+        stage.open(reference, "cpu")
+        recorded = Recorded(worker)
+        with sweeps.ahead(recorded, 60):  # type: ignore[arg-type]
+            while recorded.asked.count("cover") < 3:
+                time.sleep(0.01)
+        assert (recorded.asked[0], recorded.asked[-1]) == ("torch_threads 1", "torch_threads None")
+        ran = recorded.asked.count("cover")
+        recorded.asked.clear()
+        found = sweeps.measure(reference, stage, recorded, [], 60, every=True)  # type: ignore[arg-type]
+        assert ran >= 3 and all(output.worst < 1e-5 for output in found.outputs.values())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_reference_has_its_threads_again_whatever_the_build_does(reference: Path, fails: bool) -> None:
+    sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
+    with Workers() as workers, workers.start() as worker:
+        worker.open(reference, "cpu")
+        recorded = Recorded(worker)
+        try:
+            with sweeps.ahead(recorded, 60):  # type: ignore[arg-type]
+                if fails:
+                    raise ValueError("no build")
+        except ValueError:
+            assert fails
+        assert recorded.asked[-1] == "torch_threads None"
+
+
+def test_a_reference_that_ends_beside_a_build_ends_the_step(reference: Path) -> None:
+    sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
+    with Workers() as workers, workers.start() as worker:
+        worker.open(reference, "cpu")
+        with pytest.raises(WorkerCrashed), sweeps.ahead(worker, 60):
+            worker.kill()
