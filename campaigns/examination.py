@@ -30,10 +30,10 @@ from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts
 from bertopt.results import Limits
+from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
-from bertopt.spec import Coverage
 from bertopt.workers.client import Worker, Workers
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from bertopt.checks.probes import Probe
 from bertopt.core import ShapeLimits, Spec
 from bertopt.results import Failure, Limits
-from bertopt.spec import Coverage
+from bertopt.results.coverage import Coverage
 
 if TYPE_CHECKING:
     from bertopt.core import Array

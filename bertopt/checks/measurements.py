@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
+from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
-from bertopt.spec import Coverage
 
 
 class StageMeasurements(BaseModel):

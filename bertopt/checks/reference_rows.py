@@ -18,8 +18,10 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Tokens of a batch: of MiniLM on 2 cores, torch runs 5,600 tokens a second so, 4,300 in the largest batch and 5,000 as single rows.
-BATCH_TOKENS = 1024
+#: Most tokens of a batch: of MiniLM on 2 cores, torch runs 5,600 tokens a second so, 4,300 in the largest batch and 5,000 as single rows.
+BATCH_TOKENS, LEAST_TOKENS = 1024, 128
+#: Products and sums of a batch of a larger model: what waits for one waits less than a second.
+BATCH_OPERATIONS = 2.5e10
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ReferenceRows:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self.batch_tokens = min(BATCH_TOKENS, max(LEAST_TOKENS, int(BATCH_OPERATIONS / (24 * spec.layers * spec.hidden**2))))
         self._kept: dict[bytes, dict[str, Array]] = {}
         #: Of a model of spans, the outputs that have a score for each token.
         self._scores: set[str] = set()
@@ -46,7 +49,7 @@ class ReferenceRows:
         }  # fmt: skip
         batches: list[list[bytes]] = [[]]
         for key in sorted(rows, key=lambda key: rows[key][2]):
-            if batches[-1] and (len(batches[-1]) + 1) * rows[key][2] > BATCH_TOKENS:
+            if batches[-1] and (len(batches[-1]) + 1) * rows[key][2] > self.batch_tokens:
                 batches.append([])
             batches[-1].append(key)
         return [self._batch(number, {key: rows[key] for key in keys}) for number, keys in enumerate(batches) if keys]

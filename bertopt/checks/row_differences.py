@@ -10,7 +10,7 @@ import numpy as np
 
 from bertopt.checks.probes import Probe
 from bertopt.results import nan_max
-from bertopt.spec import Coverage, SweptOutput
+from bertopt.results.coverage import Coverage, SweptOutput
 
 if TYPE_CHECKING:
     from bertopt.core import Array

@@ -24,10 +24,10 @@ from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
+from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
-from bertopt.spec import Coverage, SweptOutput
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer

@@ -14,8 +14,8 @@ from bertopt.checks import coverage, row_differences, suspects
 from bertopt.checks.probes import Probe
 from bertopt.checks.reference_rows import ReferenceRows
 from bertopt.core import Device, ShapeLimits, Spec
+from bertopt.results.coverage import Coverage
 from bertopt.runtime.batch_limits import LAUNCHED_BATCH_TOKENS, MAX_BATCH_TOKENS
-from bertopt.spec import Coverage
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:

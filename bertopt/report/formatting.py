@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertopt.results import Latency, Parity, Quality, Ratio, Report, Stage, Worst
+from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
-from bertopt.spec import Coverage
 
 NONE = "–"
 #: What a run with `timing: {quick: true}` must say.

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.results.limits import Limits as Limits
-from bertopt.spec import Coverage
 
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]

@@ -13,7 +13,7 @@ from bertopt.checks import coverage, gates, parity, row_differences
 from bertopt.core import ShapeLimits, Spec
 from bertopt.report import formatting
 from bertopt.results import Limits
-from bertopt.spec import Coverage, SweptOutput
+from bertopt.results.coverage import Coverage, SweptOutput
 from tests.support.measured import case, measured
 
 SPEC = Spec(

@@ -78,3 +78,8 @@ def test_rows_that_differ_in_one_id_type_or_compared_place_are_told_apart() -> N
     probe.compared[3, 0] = False
     (batch,) = ReferenceRows(SPEC).missing([probe])
     assert len(batch.keys) == 4
+
+
+@pytest.mark.parametrize(("layers", "hidden", "tokens"), [(2, 32, 1024), (6, 384, 1024), (12, 768, 147), (24, 1024, 128)])
+def test_a_batch_of_a_large_model_is_smaller(layers: int, hidden: int, tokens: int) -> None:
+    assert ReferenceRows(SPEC.model_copy(update={"layers": layers, "hidden": hidden})).batch_tokens == tokens

@@ -1,0 +1,37 @@
+"""What the coverage sweeps ran of a model, and what they found."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class SweptOutput(BaseModel):
+    """How far an output's rows are from the reference's: each by the norm of the difference, relative to the row's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    median: float
+    worst: float
+    where: str
+    """The worst row and its probe."""
+
+
+class Coverage(BaseModel):
+    """What the probes and the coverage sweeps run of a model, as shares, and what the sweeps measure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    seed: int
+    ids: float
+    positions: float
+    batch_sizes: float
+    """Of those from 1 to the largest that the predictor makes on a CPU."""
+    lengths: float
+    """Of all padded lengths."""
+    text_lengths: float | None = None
+    """Of all numbers of valid tokens of a row. None in reports of 0.1."""
+    token_types: float
+    outputs: dict[str, SweptOutput]
+    rows: int
+    tokens: int
+    finite: bool
