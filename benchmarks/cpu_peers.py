@@ -215,7 +215,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 4
     if options.prepare:
         return 0
-    table = tables.markdown(result)
+    table = tables.markdown(result, options.out.stem)
     options.out.with_suffix(".md").write_text(table, "utf-8")
     print(table)
     console.print(f"{time.monotonic() - began:.0f} s; {options.out}", highlight=False, soft_wrap=True)

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pipeline, roofline, serve
+from benchmarks import pipeline, roofline, serve, under_load
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.commands import recipes
+from bertopt.report import formatting
 from bertopt.report.terminal import markdown
 from bertopt.results import Report
 
@@ -35,8 +36,11 @@ MUTANTS = ROOT / "benchmarks" / "results" / "mutants.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
-CPU_PEERS = ROOT / "benchmarks" / "results" / "cpu_peers.json"
+UNDER_LOAD = ROOT / "benchmarks" / "results" / "under_load.json"
+#: The first one's MiniLM is in the README.
+CPU_PEERS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("cpu_peers", "cpu_peers_zen4", "cpu_peers_avx512_vnni")]
 SERVE = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("serve", "serve_own_core")]
+SERVE_CAMPAIGN = ROOT / "benchmarks" / "results" / "serve_campaign.json"
 RUNTIME = ROOT / "benchmarks" / "results" / "runtime_only.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
@@ -75,7 +79,10 @@ def branch(report: Report) -> str:
     kept = {name}
     while after := by_name[name].after:
         kept.add(name := after)
-    return section(report.model_copy(update={"stages": [stage for stage in report.stages if stage.name in kept]}))
+    table = section(report.model_copy(update={"stages": [stage for stage in report.stages if stage.name in kept]}))
+    covered = report.stage(report.delivered.stage).coverage if report.delivered else None
+    ran = f" The delivered model ran at least once: {formatting.coverage(covered)}." if covered else ""
+    return f"{table.rstrip()}{ran}\n"
 
 
 def results(document: dict[str, Any]) -> str:
@@ -256,11 +263,14 @@ def layers(project: dict[str, Any]) -> str:
     return "\n".join(["```text", rule, *(f"|{floor:^{width}}|\n{rule}" for floor in contract["layers"]), "```"]) + "\n"
 
 
-def cpu_peers(found: dict[str, Any]) -> str:
-    """What users would run instead, beside our artefacts: tables, and a picture of each checkpoint."""
-    raced = {name: race for name, race in found["models"].items() if race["turns"]}
-    pictures = [f"![{race['title']}](benchmarks/results/cpu_peers_{name}.svg)" for name, race in raced.items()]
-    return "\n".join([tables.markdown(found), *pictures]) + "\n"
+def cpu_peers(results: Mapping[str, dict[str, Any]]) -> str:
+    """What users would run instead, beside our artefacts: tables, and a picture of each checkpoint, for each result by its file's name."""
+    parts = []
+    for file, found in results.items():
+        raced = {name: race for name, race in found["models"].items() if race["turns"]}
+        pictures = [f"![{race['title']}](benchmarks/results/{file}_{name}.svg)" for name, race in raced.items()]
+        parts.append("\n".join([tables.markdown(found, file), *pictures]) + "\n")
+    return "\n".join(parts)
 
 
 def serving(results: Mapping[str, Any]) -> str:
@@ -273,6 +283,26 @@ def serving(results: Mapping[str, Any]) -> str:
             f"[raw figures]({path}.json).\n\n![99th percentile by load]({path}.svg)\n"
         )
     return "\n".join(parts)
+
+
+def serve_campaign(found: Mapping[str, Any]) -> str:
+    """What became of each request while a server was loaded, restarted, killed and asked for too much."""
+    rows = []
+    for name in ("requests", "requests_cached"):
+        part = found[name]
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in part["outcomes"].items())
+        rows.append((f"{part['requests']:,} requests, cache {'on' if part['cache_mb'] else 'off'}",
+                     f"{outcomes}; memory grew by {part['memory_growth']:.1%}", part))  # fmt: skip
+    restarts, kills, overload = (found[name] for name in ("restarts", "kills", "overload"))
+    rows.append((f"{restarts['restarts']} restarts by SIGTERM under load",
+                 f"{restarts['accepted']:,} accepted, {restarts['lost']} lost, {restarts['wrong']} wrong", restarts))  # fmt: skip
+    rows.append((f"{kills['kills']} kills by SIGKILL under load", f"ready again in at most {max(kills['ready_s']):.2f} s", kills))
+    answered = ", ".join(f"{count:,} {outcome}" for outcome, count in overload["outcomes"].items())
+    rows.append((f"{overload['seconds']:g} s at 3 times capacity",
+                 f"{answered}; p99 of what was accepted {overload['accepted_p99_s']:.1f} s for a bound of {overload['limit_s']:g} s of queue", overload))  # fmt: skip
+    lines = ["| what | seen | holds |", "| :-- | :-- | :-- |"]
+    lines += [f"| {what} | {seen} | {'yes' if part['holds'] else 'no'} |" for what, seen, part in rows]
+    return "\n".join(lines) + "\n"
 
 
 def runtime(found: Mapping[str, Any]) -> str:
@@ -296,18 +326,20 @@ def updated(text: str, root: str = "") -> str:
     writers: dict[str, Callable[[], str]] = {
         "quickstart": lambda: branch(report()),
         "quickstart_all": lambda: section(report()),
-        "results": lambda: results(read(CPU_PEERS)),
+        "results": lambda: results(read(CPU_PEERS[0])),
         "support": lambda: support(read(MATRIX)),
         "limits": lambda: limits(read(LIMITS)),
         "matrix": lambda: matrix(read(MATRIX)),
         "proof": lambda: proof(read(PROOF), read(MUTANTS)),
         "faults": lambda: faults(read(FAULTS)),
         "aa": lambda: verdicts(read(AA)),
-        "cpu_peers": lambda: cpu_peers(read(CPU_PEERS)),
+        "cpu_peers": lambda: cpu_peers({file.stem: read(file) for file in CPU_PEERS}),
+        "under_load": lambda: f"{under_load.table(read(UNDER_LOAD))}\n",
         "roofline": lambda: roofline.table(read(ROOFLINE)),
         "pipeline": lambda: pipeline.table(read(PIPELINE)),
         "stream": lambda: stream(read(STREAM)),
         "serve": lambda: serving({file.stem: read(file) for file in SERVE}),
+        "serve_campaign": lambda: serve_campaign(read(SERVE_CAMPAIGN)),
         "runtime": lambda: runtime(read(RUNTIME)),
         "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),

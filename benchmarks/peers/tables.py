@@ -19,13 +19,14 @@ def scenarios(race: Race) -> list[str]:
     return [scenario["name"] for scenario in race["scenarios"] if scenario["name"] in timed]
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """A table for each checkpoint, and what it was measured on."""
+def markdown(document: Mapping[str, Any], file: str = "cpu_peers") -> str:
+    """A table for each checkpoint, and what it was measured on; `file` is the result's name."""
     parts = [table(race) for race in document["models"].values() if race["turns"]]
     environment, settings = document["environment"], document["settings"]
     where = f"{environment['cores']} cores of {environment['cpu']} ({', '.join(environment['isa'])})"
+    masked = f"; what is beyond {settings['isa']} was masked from the native encoder" if settings.get("isa") else ""
     parts.append(
-        f"Measured on {where}, {settings['threads']} threads each; [raw figures](benchmarks/results/cpu_peers.json).\n"
+        f"Measured on {where}, {settings['threads']} threads each{masked}; [raw figures](benchmarks/results/{file}.json).\n"
     )
     return "\n".join(parts)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -13,9 +15,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import psutil
 import pytest
 
-from benchmarks import aa, cpu_peers, peaks, pipeline, readme, roofline, serve
+from benchmarks import aa, cpu_peers, peaks, pipeline, readme, roofline, serve, under_load
 from benchmarks.peers import figures, models, race, roster, tables
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
@@ -350,10 +353,13 @@ def test_every_peer_s_environment_is_pinned() -> None:
 def test_readme_shows_the_results_beside_their_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cpu_peers.json"
     file.write_text(json.dumps(result()))
-    monkeypatch.setattr(readme, "CPU_PEERS", file)
+    monkeypatch.setattr(readme, "CPU_PEERS", [file, file.with_name("cpu_peers_zen4.json")])
+    file.with_name("cpu_peers_zen4.json").write_text(json.dumps(result()))
     text = readme.updated("a\n<!-- cpu_peers: begin -->\nold\n<!-- cpu_peers: end -->\nb\n")
     assert text.startswith("a\n<!-- cpu_peers: begin -->\n**a model**") and "old" not in text
-    assert "![a model](benchmarks/results/cpu_peers_minilm.svg)\n<!-- cpu_peers: end -->\nb\n" in text
+    assert "[raw figures](benchmarks/results/cpu_peers.json)" in text and "![a model](benchmarks/results/cpu_peers_minilm.svg)\n" in text
+    assert "[raw figures](benchmarks/results/cpu_peers_zen4.json)" in text
+    assert "![a model](benchmarks/results/cpu_peers_zen4_minilm.svg)\n<!-- cpu_peers: end -->\nb\n" in text
     assert readme.updated(text) == text
 
 
@@ -398,6 +404,15 @@ def test_products_of_registers_run_where_the_cpu_has_their_instructions() -> Non
         if kind in kinds:
             assert 1e9 < peaks.rates(kind, 1, 0.01)["registers"] < 1e14
     assert not set(peaks.kinds(["avx2"])) & set(peaks.REGISTERS)
+
+
+def test_products_of_registers_read_and_write_no_memory(tmp_path: Path) -> None:
+    if not (compiler := shutil.which("g++")) or platform.machine() != "x86_64":
+        pytest.skip("no g++ for x86-64")
+    source, out = Path(peaks.__file__).with_name("registers.cpp"), tmp_path / "registers.s"
+    subprocess.run([compiler, "-O2", "-std=c++20", "-mavx512f", "-S", str(source), "-o", str(out)], check=True)
+    vectors = [line for line in out.read_text("utf-8").splitlines() if "zmm" in line]
+    assert any("vpdpbusd" in line for line in vectors) and not [line for line in vectors if "(" in line]
 
 
 @pytest.mark.parametrize("kind", ["float32:torch", "float32:onnxruntime", "int8:onnxruntime", "int8:openvino"])
@@ -488,3 +503,19 @@ def test_the_servers_of_others_are_python() -> None:
         compile(program, name, "exec")
     count, body = serve.Contender([], "/embeddings", "input").request(random.Random(1), ["a", "b"], 16)
     assert len(json.loads(body)["input"]) == count
+
+
+def test_a_busy_machine_is_shown_by_the_ratio_of_each_round() -> None:
+    rounds = [{"alone": [1.0, 2.0, 3.0], "busy": [4.0]}, {"alone": [1.0], "busy": [3.0, 3.0]}]
+    found = under_load.summary(rounds)
+    assert (found["ratio"], found["ratio_range"], found["alone"]["calls"], found["busy"]["p50_ms"]) == (2.5, [2.0, 3.0], 4, 3.0)
+    where = {"cpu": "c", "isa": ["avx2"]}
+    table = under_load.table({"environment": where, "rounds": 2, "contenders": {"bertopt native int8": {"short query": found}}})
+    assert "| bertopt native int8 | short query | 1.50, 2.70 | 3.00, 3.80 | 2.5 (2.0 to 3.0) |" in table
+
+
+def test_processes_that_keep_cores_busy_end_with_the_block() -> None:
+    with under_load.busy([0]):
+        loops = [child for child in psutil.Process().children() if "sched_setaffinity" in " ".join(child.cmdline())]
+        assert len(loops) == 1 and loops[0].cpu_affinity() == [0]
+    assert not loops[0].is_running()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.readme import FORMS, PAGES, branch, layers, matrix, pages, support, updated, verdicts
+from benchmarks.readme import FORMS, PAGES, branch, layers, matrix, pages, serve_campaign, support, updated, verdicts
 from bertopt.cli import app
 from bertopt.recipe import load
 from bertopt.recipe.schema import recipe_schema
@@ -224,3 +224,15 @@ def test_the_api_page_has_every_public_name() -> None:
 
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     assert [name for name in bertopt.__all__ if name != "__version__" and f":: bertopt.{name}" not in page] == []
+
+
+def test_what_became_of_requests_under_load_is_counted() -> None:
+    part = {"requests": 2000, "outcomes": {"right": 1999, "abandoned": 1}, "cache_mb": 0, "memory_growth": 0.014, "holds": True}
+    table = serve_campaign({
+        "requests": part, "requests_cached": {**part, "cache_mb": 0.25, "holds": False},
+        "restarts": {"restarts": 3, "accepted": 9, "lost": 0, "wrong": 0, "holds": True}, "kills": {"kills": 2, "ready_s": [0.5, 0.7], "holds": True},
+        "overload": {"seconds": 60, "outcomes": {"right": 5}, "accepted_p99_s": 1.5, "limit_s": 1.0, "holds": True},
+    })  # fmt: skip
+    assert "| 2,000 requests, cache off | 1,999 right, 1 abandoned; memory grew by 1.4% | yes |" in table
+    assert "cache on | 1,999 right, 1 abandoned; memory grew by 1.4% | no |" in table
+    assert "| 2 kills by SIGKILL under load | ready again in at most 0.70 s | yes |" in table
