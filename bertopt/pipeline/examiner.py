@@ -60,7 +60,8 @@ class Examiner:
             *probes.texts(plan.spec, self._encode, sample),
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
-        self.sweeps = Sweeps(plan.spec, reference.name, device)
+        base = stages.read_manifest(reference)
+        self.sweeps = Sweeps(plan.spec, reference.name, device, (base.form, base.precision) == ("eager", "float32"))
         every: list[Text] = [*sample, *pairs]
         self._reference_outputs: Array | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 class Sweeps:
     """The sweeps over one reference, and its vectors as far as they were needed."""
 
-    def __init__(self, spec: Spec, reference: str, device: Device) -> None:
+    def __init__(self, spec: Spec, reference: str, device: Device, by_row: bool = True) -> None:
+        """`by_row`: the reference is a checkpoint in float32, whose rows depend on no batch and run in any."""
         # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
         most_tokens = LAUNCHED_BATCH_TOKENS if device == "cuda" else MAX_BATCH_TOKENS
         self.spec, self.plan = spec, coverage.plan(spec, seed, most_tokens)
-        self._reference = ReferenceRows(spec)
+        self.by_row, self._reference = by_row, ReferenceRows(spec)
+        self._whole: dict[str, dict[str, Array]] = {}
 
     def measure(
         self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
@@ -87,7 +89,10 @@ class Sweeps:
             raise errors[0]
 
     def _expected(self, reference: Worker, sweeps: Sequence[Probe], timeout: float) -> dict[str, dict[str, Array]]:
-        """Return the reference's vectors by probe and output."""
+        """Return the reference's vectors by probe and output: of rows run once or, where they depend on their batch, of the sweeps."""
+        if not self.by_row:
+            self._whole.update(self._run(reference, [probe for probe in sweeps if probe.name not in self._whole], timeout)[0])
+            return {probe.name: self._whole[probe.name] for probe in sweeps}
         missing = self._reference.missing(sweeps)
         found, _ = self._run(reference, [rows.probe for rows in missing], timeout)
         for rows in missing:

@@ -78,3 +78,16 @@ def test_a_reference_that_ends_beside_a_build_ends_the_step(reference: Path) -> 
         worker.open(reference, "cpu")
         with pytest.raises(WorkerCrashed), sweeps.ahead(worker, 60):
             worker.kill()
+
+
+def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_they_are(reference: Path) -> None:
+    sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu", by_row=False)
+    ran = []
+    with Workers() as workers, workers.start() as worker:
+        worker.open(reference, "cpu")
+        whole = sweeps._run
+        sweeps._run = lambda of, probes, timeout: ran.extend(probes) or whole(of, probes, timeout)  # type: ignore[method-assign, func-returns-value]
+        sweeps.measure(reference, worker, worker, [], 60, every=False)
+    assert worker.shapes is not None
+    names = [probe.name for probe in sweeps.plan.of(False, worker.shapes, False)]
+    assert [probe.name for probe in ran] == [*names, *names]
