@@ -21,31 +21,30 @@ class Comparer:
 
     def __init__(self, usual: Mapping[str, float]) -> None:
         self.usual = usual
-        self.errors: dict[str, list[Array]] = {}
-        self.probes: dict[str, list[Probe]] = {}
+        #: By output and probe: not every probe gives every output.
+        self.errors: dict[str, dict[str, Array]] = {}
+        self.probes: dict[str, Probe] = {}
         self.finite = True
 
     def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
         """Compare the vectors of one probe, for each output that both give."""
         self.finite = self.finite and finite
+        self.probes[probe.name] = probe
         for name in sorted(got.keys() & reference.keys()):
-            self.errors.setdefault(name, []).append(self.rows(probe, got[name], reference[name], name))
-            self.probes.setdefault(name, []).append(probe)
+            self.errors.setdefault(name, {})[probe.name] = self.rows(probe, got[name], reference[name], name)
 
     def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
         """Return the figures over all sweeps, for each output."""
         return Coverage(
-            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in next(iter(self.probes.values()), [])),
+            seed=seed, tokens=tokens, rows=sum(probe.shape[0] for probe in self.probes.values()),
             finite=self.finite, outputs={name: self._swept(name) for name in self.errors}, **shares,
         )  # fmt: skip
 
     def _swept(self, name: str) -> SweptOutput:
-        every = np.concatenate(self.errors[name])
+        every = np.concatenate(list(self.errors[name].values()))
         at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
-        ends = np.cumsum([len(errors) for errors in self.errors[name]])
-        number = int(np.searchsorted(ends, at, "right"))
-        row = at - int(ends[number]) + len(self.errors[name][number])
-        where = f"{name}[{row}], {self.probes[name][number].name}"
+        probe, row = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))][at]
+        where = f"{name}[{row}], {probe}"
         return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
 
     def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:

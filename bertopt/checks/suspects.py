@@ -46,38 +46,40 @@ def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth) -> None:
         _settle_batches(compared, batches, spec, rng, run)
 
 
-def _settle_ids(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
+def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
     """Replace the error of each short row by that of its worst id: the median over `TIMES` rows beside other ids."""
-    ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for _, probe, row in rows]
+    ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for probe, row in rows]
     repeated = np.repeat(np.concatenate(ids), TIMES)
     beside = _random_ids(spec, (len(repeated), min(ID_LENGTH, spec.max_length)), rng)
     beside[np.arange(len(beside)), rng.integers(beside.shape[1], size=len(beside))] = repeated
-    parts = [beside[start : start + ID_ROWS] for start in range(0, len(beside), ID_ROWS)]
+    parts = np.array_split(beside, -(-len(beside) // ID_ROWS))  # none of one row, of which some sessions give fewer outputs
     probes = [coverage.make_probe(spec, "suspects", i, np.ones_like(part), part.ravel(), rng) for i, part in enumerate(parts)]
     got, reference = run(probes)
     of = np.repeat(np.arange(len(rows)), [len(each) for each in ids])
-    for name in compared.errors:
+    for name, errors in compared.errors.items():
         again = np.concatenate([compared.rows(probe, got[probe.name][name], reference[probe.name][name], name) for probe in probes])
         worst = np.zeros(len(rows))
         np.maximum.at(worst, of, np.median(again.reshape(-1, TIMES), axis=1))
-        for (number, _, row), error in zip(rows, worst, strict=True):
-            compared.errors[name][number][row] = error
+        for (probe, row), error in zip(rows, worst, strict=True):
+            if probe.name in errors:
+                errors[probe.name][row] = error
 
 
-def _settle_batches(compared: Comparer, rows: Sequence[tuple[int, Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
+def _settle_batches(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
     """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs, copies and row, other ids."""
-    batches = {number: probe for number, probe, _ in rows}
-    for number, probe in list(batches.items())[:MOST_BATCHES]:
+    batches = {probe.name: probe for probe, _ in rows}
+    for probe in list(batches.values())[:MOST_BATCHES]:
         others = [_other_ids(spec, rng) for _ in range(TIMES)]
         again = [
             replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": other[probe.inputs["input_ids"]]})
             for time, other in enumerate(others)
         ]  # fmt: skip
         got, reference = run(again)
-        of_batch = [row for other, _, row in rows if other == number]
+        of_batch = [row for other, row in rows if other.name == probe.name]
         for name, errors in compared.errors.items():
-            every = [compared.rows(each, got[each.name][name], reference[each.name][name], name) for each in again]
-            errors[number][of_batch] = np.median(every, axis=0)[of_batch]
+            if probe.name in errors:
+                every = [compared.rows(each, got[each.name][name], reference[each.name][name], name) for each in again]
+                errors[probe.name][of_batch] = np.median(every, axis=0)[of_batch]
 
 
 def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -94,15 +96,13 @@ def _other_ids(spec: Spec, rng: np.random.Generator) -> Array:
     return other
 
 
-def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[int, Probe, int]]:
-    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: number of the probe, probe, row."""
-    found = list[tuple[float, int, int]]()
-    probes: Sequence[Probe] = ()
-    for name, errors in compared.errors.items():
-        probes = compared.probes[name]
-        most = coverage.allowed_row(float(np.median(np.concatenate(errors))), 0.0)
-        for number, (probe, of_rows) in enumerate(zip(probes, errors, strict=True)):
-            if probe.padding in paddings:
-                found += [(float(of_rows[row]), number, int(row)) for row in np.flatnonzero(of_rows > most)]
-    places = dict.fromkeys((number, row) for _, number, row in sorted(found, reverse=True))
-    return [(number, probes[number], row) for number, row in places]
+def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[Probe, int]]:
+    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row."""
+    found = list[tuple[float, str, int]]()
+    for errors in compared.errors.values():
+        most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0)
+        for name, of_rows in errors.items():
+            if compared.probes[name].padding in paddings:
+                found += [(float(of_rows[row]), name, int(row)) for row in np.flatnonzero(of_rows > most)]
+    places = dict.fromkeys((name, row) for _, name, row in sorted(found, reverse=True))
+    return [(compared.probes[name], row) for name, row in places]

@@ -60,13 +60,21 @@ def wrong_copy(probe: Probe) -> np.ndarray:
     return noisy(probe) * np.where(again, 0.5, 1)[:, None]
 
 
-def swept(model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS)) -> Any:
+def swept(
+    model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS), alone: bool = False
+) -> Any:
+    """How far the worst row is from what is allowed. With `alone` a batch of one row gives another output less."""
     plan = coverage.plan(SPEC, 3, 8192)
     probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in paddings]
-    compared = row_differences.Comparer({"logits": float(np.sqrt(8 * 4 / 8))})
+    size = float(np.sqrt(8 * 4 / 8))
+    compared = row_differences.Comparer({"logits": size, "hidden": size})
+
+    def outputs(model: Callable[[Probe], np.ndarray], probe: Probe) -> dict[str, np.ndarray]:
+        every = ("logits", "hidden") if alone and len(probe.compared) > 1 else ("logits",)
+        return {name: model(probe) for name in every}
 
     def run(asked: Sequence[Probe]) -> tuple[Vectors, Vectors]:
-        return ({probe.name: {"logits": model(probe)} for probe in asked}, {probe.name: {"logits": reference(probe)} for probe in asked})
+        return {probe.name: outputs(model, probe) for probe in asked}, {probe.name: outputs(reference, probe) for probe in asked}
 
     got, expected = run(probes)
     for probe in probes:
@@ -74,8 +82,8 @@ def swept(model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence
     if settle:
         suspects.settle(compared, SPEC, 3, run)
     shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
-    output = compared.result(3, shares, 1).outputs["logits"]
-    return output.worst / coverage.allowed_row(output.median, 0.0)
+    found = compared.result(3, shares, 1).outputs.values()
+    return max(output.worst / coverage.allowed_row(output.median, 0.0) for output in found)
 
 
 def test_rows_that_rounding_hit_are_right_and_a_wrong_id_is_not() -> None:
@@ -91,6 +99,12 @@ def test_a_batch_that_rounding_hit_is_right_and_a_wrong_row_or_length_is_not() -
     assert swept(wrong_row, True, paddings) > 1.5
     assert swept(wrong_length, True, paddings) > 1.5
     assert swept(wrong_copy, True, paddings) > 1.5
+
+
+@pytest.mark.parametrize("paddings", [("ids", SHORT_ROWS), ("batch sizes",)])
+def test_outputs_that_some_probes_do_not_give_are_judged_by_their_own_probes(paddings: tuple[str, ...]) -> None:
+    assert swept(noisy, True, paddings, alone=True) <= 1.0
+    assert swept(wrong if "ids" in paddings else wrong_row, True, paddings, alone=True) > 1.5
 
 
 def test_too_many_rows_that_stand_out_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
