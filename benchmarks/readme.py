@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pipeline, roofline, serve, under_load
+from benchmarks import native_classifier, pipeline, roofline, serve, under_load
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
 from bertopt.checks.parity import DEFAULT_LIMITS
@@ -340,6 +340,7 @@ def updated(text: str, root: str = "") -> str:
         "stream": lambda: stream(read(STREAM)),
         "serve": lambda: serving({file.stem: read(file) for file in SERVE}),
         "serve_campaign": lambda: serve_campaign(read(SERVE_CAMPAIGN)),
+        "native_classifier": lambda: native_classifier.table(read(native_classifier.RESULT)),
         "runtime": lambda: runtime(read(RUNTIME)),
         "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import Unsupported
 from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
+from bertopt.spec import Int8Rounding as Int8Rounding  # noqa: PLC0414
 from bertopt.spec import PackageBuild as PackageBuild  # noqa: PLC0414
 from bertopt.spec import Profile as Profile  # noqa: PLC0414
 from bertopt.spec import RuntimeFacts as RuntimeFacts  # noqa: PLC0414
@@ -189,9 +190,6 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: What decides the cost of INT8: one activation scale a token, not a batch; and tables of embeddings in 8 bits too.
-    scales_per_token: ClassVar[bool] = False
-    rounds_embeddings: ClassVar[bool] = False
     #: Whether what it builds for a CPU depends on that CPU's instructions: another CPU then builds its own.
     depends_on_cpu: ClassVar[bool] = False
     #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
@@ -213,6 +211,10 @@ class Pass(BaseModel, Generic[In, Out]):
 
     def record(self) -> Rewrite:
         return Rewrite(name=self.name(), options=self.model_dump(mode="json"))
+
+    def int8_rounding(self) -> Int8Rounding | None:
+        """Return how INT8 products that this pass writes round what they read; None: it writes none."""
+        return None
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Return the reason why this pass cannot follow `before` although the form fits, or None.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +12,18 @@ Task = Literal["feature-extraction", "text-classification", "token-classificatio
 Label = str | tuple[str, ...]
 #: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
 Granularity = Literal["text", "token", "span"]
+
+
+@dataclass(frozen=True)
+class Int8Rounding:
+    """What decides how much INT8 costs, besides its 8 bits."""
+
+    scales: Literal["batch", "token", "static"] = "batch"
+    """What one scale of activations covers; a static one is calibrated and covers every input."""
+    embeddings: bool = False
+    """Whether tables of embeddings have 8 bits too, with one scale an id."""
+    smooth_quant: float | None = None
+    """Alpha of SmoothQuant, which moves large channels of activations into the weights."""
 
 
 class Spec(BaseModel):

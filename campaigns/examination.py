@@ -16,9 +16,8 @@ from typing import Any
 from bertopt import stages
 from bertopt.checks import gates, probes
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
-from bertopt.core import Precision, Spec
+from bertopt.core import Spec
 from bertopt.errors import BertoptError, Unsupported
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import OWN_TEXTS, MeasurementPlan
@@ -85,7 +84,7 @@ class _Examiner(Examiner):
             [*built_in, *self._of_texts(f"draw {number}: ", texts[:OWN_TEXTS])] for number, texts in enumerate(draws)
         ] or [built_in]
         every = [probe for some in (*self.random, *self.drawn) for probe in some]
-        self.probes = list({probe.name: probe for probe in every}.values())
+        self.probes = self.twins.probes = list({probe.name: probe for probe in every}.values())
         self.sweeps: _SeededSweeps = _SeededSweeps(spec, self.reference.name, sweeps)
         self.roundings: list[Rounding | None] = []
         own = draws[0][:OWN_TEXTS] if draws else ()
@@ -109,14 +108,6 @@ class _Examiner(Examiner):
         finally:
             self.probes = every
         return self.roundings[0]
-
-    def _twin(self, name: str, precision: Precision, timeout: float, *rounded: Any) -> dict[str, Answers]:
-        """A twin answers the texts of all draws once."""
-        drawn, self.probes = self.probes, list({probe.name: probe for some in self.drawn for probe in some}.values())
-        try:
-            return super()._twin(name, precision, timeout, *rounded)
-        finally:
-            self.probes = drawn
 
     def verdict(self, step: Step, recipe: Recipe, measured: StageMeasurements, directory: Path) -> StageVerdict:
         """Judge one stage for every pair of a seed and a draw."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Text = str | tuple[str, str]
 
 PADDINGS = ("none", "right", "left", "holes", "one_token", "masked_row")
+#: What a probe's `padding` says where its tokens are those of real texts.
+REAL = ("text", "pair")
 TEXT_BATCH = 8
 #: Most padding tokens of a batch of texts sorted by length: another run costs about as much.
 MAX_PADDING = 64

@@ -4,8 +4,7 @@ What a rounding costs is luck as well: the error of a model of three classes is 
 rounding of the same kind makes half or twice as large. A stage that misses a default limit beside one twin is therefore held
 to the costliest of `DRAWS` twins, whose weights are rounded otherwise.
 
-What a twin cannot show: faults on texts that are not among them, and errors smaller than what rounding costs anyway. Static
-scales of activations are simulated by those of each batch.
+What a twin cannot show: faults on texts that are not among them, and errors smaller than what rounding costs anyway.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 _SMALL = 0.1
 #: Error of a twin, relative to the output, below which float32 itself is as far away.
 _EXACT = 1e-6
+#: Rounding errors by which two outputs of one vector move apart at most, where all vectors take errors of one size.
+_TAIL = 8
 #: Twins at most; only INT8 has more than one.
 DRAWS = 8
 
@@ -88,6 +89,8 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     cost = max(_mean_error(twin, reference, sizes), _EXACT)
     # Rounding errors of single elements, which sums of many vectors should cancel.
     rounding = max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
+    # Where few vectors take most of the error, no label may change that the twin's largest error could not.
+    furthest = float(np.ptp(twin - reference, axis=1).max())
     # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
     # Where outputs hardly vary, an error that is small beside them is large beside their variation.
@@ -96,7 +99,7 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     return Rounding(
         error=error, error_ratio=error / cost, slope_error=tilt,
         bias=shift / max(rounding, usual_shift),
-        flip_margin=_flip_margin(got, reference) / rounding if spec.labelled and reference.shape[1] > 1 else None,
+        flip_margin=_flip_margin(got, reference) / max(rounding, furthest / _TAIL) if spec.labelled and reference.shape[1] > 1 else None,
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,
         parent_ratio=None if parent is None else _mean_error(got, parent, sizes) / cost, vectors=len(reference),
     )  # fmt: skip

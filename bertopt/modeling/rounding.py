@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,27 +10,22 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from bertopt.core import Precision
+from bertopt.core import Int8Rounding, Precision
 
 
-def simulate(network: Any, precision: Precision, per_token: bool = False, embeddings: bool = False, draw: int = 0) -> None:
+def simulate(
+    network: Any, precision: Precision, int8: Int8Rounding | None = None, draw: int = 0, calibrate: Callable[[], object] | None = None
+) -> None:
     """Make the float32 `network` round as `precision` does, in place; pooling and answers stay float32.
 
     Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
-    read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, one scale a
-    batch, or `per_token`; with `embeddings` their tables too, one scale an id. Every `draw` but 0 moves the steps of INT8
-    weights at random, which gives other errors of the same size. fp8 rounds the base model's linear layers to e4m3, one
-    scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
+    read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
+    says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. Every `draw` but 0
+    moves the steps of INT8 weights at random, which gives other errors of the same size. fp8 rounds the base model's
+    linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
     """
     if precision == "int8":
-        dice = torch.Generator().manual_seed(draw) if draw else None
-        tied = set[int]()
-        for module in network.encoder.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding) if embeddings else nn.Linear) and id(module.weight) not in tied:
-                tied.add(id(module.weight))
-                module.weight.data = _int8_weights(module.weight.data, dice)
-            if isinstance(module, nn.Linear):
-                module.register_forward_pre_hook(_round_token_inputs if per_token else _round_inputs)
+        _simulate_int8(network, int8 or Int8Rounding(), torch.Generator().manual_seed(draw) if draw else None, calibrate)
         return
     if precision == "float8":
         for module in network.base.modules():
@@ -47,6 +43,57 @@ def simulate(network: Any, precision: Precision, per_token: bool = False, embedd
             return run(*args, **named)
 
     network.encoder.forward = rounding
+
+
+def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
+    modules = list(network.encoder.modules())
+    layers = [module for module in modules if isinstance(module, nn.Linear)]
+    tables = [module for module in modules if isinstance(module, nn.Embedding)]
+    if how.scales == "static":
+        assert calibrate is not None, "static scales are measured"
+        shared = {id(table.weight) for table in tables}
+        hooks = [_StaticInputs(layer, None if id(layer.weight) in shared else how.smooth_quant) for layer in layers]
+        calibrate()
+        for hook in hooks:
+            hook.fix()
+    else:
+        for layer in layers:
+            layer.register_forward_pre_hook(_round_token_inputs if how.scales == "token" else _round_inputs)
+    done = set[int]()
+    for module in (*layers, *(tables if how.embeddings else ())):
+        if id(module.weight) not in done:
+            done.add(id(module.weight))
+            module.weight.data = _int8_weights(module.weight.data, dice)
+
+
+class _StaticInputs:
+    """Rounds what `layer` reads, [..., H], with one scale for all: that of the largest range until `fix`.
+
+    With SmoothQuant's `alpha`, channels are divided by a factor [H], by which the weights' are multiplied.
+    """
+
+    def __init__(self, layer: nn.Linear, alpha: float | None) -> None:
+        self.layer, self.alpha = layer, alpha
+        self.low, self.high = (torch.zeros(layer.in_features, device=layer.weight.device) for _ in range(2))
+        self.factor: torch.Tensor | None = None
+        layer.register_forward_pre_hook(self)
+
+    def __call__(self, _: Any, inputs: Any) -> Any:
+        values = inputs[0]
+        if self.factor is None:
+            rows = values.reshape(-1, values.shape[-1])
+            self.low, self.high = torch.minimum(self.low, rows.amin(dim=0)), torch.maximum(self.high, rows.amax(dim=0))
+            return None
+        return (_int8_activations(values / self.factor, self.low.amin(), self.high.amax()), *inputs[1:])
+
+    def fix(self) -> None:
+        seen, weights = torch.maximum(self.high, -self.low), self.layer.weight.data.abs().amax(dim=0)
+        used = (seen > 0) & (weights > 0)
+        self.factor = torch.ones_like(seen)
+        if self.alpha is not None:
+            self.factor[used] = seen[used] ** self.alpha / weights[used] ** (1 - self.alpha)
+        self.low, self.high = self.low / self.factor, self.high / self.factor
+        self.layer.weight.data = self.layer.weight.data * self.factor
 
 
 class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Native, Pass, Precision, Result, RuntimeFacts, Spec
+from bertopt.core import Context, Eager, Int8Rounding, Native, Pass, Precision, Result, RuntimeFacts, Spec
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.system import native_import
 
@@ -30,7 +30,6 @@ class BuildNative(Pass[Eager, Native]):
     Needs bertopt-native and, to run, a CPU with AVX512-VNNI. Only bertopt opens the result.
     """
 
-    scales_per_token: ClassVar[bool] = True
     incompatible_with: ClassVar[dict[str, str]] = dict.fromkeys(
         ("use_better_transformer", "keep_cls_only", "merge_qkv", "pack_sequences", "cast_half"), _WHOLE
     )
@@ -41,6 +40,9 @@ class BuildNative(Pass[Eager, Native]):
         description="int8: products to leave in bf16, as layers ('3') or patterns of 'layer.product' ('*.ffn_out', '0.qkv'); "
         f"products are {', '.join(_PRODUCTS)}",
     )
+
+    def int8_rounding(self) -> Int8Rounding:
+        return Int8Rounding(scales="token")
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "the native encoder runs on a CPU; say device: cpu" if device == "cuda" else None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bertopt.core import Context, Onnx, OpenVino, Pass, Precision, Result, RuntimeFacts
+from bertopt.core import Context, Int8Rounding, Onnx, OpenVino, Pass, Precision, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.system import openvino_import
 
@@ -34,7 +34,6 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
     answer beside any other texts. `bf16` writes the float32 IR and runs it in bfloat16.
     """
 
-    rounds_embeddings: ClassVar[bool] = True
     incompatible_with: ClassVar[dict[str, str]] = {
         "fuse_ort": "OpenVINO does not know ONNX Runtime's own operators; branch from export_onnx",
         "quantize_int8": "OpenVINO would not run ONNX Runtime's INT8 products; branch from the float graph and say precision: int8",
@@ -80,6 +79,9 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
                 self.__dict__[new] = _RANGES[value] if old == "ranges" else value
                 self.__dict__[old] = type(self).model_fields[old].default
         return self
+
+    def int8_rounding(self) -> Int8Rounding:
+        return Int8Rounding("static", embeddings=True, smooth_quant=self.smooth_quant)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
+from bertopt.core import Context, Int8Rounding, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.system import environment
 
@@ -59,6 +59,9 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             if self.symmetric:
                 return "symmetric goes with scheme: static; dynamic chooses its zero points while it runs"
         return super().conflict(before)
+
+    def int8_rounding(self) -> Int8Rounding:
+        return Int8Rounding("static" if self.scheme == "static" else "batch", smooth_quant=self.smooth_quant)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cuda" and self.scheme == "static" and not self.symmetric:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, gates, invariance, parity, probes, ranking, row_differences, twin, worst_case
+from bertopt.checks import coverage, invariance, parity, probes, ranking, row_differences, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
-from bertopt.core import Device, Precision
+from bertopt.core import Device
 from bertopt.errors import Unsupported
-from bertopt.passes import registry
 from bertopt.pipeline import labelled
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
+from bertopt.pipeline.twins import Twins
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.results.fidelity import Certificate, Rounding
@@ -61,7 +61,9 @@ class Examiner:
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
         base = stages.read_manifest(reference)
-        self.sweeps = Sweeps(plan.spec, reference.name, device, (base.form, base.precision) == ("eager", "float32"))
+        self._of_checkpoint = (base.form, base.precision) == ("eager", "float32")
+        self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint)
+        self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, progress)
         every: list[Text] = [*sample, *pairs]
         self._reference_outputs: Array | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]
@@ -74,7 +76,6 @@ class Examiner:
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
-        self._twins: dict[tuple[Any, ...], dict[str, Answers]] = {}
         self._reference_predictions: list[list[float]] | None = None
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
@@ -232,42 +233,13 @@ class Examiner:
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
         """Against the twin of the stage's precision, on real texts; None for float32, and where the reference is no checkpoint."""
-        manifest, reference = stages.read_manifest(directory), stages.read_manifest(self.reference)
-        if manifest.precision == "float32" or (reference.form, reference.precision) != ("eager", "float32"):
+        manifest = stages.read_manifest(directory)
+        if manifest.precision == "float32" or not self._of_checkpoint:
             return None
-        names = [probe.name for probe in self.probes if probe.padding in ("text", "pair")]
         kept = stages.read_manifest(parent).precision == manifest.precision
-        per_token, embeddings = (
-            any(getattr(registry.get(record.name), claim, False) for record in manifest.passes)
-            for claim in ("scales_per_token", "rounds_embeddings")
-        )
-
-        def compared(draw: int) -> Rounding | None:
-            simulated = self._twin(name, manifest.precision, timeout, per_token, embeddings, draw)
-            if manifest.precision == "float16" and not twin.finite(simulated):
-                # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
-                simulated = self._twin(name, "bfloat16", timeout, per_token, embeddings, draw)
-            return twin.compare(
-                self.spec, names, self._answers[directory], simulated, self._answers[self.reference],
-                self._answers[parent] if kept else None,
-            )  # fmt: skip
-
-        limits = gates.effective_limits(manifest.precision)
-        draws = twin.DRAWS if manifest.precision == "int8" else 1
-        return twin.beside(draws, compared, lambda found: not gates.rounding_failures(found, limits))
-
-    def _twin(self, name: str, precision: Precision, timeout: float, *rounded: Any) -> dict[str, Answers]:
-        """Return the twin's answers to real texts, by probe."""
-        if (precision, *rounded) not in self._twins:
-            self.progress(f"{name}: simulating {precision}")
-            named = dict(zip(("per_token", "embeddings", "draw"), rounded, strict=True))
-            with self.workers.start() as worker:
-                where = str(self.reference.resolve())
-                worker.call("open_twin", timeout=timeout, directory=where, device=self.device, precision=precision, **named)
-                session = RemoteSession(worker, timeout)
-                real = (probe for probe in self.probes if probe.padding in ("text", "pair"))
-                self._twins[precision, *rounded] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
-        return self._twins[precision, *rounded]
+        mine, reference = self._answers[directory], self._answers[self.reference]
+        names = [probe.name for probe in self.probes if probe.padding in probes.REAL]
+        return self.twins.compare(name, names, manifest, mine, reference, self._answers[parent] if kept else None, timeout)
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
         """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""

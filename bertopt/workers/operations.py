@@ -13,7 +13,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
-from bertopt.core import Device, Eager, Model, Precision, Rewrite, Session
+from bertopt.core import Device, Eager, Int8Rounding, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
@@ -45,14 +45,24 @@ class Ops(BuildOps):
         op: Callable[..., Reply] = getattr(self, f"op_{message['op']}")
         return op(arrays=arrays, **message["args"])
 
-    def op_open_twin(self, arrays: Any, directory: str, device: Device, precision: Precision, **rounded: Any) -> Reply:
-        """Open the reference with the rounding of `precision` simulated, as `rounding.simulate` has it."""
+    def op_open_twin(
+        self, arrays: Mapping[str, Array], directory: str, device: Device, precision: Precision, int8: Mapping[str, Any] | None, draw: int
+    ) -> Reply:  # fmt: skip
+        """Open the reference with the rounding of `precision` simulated, as `rounding.simulate` has it.
+
+        `arrays`, named `batch/input`, are what static scales are calibrated on.
+        """
         from bertopt.modeling import rounding
         from bertopt.sessions import open_session
 
         model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
-        rounding.simulate(model.network, precision, **rounded)
-        self.session = open_session(model, device)
+        self.session = session = open_session(model, device)
+        batches: dict[str, dict[str, Array]] = {}
+        for key, array in arrays.items():
+            batch, name = key.split("/", 1)
+            batches.setdefault(batch, {})[name] = array
+        how = None if int8 is None else Int8Rounding(**int8)
+        rounding.simulate(model.network, precision, how, draw, lambda: [session.run(inputs) for inputs in batches.values()])
         return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:

@@ -1,0 +1,85 @@
+"""Run the twins of stages of reduced precision, and compare each stage with its own (see `bertopt.checks.twin`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.checks import gates, parity, twin
+from bertopt.checks.parity import Answers
+from bertopt.checks.probes import REAL, Probe
+from bertopt.core import Device, Int8Rounding, Precision, Spec
+from bertopt.passes import registry
+from bertopt.quantization import calibration_inputs
+from bertopt.results.fidelity import Rounding
+from bertopt.stages import Manifest
+from bertopt.workers.client import Workers
+from bertopt.workers.remote_session import RemoteSession
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Odd batches that a twin of static scales is calibrated on besides real texts: each kind in each length.
+ODD_BATCHES = 18
+
+
+class Twins:
+    """The answers of twins of one reference to the real texts among `probes`, each computed once."""
+
+    def __init__(
+        self, workers: Workers, reference: Path, device: Device, spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]],
+        probes: Sequence[Probe], progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.workers, self.reference, self.device, self.spec, self.encode = workers, reference, device, spec, encode
+        self.probes, self.progress = probes, progress
+        self._answers: dict[tuple[Precision, Int8Rounding | None, int], dict[str, Answers]] = {}
+
+    def compare(
+        self, name: str, names: Sequence[str], manifest: Manifest, got: Mapping[str, Answers], reference: Mapping[str, Answers],
+        parent: Mapping[str, Answers] | None, timeout: float,
+    ) -> Rounding | None:  # fmt: skip
+        """Return how far a stage is from the reference on the probes in `names`; `parent` as `twin.compare` has it."""
+        precision, how = manifest.precision, None
+        if precision == "int8":
+            known = [record for record in manifest.passes if registry.get(record.name) is not None]
+            stated = (registry.restore(record).int8_rounding() for record in known)
+            how = next((one for one in stated if one is not None), Int8Rounding())
+
+        def compared(draw: int) -> Rounding | None:
+            simulated = self._run(name, precision, how, draw, timeout)
+            if precision == "float16" and not twin.finite(simulated):
+                # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
+                simulated = self._run(name, "bfloat16", None, draw, timeout)
+            return twin.compare(self.spec, names, got, simulated, reference, parent)
+
+        limits = gates.effective_limits(precision)
+        draws = twin.DRAWS if precision == "int8" else 1
+        return twin.beside(draws, compared, lambda found: not gates.rounding_failures(found, limits))
+
+    def _run(self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, Answers]:
+        """Return one twin's answers by probe. Static scales are calibrated on the same texts and on odd inputs."""
+        key = (precision, how, draw)
+        if key not in self._answers:
+            self.progress(f"{name}: simulating {precision}")
+            real = [probe for probe in self.probes if probe.padding in REAL]
+            static = how is not None and how.scales == "static"
+            batches = [*self._odd_inputs(), *(probe.inputs for probe in real)] if static else []
+            arrays = {f"{number}/{which}": array for number, batch in enumerate(batches) for which, array in batch.items()}
+            with self.workers.start() as worker:
+                worker.exchange(
+                    "open_twin", arrays, timeout, directory=str(self.reference.resolve()), device=self.device, precision=precision,
+                    int8=None if how is None else asdict(how), draw=draw,
+                )  # fmt: skip
+                session = RemoteSession(worker, timeout)
+                self._answers[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
+        return self._answers[key]
+
+    def _odd_inputs(self) -> list[dict[str, Array]]:
+        """Inputs that no text looks like, as passes calibrate on them."""
+        (empty,) = self.encode([("", "") if self.spec.task == "question-answering" else ""])
+        dice = np.random.default_rng(0)
+        return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, dice) for number in range(ODD_BATCHES)]
