@@ -219,8 +219,7 @@ class Pass(BaseModel, Generic[In, Out]):
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Return the reason why this pass cannot follow `before` although the form fits, or None.
 
-        `before` holds its ancestors, first to last. Called when a recipe is checked. Override it only where options
-        decide, and begin with `super().conflict(before)`.
+        `before` are its ancestors, first to last. An override, where options decide, begins with `super().conflict(before)`.
         """
         names = {step.name() for step in before}
         return next((reason for name, reason in self.incompatible_with.items() if name in names), None)
@@ -232,8 +231,7 @@ class Pass(BaseModel, Generic[In, Out]):
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Return the reason why this pass cannot run after `before` on `device` on any machine, or None.
 
-        Called when a recipe is checked, with 'auto', 'cpu' or 'cuda'. What only some machines lack is no conflict:
-        the pass raises Unsupported there.
+        `device` is 'auto', 'cpu' or 'cuda'. What only some machines lack is no conflict: the pass raises Unsupported there.
         """
         return None
 
