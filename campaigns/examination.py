@@ -8,7 +8,7 @@ at: timing and outputs under the clock, delivery, and accuracy on labelled texts
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,9 @@ class _Examiner(Examiner):
 
 def examine(
     recipe: Mapping[str, Any], out: Path, workers: Workers, seeds: int, sweeps: int, draws: Sequence[Sequence[str]] = (),
+    only: Collection[str] = (),
 ) -> Iterator[StageVerdict]:  # fmt: skip
-    """Build and examine every step of `recipe` that this machine can; yield the verdicts as they come.
+    """Build and examine every step of `recipe` that this machine can, or those in `only` and build the rest; yield verdicts as they come.
 
     `seeds` are of random probes, `sweeps` of coverage sweeps, which cost most of a real model's time.
     """
@@ -166,6 +167,8 @@ def examine(
                     with workers.start() as worker:
                         stage = store.build(worker, step, parent, "cpu", read.inputs.shapes, build_texts)
                     done[step.name] = stage.path
+                    if only and step.name not in only:
+                        continue
                     examiner.roundings = []
                     measured = examiner._measure(step.name, stage.path, parent, TIMEOUT_S)
                 except Unsupported as error:

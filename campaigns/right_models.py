@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--tiny", type=int, default=0, metavar="N", help="N tiny random models of each family and task")
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one model of N, to sample")
-    parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built as well")
+    parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built")
     parser.add_argument("--recipe", type=Path, help="a recipe whose steps to take instead")
     parser.add_argument("--out", type=Path, help="append the findings here, a JSON object a model")
     arguments = parser.parse_args()
@@ -161,7 +161,8 @@ def main() -> int:
                 "steps": [dict(step, on_fail="skip") for step in steps(arguments.recipe, arguments.steps)],
             }  # fmt: skip
             found = []
-            for verdict in examine(recipe, folder / "out", workers, arguments.seeds, arguments.sweeps, chosen):
+            only = set(filter(None, arguments.steps.split(",")))
+            for verdict in examine(recipe, folder / "out", workers, arguments.seeds, arguments.sweeps, chosen, only):
                 found.append(verdict)
                 examined, refused = examined + verdict.pairs, refused + len(verdict.refused)
                 mark, said = "!!" if verdict.refused else "  ", verdict.note or next(iter(verdict.refused.values()), verdict.worst)
