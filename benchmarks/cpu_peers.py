@@ -12,8 +12,8 @@ timed; then each is opened again on one thread, whose CPU time is counted. Run a
 model; --fresh forgets. Writes the result, a Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts
 the tables into README and docs.
 
-Not here: llama.cpp's Q8_0 and Inductor in INT8, whose compilation took minutes a process. Memory is the peak of the process,
-libraries included; load is importing and opening, with files that may be in the system's cache.
+Memory is the peak of the process, libraries included; load is importing and opening, with files that may be in the system's
+cache. Inductor compiles in that time, which takes a minute or more. llama.cpp is built from source, with a C++ compiler.
 Exit codes: 0, 2 for wrong usage or missing data, 4 where a contender that this CPU could run did not.
 """
 

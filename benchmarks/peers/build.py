@@ -8,7 +8,12 @@ calibrate on, SAMPLES how many of them to use, 0 for the library's own number.
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import sys
+from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -46,6 +51,45 @@ def ctranslate2(source: str, out: str, texts: str, samples: int) -> None:
     TransformersConverter(source, copy_files=["tokenizer.json"]).convert(out, quantization="int8", force=True)
 
 
+def llama(source: str, out: str, texts: str, samples: int) -> None:
+    """Q8_0 GGUF by llama.cpp's converter, which the environment has beside the bindings."""
+    command = ["-m", "convert_hf_to_gguf", source, "--outfile", f"{out}/model.gguf", "--outtype", "q8_0"]
+    subprocess.run([sys.executable, *command], check=True)
+
+
+def inductor(source: str, out: str, texts: str, samples: int) -> None:
+    """Static INT8 as torchao's manual makes it for Inductor on x86, the tokenizer beside it. torchao names no number of
+    texts: 300, OpenVINO's in sentence-transformers. One at a time, none is padded."""
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # type: ignore[import-not-found]
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86  # type: ignore[import-not-found]
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    with Path(texts, "train.jsonl").open(encoding="utf-8") as lines:
+        chosen = [json.loads(line)["text"] for line in islice(lines, samples or 300)]
+
+    def inputs(few: list[str]) -> tuple[Any, Any]:
+        encoded = tokenizer(few, padding=True, truncation=True, return_tensors="pt")
+        return encoded["input_ids"], encoded["attention_mask"]
+
+    # A tuple can be saved, transformers' own outputs cannot; a pooler that nothing reads ends the quantiser.
+    network = AutoModel.from_pretrained(source, dtype=torch.float32, return_dict=False, add_pooling_layer=False).eval()
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=network.config.max_position_embeddings)}
+    example = inputs(chosen[:2])
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    with torch.no_grad():
+        exported = torch.export.export(network, example, dynamic_shapes=(shape, shape))
+        prepared = prepare_pt2e(exported.module(), quantizer)
+        for text in chosen:
+            prepared(*inputs([text]))
+        quantized = torch.export.export(convert_pt2e(prepared), example, dynamic_shapes=(shape, shape))
+    torch.export.save(quantized, f"{out}/model.pt2")
+    shutil.copy(f"{source}/tokenizer.json", out)
+
+
+MAKERS = {"onnx": onnx, "openvino": openvino, "ctranslate2": ctranslate2, "llama": llama, "inductor": inductor}
+
 if __name__ == "__main__":
     what, source, out, texts, samples = sys.argv[1:]
-    {"onnx": onnx, "openvino": openvino, "ctranslate2": ctranslate2}[what](source, out, texts, int(samples))
+    MAKERS[what](source, out, texts, int(samples))

@@ -21,7 +21,8 @@ def environment(name: str, folder: Path) -> Path:
     """The python of the environment of `name`.txt, built where it is absent or was made from other pins.
 
     Everything is pinned and installed without its dependencies: some ask for packages that no text model needs. torch
-    comes first and by itself, so that the CPU build that the installer is set up for is taken.
+    comes first and by itself, so that the CPU build that the installer is set up for is taken. What has no wheel is built
+    from source, its build's own tools unpinned.
     """
     pins = HERE / f"{name}.txt"
     home, digest = folder / name, hashlib.sha256(pins.read_bytes()).hexdigest()

@@ -163,34 +163,72 @@ def ctranslate2(options: Options) -> tuple[Model, dict[str, Any]]:
 
 def inductor(options: Options) -> tuple[Model, dict[str, Any]]:
     """torch.compile in bf16 with frozen weights and dynamic shapes."""
+    import torch
+    from transformers import AutoModel
+
+    network = AutoModel.from_pretrained(options["directory"], dtype=torch.bfloat16).eval()
+    return compiled(network, options), {"dtype": str(network.dtype)}
+
+
+def inductor_int8(options: Options) -> tuple[Model, dict[str, Any]]:
+    """The same for a network that torchao has quantised and torch.export saved."""
+    import torch
+
+    # Registers Inductor's fusions of quantised products.
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer  # type: ignore[import-not-found]  # noqa: F401
+
+    network = torch.export.load(f"{options['directory']}/model.pt2").module()
+    return compiled(network, options), {"dtype": "int8"}
+
+
+def compiled(network: Any, options: Options) -> Model:
+    """tokenizers and torch.compile with frozen weights and dynamic shapes; means in numpy."""
     import numpy as np
     import torch
     import torch._inductor.config
     from tokenizers import Tokenizer
-    from transformers import AutoModel
 
     torch.set_num_threads(options["threads"])
     torch._inductor.config.freezing = True
     tokenizer = Tokenizer.from_file(f"{options['directory']}/tokenizer.json")
     tokenizer.enable_truncation(options["max_length"])
     tokenizer.enable_padding()
-    network = AutoModel.from_pretrained(options["directory"], dtype=torch.bfloat16).eval()
-    compiled: Any = torch.compile(network, dynamic=True)
+    forward: Any = torch.compile(network, dynamic=True)
 
     def run(texts: list[str]) -> Any:
         encoded = tokenizer.encode_batch(texts)
-        inputs = {
-            "input_ids": torch.tensor([e.ids for e in encoded]),
-            "attention_mask": torch.tensor([e.attention_mask for e in encoded]),
-        }
+        ids = torch.tensor([e.ids for e in encoded])
+        mask = torch.tensor([e.attention_mask for e in encoded])
         with torch.no_grad():
-            hidden = compiled(**inputs).last_hidden_state
-        return unit_means(hidden.float().numpy(), inputs["attention_mask"].numpy())
+            hidden = forward(ids, mask)[0]
+        return unit_means(hidden.float().numpy(), mask.numpy())
 
     # One text alone is compiled by itself, everything else once.
     for texts in (["a", "a longer text"], ["a text"]):
         run(texts)
-    return lambda texts: np.stack(in_batches(run, texts)), {"dtype": str(network.dtype)}
+    return lambda texts: np.stack(in_batches(run, texts))
+
+
+def llama(options: Options) -> tuple[Model, dict[str, Any]]:
+    """llama.cpp, which tokenises and pools itself. 512 tokens in one batch are its default and the model's most: in a larger
+    one every token is compared with more of other texts'. Flash attention is llama.cpp's default, not its bindings'."""
+    import llama_cpp  # type: ignore[import-not-found]
+    import numpy as np
+
+    length, threads = options["max_length"], options["threads"]
+
+    class Llama(llama_cpp.Llama):  # type: ignore[misc]
+        def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+            """Truncate as others do: to `max_length`, the last special token kept."""
+            tokens: list[int] = super().tokenize(text, add_bos, special)
+            return tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]
+
+    model = Llama(
+        f"{options['directory']}/model.gguf", embedding=True, verbose=False, n_ctx=512, n_batch=512, n_ubatch=512,
+        n_threads=threads, n_threads_batch=threads, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN, flash_attn=True,
+    )  # fmt: skip
+    facts = {"n_batch": model.n_batch, "system": llama_cpp.llama_print_system_info().decode()}
+    return lambda texts: np.array(model.embed(list(texts), normalize=True), np.float32), facts
 
 
 def unit_means(hidden: Any, mask: Any) -> Any:

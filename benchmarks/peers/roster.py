@@ -17,6 +17,8 @@ from bertopt.errors import BertoptError
 ROOT = Path(__file__).parent.parent.parent
 #: CPU features of which one is needed for bfloat16 products.
 BF16 = ("avx512_bf16", "amx_bf16", "bf16")
+#: The same for torch's INT8 products on x86, which saturate without them.
+VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ PEERS = (
     Entry("openvino qint8, 2 streams", "openvino", "loaders:plain_openvino", {"file_name": OPENVINO_INT8, "in_flight": 2}, "openvino"),
     Entry("ctranslate2 int8", "torch", "loaders:ctranslate2", {}, "ctranslate2"),
     Entry("inductor bf16", "torch", "loaders:inductor", needs=BF16),
+    Entry("inductor int8", "torch", "loaders:inductor_int8", {}, "inductor", needs=VNNI),
+    Entry("llama.cpp q8_0", "llama", "loaders:llama", {}, "llama"),
     Entry("optimum ONNX", "onnx", "loaders:optimum", {"file_name": ONNX}, "onnx"),
     Entry("transformers torch fp32", "torch", "loaders:classifier", labelled=True),
 )
@@ -68,7 +72,7 @@ FASTEST = {
 }  # fmt: skip
 OTHERS = {
     REFERENCE, "transformers torch fp32", "sentence-transformers OpenVINO", "sentence-transformers torch bf16", "onnxruntime",
-    "inductor bf16",
+    "inductor bf16", "inductor int8", "llama.cpp q8_0",
 }  # fmt: skip
 #: The native encoder's precisions, by contender.
 NATIVE: dict[str, Literal["int8", "bf16"]] = {"bertopt native int8": "int8", "bertopt native bf16": "bf16"}

@@ -24,7 +24,7 @@ Model = Callable[[Sequence[str]], Any]
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "sentence-transformers", "optimum", "optimum-onnx", "optimum-intel", "numpy",
-    "onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "torchao", "bertopt", "bertopt-native",
+    "onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "torchao", "llama-cpp-python", "bertopt", "bertopt-native",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 from benchmarks import aa, cpu_peers, peaks, pipeline, readme, roofline, serve, under_load
-from benchmarks.peers import figures, models, race, roster, tables
+from benchmarks.peers import build, figures, loaders, models, race, roster, tables
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from benchmarks.peers.servers import PROGRAMS
@@ -191,7 +192,7 @@ def test_large_models_race_with_few_peers_in_few_scenarios() -> None:
     large, minilm = models.CHECKPOINTS["large24"], models.CHECKPOINTS["minilm"]
     assert {entry.name for entry in roster.wanted(large, [], [])} == roster.FASTEST | set(roster.NATIVE)
     names = {entry.name for entry in roster.wanted(minilm, [], [])}
-    assert names > roster.FASTEST and "optimum ONNX" not in names
+    assert names > roster.FASTEST | {"inductor int8", "llama.cpp q8_0"} and "optimum ONNX" not in names
     assert "optimum ONNX" in {entry.name for entry in roster.wanted(minilm, [], [], everyone=True)}
     assert [s.name for s in large.scenarios(False, 512)] == ["offline", "windows of 16", figures.BY_CALL, "8 x 128", figures.BY_CPU]
     assert {entry.name for entry in roster.PEERS} >= roster.FASTEST | roster.OTHERS
@@ -348,6 +349,33 @@ def test_every_peer_s_environment_is_pinned() -> None:
     for name in {entry.environment for entry in roster.PEERS if entry.environment}:
         pins = [line for line in (folder / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
         assert pins[0] == "torch==2.13.0" and all("==" in line for line in pins)
+
+
+def test_every_peer_s_model_can_be_made_and_opened() -> None:
+    for entry in roster.PEERS:
+        assert entry.made is None or entry.made in build.MAKERS
+        assert hasattr(loaders, entry.load.removeprefix("loaders:"))
+
+
+def test_llama_truncates_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Llama:
+        n_batch = 512
+
+        def __init__(self, path: str, **options: Any) -> None:
+            assert (path, options["n_threads"], options["n_threads_batch"]) == ("d/model.gguf", 2, 2)
+
+        def tokenize(self, text: bytes, add_bos: bool, special: bool) -> list[int]:
+            return [101, *text, 102]
+
+        def embed(self, texts: list[str], normalize: bool) -> list[list[int]]:
+            assert normalize
+            return [(self.tokenize(text.encode()) + [0] * 4)[:4] for text in texts]  # type: ignore[call-arg]
+
+    library = SimpleNamespace(Llama=Llama, LLAMA_POOLING_TYPE_MEAN=1, llama_print_system_info=lambda: b"AVX512")
+    monkeypatch.setitem(sys.modules, "llama_cpp", library)
+    model, facts = loaders.llama({"directory": "d", "threads": 2, "max_length": 4})
+    assert model(["\x01", "\x01\x02", "\x01\x02\x03"]).tolist() == [[101, 1, 102, 0], [101, 1, 2, 102], [101, 1, 2, 102]]
+    assert facts == {"n_batch": 512, "system": "AVX512"}
 
 
 def test_readme_shows_the_results_beside_their_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
