@@ -73,7 +73,7 @@ def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None
 class _StaticInputs:
     """Rounds what `layer` reads, [..., H], with one scale for each call of a forward: that of the largest range until `fix`.
 
-    A layer whose weights several places share is called several times, and each place has a scale of its own. With
+    A layer whose weights several places share is called several times, and each place has its own scale. With
     SmoothQuant's `alpha`, channels are divided by a factor [H], by which the weights' are multiplied; a layer that is
     called several times only where `smooth_shared`.
     """
@@ -137,7 +137,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype, dice: torch.Generator | None = None) -> torch.Tensor:
-    """`tensor` rounded to `dtype`; with `dice` multiplied by a random number meanwhile, so that its elements round otherwise."""
+    """`tensor` rounded to `dtype`; with `dice` multiplied by a random number before and divided after, so that its elements round otherwise."""
     factor = 1.0 if dice is None else 0.5 + 0.5 * float(torch.rand((), generator=dice))
     return tensor.to(dtype).to(tensor.dtype) if dice is None else (tensor * factor).to(dtype).to(tensor.dtype) / factor
 
