@@ -11,7 +11,7 @@ client, then Poisson arrivals of 1 to 16 built-in texts of natural length at ris
 A request is sent when it is due whether or not earlier ones were answered, and timed from then, so that a stall counts against
 every request behind it (no coordinated omission). `held` is the highest rate at which p99 kept the limit, no request failed, and the load
 itself was sent in time. p99 is of fewer requests than 1,000 where the time is short; `requests` says how many.
-`--minutes` is divided evenly among contenders; low rates take longer, for 100 requests or two minutes. The load shares the machine: `--cores 0,1` pins the servers, the client gets the others.
+`--minutes` is divided evenly among contenders; low rates take longer, for 100 requests or `--longest` seconds. The load shares the machine: `--cores 0,1` pins the servers, the client gets the others.
 The offline rate is `bertopt.load` on the same texts, in a process pinned alike.
 """
 
@@ -45,8 +45,8 @@ TIMEOUT_S = 20
 #: Parts of the rate of mixed requests from 16 clients that are tried, from the lowest on until `MISSES` in a row miss the limit.
 SHARES = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.7)
 MISSES = 2
-#: A rate is offered until this many requests were due, but no longer than `LONGEST_S`.
-REQUESTS, LONGEST_S = 100, 120.0
+#: A rate is offered until this many requests were due, but no longer than `--longest`.
+REQUESTS = 100
 
 OFFLINE = """
 import json, sys, time
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--file-name", default="-", help="of the checkpoint's model for that backend")
     parser.add_argument("--torch-checkpoint", type=Path, help="the checkpoint for infinity-emb; left out without it")
     parser.add_argument("--minutes", type=float, default=6.0, help="of load, all contenders together")
+    parser.add_argument("--longest", type=float, default=120.0, help="seconds of one rate at most")
     parser.add_argument("--limit-ms", type=float, default=50.0, help="p99 that a rate must keep")
     parser.add_argument("--cores", help="cores of the servers, such as 0,1; the load runs on the others")
     parser.add_argument("--out", type=Path)
@@ -116,7 +117,7 @@ def main() -> None:
         part = arguments.minutes * 60 / len(contenders) / (len(SHARES) + 3)
         rows = {}
         for name, contender in contenders.items():
-            rows[name] = _contender(contender, texts, part, arguments.limit_ms, folder, pinned)
+            rows[name] = _contender(contender, texts, part, arguments.longest, arguments.limit_ms, folder, pinned)
             print(name, json.dumps(rows[name]), flush=True)
         found = {"environment": environment.describe(), "limit_ms": arguments.limit_ms, "seconds_each": part, "cores": pinned, "backend": arguments.backend,
                  "offline": _offline(arguments.artifact, texts, folder, part, pinned), "servers": rows}  # fmt: skip
@@ -184,7 +185,9 @@ def picture(found: dict[str, Any]) -> str:
     return svg.finish(bottom + 6, alone=True)
 
 
-def _contender(contender: Contender, texts: list[str], seconds: float, limit_ms: float, folder: Path, cores: list[int]) -> dict[str, Any]:
+def _contender(
+    contender: Contender, texts: list[str], seconds: float, longest: float, limit_ms: float, folder: Path, cores: list[int]
+) -> dict[str, Any]:  # fmt: skip
     everything = os.sched_getaffinity(0)
     try:
         if cores:
@@ -200,7 +203,7 @@ def _contender(contender: Contender, texts: list[str], seconds: float, limit_ms:
             rows: list[dict[str, Any]] = []
             for share in SHARES:
                 rate = share * most["requests_s"]
-                rows.append(asyncio.run(_open(contender, server.port, rate, min(max(seconds, REQUESTS / rate), LONGEST_S), texts)))
+                rows.append(asyncio.run(_open(contender, server.port, rate, min(max(seconds, REQUESTS / rate), longest), texts)))
                 if len(rows) >= MISSES and not any(_keeps(row, limit_ms) for row in rows[-MISSES:]):
                     break
             memory = server.rss_mb()
