@@ -66,6 +66,7 @@ struct Kernel {
     void (*float_linear)(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out);
 };
 
+extern const Kernel AMX;
 extern const Kernel AVX512_BF16;
 extern const Kernel AVX512_VNNI;
 

@@ -1,4 +1,5 @@
 #define BN_BF16 1
+#define BN_AMX 0
 #include "isa.inc"
 
 namespace bertopt_native {
