@@ -48,13 +48,14 @@ struct Scratch {
     uint8_t* heads;    // query, key and value of one head: [3][head_rows][head_stride]
     uint8_t* keys;     // packed as weights are
     uint8_t* values;
-    uint8_t* weights;  // [12][weight_stride] softmax
-    float* scores;     // [12][score_stride]
+    uint8_t* weights;  // [QUERY_ROWS][weight_stride] softmax
+    float* scores;     // [QUERY_ROWS][score_stride]
     Inner inner;
     size_t head_rows, weight_stride, score_stride;
 };
 
 inline constexpr size_t TILE_ROWS = 12;
+inline constexpr size_t QUERY_ROWS = 32;  // that attention works on together, at most; two tiles of AMX
 
 struct Kernel {
     const char* name;

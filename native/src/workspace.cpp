@@ -60,7 +60,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}));
         work.inner.stride = row_stride(n.intermediate);
     }
-    scratch.head_rows = tokens + 32;  // keys are read in blocks of 32
+    scratch.head_rows = tokens + 32;  // keys, and AMX's queries, are read in blocks of 32
     scratch.weight_stride = row_stride(padded * kernel.attention_bytes);
     scratch.score_stride = padded + 16;
 
@@ -83,8 +83,8 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.attention_bytes},
         {&scratch.keys, padded * n.head_stride * kernel.attention_bytes},
         {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
-        {&scratch.weights, TILE_ROWS * scratch.weight_stride},
-        {&scores, TILE_ROWS * scratch.score_stride * 4},
+        {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
+        {&scores, QUERY_ROWS * scratch.score_stride * 4},
     };
 #ifdef BN_EXACT
     for (const Buffer& b : buffers) *b.place = allocate(b.bytes);
