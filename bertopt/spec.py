@@ -24,6 +24,8 @@ class Int8Rounding:
     """Whether tables of embeddings have 8 bits too, with one scale an id."""
     smooth_quant: float | None = None
     """Alpha of SmoothQuant, which moves large channels of activations into the weights."""
+    smooth_shared: bool = True
+    """Whether it does so for layers whose weights several places share."""
 
 
 class Spec(BaseModel):

@@ -82,7 +82,7 @@ def sharper_attention(weights: Weights, config: dict[str, Any], seed: int) -> No
 def noisy_weights(weights: Weights, config: dict[str, Any], seed: int) -> None:
     """Every matrix moves by 2 %, as by a short training run."""
     for name, tensor in weights.items():
-        if tensor.dim() == 2:
+        if tensor.dim() == 2 and tensor.is_floating_point():
             weights[name] = tensor + 0.02 * tensor.std() * _drawn(tensor, seed)
 
 

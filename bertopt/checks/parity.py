@@ -222,11 +222,14 @@ def _held(cases: Sequence[Case], limits: Limits) -> Iterator[tuple[str, float, f
 
 
 def cosine_median(cases: Sequence[Case]) -> float:
-    """Return the median of the cases' mean cosines, of the padding pattern where it is smallest; NaN where one is NaN."""
+    """Return the median of the cases' mean cosines, of the padding pattern where it is smallest; NaN where one is NaN.
+
+    A case counts once for each row of its batch: one long row of few tokens weighs no more than each of thirty-two others.
+    """
     by_padding: dict[str, list[float]] = {}
     for case in cases:
         if case.compared:
-            by_padding.setdefault(case.padding, []).append(case.cosine_mean)
+            by_padding.setdefault(case.padding, []).extend([case.cosine_mean] * case.batch)
     return nan_min(float(np.median(values)) for values in by_padding.values()) if by_padding else 1.0
 
 

@@ -70,8 +70,9 @@ def _settle_batches(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec:
     batches = {probe.name: probe for probe, _ in rows}
     for probe in list(batches.values())[:MOST_BATCHES]:
         others = [_other_ids(spec, rng) for _ in range(TIMES)]
+        ids, valid = probe.inputs["input_ids"], probe.inputs["attention_mask"] == 1
         again = [
-            replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": other[probe.inputs["input_ids"]]})
+            replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": np.where(valid, other[ids], ids)})
             for time, other in enumerate(others)
         ]  # fmt: skip
         got, reference = run(again)
@@ -89,10 +90,10 @@ def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) ->
 
 
 def _other_ids(spec: Spec, rng: np.random.Generator) -> Array:
-    """Return another id for each id [V] but the padding's. Ids that are equal stay equal: tokens that stand twice, and rows."""
+    """Return another id for each id [V], never the padding's. Ids that are equal stay equal: tokens that stand twice, and rows."""
     other = np.arange(max(spec.vocabulary, spec.pad_id + 1))
     ids = np.flatnonzero(other != spec.pad_id)[: spec.vocabulary]
-    other[ids] = rng.permutation(ids)
+    other[ids], other[spec.pad_id] = rng.permutation(ids), rng.choice(ids)
     return other
 
 

@@ -2,7 +2,7 @@
 
 What a rounding costs is luck as well: the error of a model of three classes is mostly one shift of its outputs, which another
 rounding of the same kind makes half or twice as large. A stage that misses a default limit beside one twin is therefore held
-to the costliest of `DRAWS` twins, whose weights are rounded otherwise.
+to the costliest of `DRAWS` twins, which round otherwise.
 
 What a twin cannot show: faults on texts that are not among them, and errors smaller than what rounding costs anyway.
 """
@@ -30,7 +30,7 @@ _SMALL = 0.1
 _EXACT = 1e-6
 #: Rounding errors by which two outputs of one vector move apart at most, where all vectors take errors of one size.
 _TAIL = 8
-#: Twins at most; only INT8 has more than one.
+#: Twins at most.
 DRAWS = 8
 
 

@@ -20,26 +20,28 @@ def simulate(
 
     Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
     read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
-    says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. Every `draw` but 0
-    moves the steps of INT8 weights at random, which gives other errors of the same size. fp8 rounds the base model's
-    linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
+    says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base
+    model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
+    Every `draw` but 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random: other errors of
+    the same size.
     """
+    dice = torch.Generator().manual_seed(draw) if draw else None
     if precision == "int8":
-        _simulate_int8(network, int8 or Int8Rounding(), torch.Generator().manual_seed(draw) if draw else None, calibrate)
+        _simulate_int8(network, int8 or Int8Rounding(), dice, calibrate)
         return
     if precision == "float8":
         for module in network.base.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _float8(module.weight.data)
-                module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0]), *inputs[1:]))
+                module.weight.data = _float8(module.weight.data, dice)
+                module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0], dice), *inputs[1:]))
     dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
     for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
         if tensor.is_floating_point():
-            tensor.data = _rounded(tensor.data, dtype)
+            tensor.data = _rounded(tensor.data, dtype, dice)
     run = network.encoder.forward
 
     def rounding(*args: Any, **named: Any) -> Any:
-        with _Rounding(dtype):
+        with _Rounding(dtype, dice):
             return run(*args, **named)
 
     network.encoder.forward = rounding
@@ -52,7 +54,9 @@ def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None
     if how.scales == "static":
         assert calibrate is not None, "static scales are measured"
         shared = {id(table.weight) for table in tables}
-        hooks = [_StaticInputs(layer, None if id(layer.weight) in shared else how.smooth_quant) for layer in layers]
+        hooks = [_StaticInputs(layer, None if id(layer.weight) in shared else how.smooth_quant, how.smooth_shared) for layer in layers]
+        for hook in hooks:
+            network.encoder.register_forward_pre_hook(hook.begin)
         calibrate()
         for hook in hooks:
             hook.fix()
@@ -67,32 +71,49 @@ def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None
 
 
 class _StaticInputs:
-    """Rounds what `layer` reads, [..., H], with one scale for all: that of the largest range until `fix`.
+    """Rounds what `layer` reads, [..., H], with one scale for each call of a forward: that of the largest range until `fix`.
 
-    With SmoothQuant's `alpha`, channels are divided by a factor [H], by which the weights' are multiplied.
+    A layer whose weights several places share is called several times, and each place has its own scale. With
+    SmoothQuant's `alpha`, channels are divided by a factor [H], by which the weights' are multiplied; a layer that is
+    called several times only where `smooth_shared`.
     """
 
-    def __init__(self, layer: nn.Linear, alpha: float | None) -> None:
-        self.layer, self.alpha = layer, alpha
-        self.low, self.high = (torch.zeros(layer.in_features, device=layer.weight.device) for _ in range(2))
+    def __init__(self, layer: nn.Linear, alpha: float | None, smooth_shared: bool) -> None:
+        self.layer, self.alpha, self.smooth_shared = layer, alpha, smooth_shared
+        self.call = 0
+        self.ranges = list[tuple[torch.Tensor, torch.Tensor]]()
         self.factor: torch.Tensor | None = None
         layer.register_forward_pre_hook(self)
 
+    def begin(self, *_: Any) -> None:
+        """Count the calls of the next forward from the first."""
+        self.call = 0
+
     def __call__(self, _: Any, inputs: Any) -> Any:
-        values = inputs[0]
+        values, call = inputs[0], self.call
+        self.call += 1
         if self.factor is None:
             rows = values.reshape(-1, values.shape[-1])
-            self.low, self.high = torch.minimum(self.low, rows.amin(dim=0)), torch.maximum(self.high, rows.amax(dim=0))
+            seen = rows.amin(dim=0).clamp_max(0), rows.amax(dim=0).clamp_min(0)
+            if call == len(self.ranges):
+                self.ranges.append(seen)
+            else:
+                low, high = self.ranges[call]
+                self.ranges[call] = torch.minimum(low, seen[0]), torch.maximum(high, seen[1])
             return None
-        return (_int8_activations(values / self.factor, self.low.amin(), self.high.amax()), *inputs[1:])
+        low, high = self.ranges[min(call, len(self.ranges) - 1)]
+        return (_int8_activations(values / self.factor, low.amin(), high.amax()), *inputs[1:])
 
     def fix(self) -> None:
-        seen, weights = torch.maximum(self.high, -self.low), self.layer.weight.data.abs().amax(dim=0)
-        used = (seen > 0) & (weights > 0)
-        self.factor = torch.ones_like(seen)
-        if self.alpha is not None:
+        self.factor = torch.ones(self.layer.in_features, device=self.layer.weight.device)
+        if not self.ranges:  # never called: nothing reads it
+            self.ranges.append((torch.zeros_like(self.factor), torch.zeros_like(self.factor)))
+        if self.alpha is not None and (self.smooth_shared or len(self.ranges) == 1):
+            seen = torch.stack([torch.maximum(high, -low) for low, high in self.ranges]).amax(dim=0)
+            weights = self.layer.weight.data.abs().amax(dim=0)
+            used = (seen > 0) & (weights > 0)
             self.factor[used] = seen[used] ** self.alpha / weights[used] ** (1 - self.alpha)
-        self.low, self.high = self.low / self.factor, self.high / self.factor
+        self.ranges = [(low / self.factor, high / self.factor) for low, high in self.ranges]
         self.layer.weight.data = self.layer.weight.data * self.factor
 
 
@@ -100,9 +121,9 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Round the float32 results of every operator to `dtype`. Beyond its range lies infinity, as in a cast network, but the
     lowest number of float32, with which scores are masked, becomes the lowest of `dtype`."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, dice: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype = dtype
+        self.dtype, self.dice = dtype, dice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
@@ -112,11 +133,13 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dtype != torch.float32:
             return tensor
         lowest = tensor == torch.finfo(torch.float32).min
-        return _rounded(tensor, self.dtype).masked_fill_(lowest, torch.finfo(self.dtype).min)
+        return _rounded(tensor, self.dtype, self.dice).masked_fill_(lowest, torch.finfo(self.dtype).min)
 
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype).to(tensor.dtype)
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype, dice: torch.Generator | None = None) -> torch.Tensor:
+    """`tensor` rounded to `dtype`; with `dice` multiplied by a random number before and divided after, so that its elements round otherwise."""
+    factor = 1.0 if dice is None else 0.5 + 0.5 * float(torch.rand((), generator=dice))
+    return tensor.to(dtype).to(tensor.dtype) if dice is None else (tensor * factor).to(dtype).to(tensor.dtype) / factor
 
 
 def _int8_weights(weight: torch.Tensor, dice: torch.Generator | None = None) -> torch.Tensor:
@@ -126,10 +149,10 @@ def _int8_weights(weight: torch.Tensor, dice: torch.Generator | None = None) -> 
     return ((weight / scale + moved).round() - moved) * scale
 
 
-def _float8(values: torch.Tensor) -> torch.Tensor:
-    """Values [..., N] rounded to e4m3 with one scale for each row."""
+def _float8(values: torch.Tensor, dice: torch.Generator | None = None) -> torch.Tensor:
+    """Values [..., N] rounded to e4m3 with one scale for each row; `dice` as `_rounded` has them."""
     scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / torch.finfo(torch.float8_e4m3fn).max
-    return _rounded(values / scale, torch.float8_e4m3fn) * scale
+    return _rounded(values / scale, torch.float8_e4m3fn, dice) * scale
 
 
 def _round_inputs(_: Any, inputs: Any) -> Any:

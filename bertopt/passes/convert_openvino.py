@@ -81,7 +81,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         return self
 
     def int8_rounding(self) -> Int8Rounding:
-        return Int8Rounding("static", embeddings=True, smooth_quant=self.smooth_quant)
+        # NNCF leaves weights that several places share as they are.
+        return Int8Rounding("static", embeddings=True, smooth_quant=self.smooth_quant, smooth_shared=False)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None

@@ -59,8 +59,7 @@ class Twins:
             return twin.compare(self.spec, names, got, simulated, reference, parent)
 
         limits = gates.effective_limits(precision)
-        draws = twin.DRAWS if precision == "int8" else 1
-        return twin.beside(draws, compared, lambda found: not gates.rounding_failures(found, limits))
+        return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
     def _run(self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, Answers]:
         """Return one twin's answers by probe. Static scales are calibrated on some of the same texts and on odd inputs."""

@@ -112,9 +112,31 @@ def test_too_many_rows_that_stand_out_need_no_second_look(monkeypatch: pytest.Mo
     assert swept(noisy, settle=True) > 1.5
 
 
-def test_other_ids_keep_what_is_equal_and_the_padding() -> None:
+def test_other_ids_keep_what_is_equal_and_none_is_the_padding() -> None:
     for spec in (SPEC, SPEC.model_copy(update={"pad_id": 7}), SPEC.model_copy(update={"pad_id": SPEC.vocabulary})):
         other = suspects._other_ids(spec, np.random.default_rng(0))
-        assert other[spec.pad_id] == spec.pad_id and sorted(other) == list(range(len(other)))
+        real = np.delete(other, spec.pad_id)
+        assert sorted(real) == sorted(set(range(len(other))) - {spec.pad_id}) and other[spec.pad_id] in real
         assert other[: spec.vocabulary].max() < spec.vocabulary + (spec.pad_id < spec.vocabulary)
         assert np.mean(other == np.arange(len(other))) < 0.01
+
+
+def test_padding_stays_and_its_id_as_a_token_is_replaced() -> None:
+    """A row whose own tokens hold the padding's id may stand out for it; what is masked must not change."""
+    plan = coverage.plan(SPEC, 3, 8192)
+    probe = next(each for each in plan.probes if each.padding == "batch sizes" and (each.inputs["attention_mask"] == 0).any())
+    valid = probe.inputs["attention_mask"] == 1
+    ids = np.where(valid & (np.arange(valid.shape[1]) == 1), SPEC.pad_id, probe.inputs["input_ids"])
+    probe = Probe(probe.name, probe.padding, {**probe.inputs, "input_ids": ids}, probe.compared, probe.rows)
+    asked = list[Probe]()
+
+    def run(again: Sequence[Probe]) -> tuple[Vectors, Vectors]:
+        asked.extend(again)
+        return tuple({each.name: {"logits": reference(each)} for each in again} for _ in range(2))  # type: ignore[return-value]
+
+    compared = row_differences.Comparer({"logits": 4.0})
+    suspects._settle_batches(compared, [(probe, 0)], SPEC, np.random.default_rng(0), run)
+    assert len(asked) == suspects.TIMES
+    for each in asked:
+        assert (each.inputs["input_ids"][valid] != SPEC.pad_id).all()
+        assert np.array_equal(each.inputs["input_ids"][~valid], ids[~valid])

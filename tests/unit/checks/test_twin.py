@@ -122,6 +122,12 @@ def test_the_median_of_each_padding_pattern_is_held_not_its_worst_row() -> None:
     assert math.isnan(cosine_median([case(cosine_mean=math.nan)]))
 
 
+def test_the_median_counts_rows_not_batches() -> None:
+    few = [case().model_copy(update={"batch": 1, "cosine_mean": 0.8})] * 3
+    many = [case().model_copy(update={"batch": 8, "cosine_mean": 0.999})] * 2
+    assert cosine_median([*few, *many]) == pytest.approx(0.999)
+
+
 def test_outputs_under_the_clock_are_held_to_the_median_in_reduced_precision() -> None:
     clocked = case(cosine_mean=0.5).model_copy(update={"padding": "timed"})
     missing = parity.failures([case(), clocked], DEFAULT_LIMITS["int8"])
@@ -223,6 +229,45 @@ def test_the_simulation_of_int8_rounds_tables_of_embeddings_where_the_pass_does(
     rounding.simulate(again, "int8", Int8Rounding(embeddings=embeddings), draw)
     far = (table.weight - before).abs() / (before.abs().amax(1, keepdim=True) / 127)
     assert float(far.max()) < 0.501, "weights that are shared are rounded once"
+
+
+class Shared(nn.Module):
+    """One layer, called for small values and then for large ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.layer(values), self.layer(100 * values)])
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_each_place_of_a_shared_layer_has_a_scale_of_its_own(smooth: bool) -> None:
+    torch.manual_seed(0)
+    values, network = torch.randn(64, 8), nn.Module()
+    network.encoder = Shared().requires_grad_(False)
+    expected, before = network.encoder(values), network.encoder.layer.weight.clone()
+    how = Int8Rounding("static", smooth_quant=0.5, smooth_shared=smooth)
+    rounding.simulate(network, "int8", how, calibrate=lambda: [network.encoder(part) for part in values.chunk(4)])
+    for _ in range(2):
+        got = network.encoder(values)
+        assert all(float((one - of).norm() / of.norm()) < 0.03 for one, of in zip(got, expected, strict=True))
+    assert (float((network.encoder.layer.weight - before).abs().max()) > 0.02) == smooth
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16", "float16", "float8"])
+def test_every_draw_of_every_precision_errs_otherwise_by_as_much(tiny: Tiny, precision: Any) -> None:
+    model = checkpoint.load(str(tiny()), "text-classification", None)
+    inputs, errors = model.network.example(8, 12), []
+    for draw in (0, 1, 2, 2):
+        simulated: Any = checkpoint.load(str(tiny()), "text-classification", None).network
+        rounding.simulate(simulated, precision, draw=draw)
+        with torch.inference_mode():
+            errors.append(simulated(*inputs)[0] - model.network(*inputs)[0])
+    assert torch.equal(errors[2], errors[3])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(errors[one], errors[other]) and 0.3 < float(errors[one].norm() / errors[other].norm()) < 3
 
 
 def test_every_draw_rounds_otherwise_by_as_much_and_the_same_draw_alike() -> None:
