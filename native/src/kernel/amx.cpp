@@ -3,5 +3,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AMX{"amx", ELEMENT, ELEMENT, run_group, int8_product, float_linear};
+const Kernel AMX{"amx", ELEMENT, ELEMENT, 64, run_group, int8_product, float_linear};
 }
