@@ -1,5 +1,10 @@
 #include "cpu.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdlib>
 
 #include "errors.h"
@@ -13,6 +18,30 @@ std::string names(const std::vector<const Kernel*>& kernels) {
     return text.empty() ? "none" : text;
 }
 
+// Whether the CPU has AMX for INT8 and bf16, the operating system keeps the tiles, and this process may use them, which it
+// has to ask for. Refused where seccomp or the hypervisor does not know the question. g++ 12 does not know AMX by name.
+bool ask_for_amx() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25;
+    if ((d & (BF16 | TILE | INT8)) != (BF16 | TILE | INT8)) return false;
+    constexpr unsigned OSXSAVE = 1u << 27, XTILE = 3u << 17;  // registers that the system keeps: XTILECFG and XTILEDATA
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE)) return false;
+    asm volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    if ((a & XTILE) != XTILE) return false;
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+}
+
+// Asked once a process; a child keeps the permission. No lock, which a fork could leave taken: to ask twice does no harm.
+bool has_amx() {
+    enum { unknown, no, yes };
+    static std::atomic<int> answer{unknown};
+    int known = answer.load(std::memory_order_relaxed);
+    if (known == unknown) answer.store(known = ask_for_amx() ? yes : no, std::memory_order_relaxed);
+    return known == yes;
+}
+
 }  // namespace
 
 std::vector<const Kernel*> supported_kernels() {
@@ -20,7 +49,9 @@ std::vector<const Kernel*> supported_kernels() {
     std::vector<const Kernel*> found;
     const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
-    if (vnni && __builtin_cpu_supports("avx512bf16")) found.push_back(&AVX512_BF16);
+    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+    if (bf16 && has_amx()) found.push_back(&AMX);
+    if (bf16) found.push_back(&AVX512_BF16);
     if (vnni) found.push_back(&AVX512_VNNI);
     return found;
 }

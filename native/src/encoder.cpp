@@ -118,7 +118,7 @@ std::unique_ptr<Workspace> Encoder::borrow(size_t tokens, size_t longest) {
     longest = std::min(model_.network().longest, (longest + 127) / 128 * 128);
 #endif
     w.reset();
-    return std::make_unique<Workspace>(model_.network(), kernel_, tokens, longest, CHUNK_ROWS);
+    return std::make_unique<Workspace>(model_.network(), kernel_, tokens, longest);
 }
 
 void Encoder::give_back(std::unique_ptr<Workspace> workspace) {

@@ -23,9 +23,9 @@ struct Batch {
 
 // What lies between the two products of the feed-forward, for a chunk of rows.
 struct Inner {
-    float* floats;   // [rows][intermediate] before quantisation
+    float* floats;   // [rows][float_stride] before quantisation
     uint8_t* input;  // [rows][stride]
-    size_t rows, stride;
+    size_t rows, stride, float_stride;
 };
 
 inline constexpr size_t OUTLIERS = 8;  // of a quantised row
@@ -48,24 +48,27 @@ struct Scratch {
     uint8_t* heads;    // query, key and value of one head: [3][head_rows][head_stride]
     uint8_t* keys;     // packed as weights are
     uint8_t* values;
-    uint8_t* weights;  // [12][weight_stride] softmax
-    float* scores;     // [12][score_stride]
+    uint8_t* weights;  // [QUERY_ROWS][weight_stride] softmax
+    float* scores;     // [QUERY_ROWS][score_stride]
     Inner inner;
     size_t head_rows, weight_stride, score_stride;
 };
 
 inline constexpr size_t TILE_ROWS = 12;
+inline constexpr size_t QUERY_ROWS = 32;  // that attention works on together, at most; two tiles of AMX
 
 struct Kernel {
     const char* name;
     size_t dense_bytes;      // an element of a not quantised product's input
     size_t attention_bytes;  // an element of attention's operands
+    size_t chunk_rows;       // that go through the feed-forward together: what lies between its products should stay in the cache
     void (*group)(const Network&, const Batch&, size_t first_text, size_t last_text, const Work&, const Scratch&, Team*);
     void (*int8_product)(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out);
     // x [rows][k] times weight [n][k] plus bias [n], in float32; a row's sums do not depend on the others.
     void (*float_linear)(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out);
 };
 
+extern const Kernel AMX;
 extern const Kernel AVX512_BF16;
 extern const Kernel AVX512_VNNI;
 

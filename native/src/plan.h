@@ -15,7 +15,4 @@ struct Plan {
 
 Plan make_plan(const Network& network, const int64_t* starts, size_t texts, size_t threads);
 
-// Rows that go through the feed-forward together: what lies between its two products should stay in the cache.
-inline constexpr size_t CHUNK_ROWS = 48;
-
 }  // namespace bertopt_native

@@ -45,13 +45,14 @@ uint8_t* Workspace::allocate(size_t bytes) {
 #endif
 }
 
-Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size_t longest, size_t chunk)
+Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size_t longest)
     : tokens_(tokens), longest_(longest) {
     const size_t context = n.heads * n.head_stride, padded = round_up(longest, 32);
-    work.inner.rows = std::min(chunk, tokens);
+    work.inner.rows = std::min(kernel.chunk_rows, tokens);
     work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.dense_bytes);
     work.context_stride = row_stride(context * 4);
     work.inner.stride = row_stride(n.intermediate * kernel.dense_bytes);
+    work.inner.float_stride = row_stride(n.intermediate * 4) / 4;
     bool int8 = false, dense = n.projection != nullptr;
     for (size_t i = 0; i < n.layers; i++)
         for (const Linear* l : {&n.layer[i].qkv, &n.layer[i].attention_out, &n.layer[i].ffn_in, &n.layer[i].ffn_out})
@@ -60,7 +61,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}));
         work.inner.stride = row_stride(n.intermediate);
     }
-    scratch.head_rows = tokens + 32;  // keys are read in blocks of 32
+    scratch.head_rows = tokens + 32;  // keys, and AMX's queries, are read in blocks of 32
     scratch.weight_stride = row_stride(padded * kernel.attention_bytes);
     scratch.score_stride = padded + 16;
 
@@ -78,13 +79,13 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&zero, tokens * 4},
         {&outliers, tokens * OUTLIERS * 4},
         {&excess, tokens * OUTLIERS * 4},
-        {&inner, int8 ? work.inner.rows * n.intermediate * 4 : 64},
+        {&inner, int8 ? work.inner.rows * work.inner.float_stride * 4 : 64},
         {&work.inner.input, work.inner.rows * work.inner.stride},
         {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.attention_bytes},
         {&scratch.keys, padded * n.head_stride * kernel.attention_bytes},
         {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
-        {&scratch.weights, TILE_ROWS * scratch.weight_stride},
-        {&scores, TILE_ROWS * scratch.score_stride * 4},
+        {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
+        {&scores, QUERY_ROWS * scratch.score_stride * 4},
     };
 #ifdef BN_EXACT
     for (const Buffer& b : buffers) *b.place = allocate(b.bytes);

@@ -9,7 +9,7 @@ namespace bertopt_native {
 
 class Workspace {
 public:
-    Workspace(const Network& network, const Kernel& kernel, size_t tokens, size_t longest, size_t chunk);
+    Workspace(const Network& network, const Kernel& kernel, size_t tokens, size_t longest);
     bool fits(size_t tokens, size_t longest) const { return tokens <= tokens_ && longest <= longest_; }
 
     Work work{};

@@ -49,7 +49,7 @@ def test_no_vector_goes_to_the_stack(product: str, a_step: int) -> None:
 
 
 def test_other_code_runs_on_any_cpu() -> None:
-    """Nothing but the two kernels has AVX-512: the module opens, and says what is missing, where they cannot run."""
+    """Nothing but the kernels has AVX-512: the module opens, and says what is missing, where they cannot run."""
     objects = list(Path(_core.__file__).resolve().parent.glob("**/core.dir/src/*.o"))
     if not objects:
         pytest.skip("needs the build folder")

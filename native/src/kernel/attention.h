@@ -71,6 +71,63 @@ BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const fl
     return 1.0f / _mm512_reduce_add_ps(_mm512_add_ps(s0, s1));
 }
 
+#if BN_AMX
+// Full tiles only, whatever the number of queries, so that a query's numbers do not depend on it. Rows behind the last query
+// are read (the buffer has them) and their results never used.
+constexpr size_t BLOCK_QUERIES = QUERY_ROWS;
+
+// Up to 32 rows of `lines` times 64 bytes, times panels: [32][32] a panel at `out`, which is `out_stride` bytes a row.
+BN_INLINE void attention_product(size_t rows, const Byte* a, size_t stride, const Byte* panel, size_t lines, float* out, size_t out_stride) {
+    const bool second = rows > 16;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (size_t i = 0; i < lines; i++) {
+        tile_load<4>(a + 64 * i, stride);
+        tile_load<6>(panel + 2048 * i, 128);
+        tile_dot<ATTENTION, 0, 4, 6>();
+        tile_load<7>(panel + 2048 * i + 64, 128);
+        tile_dot<ATTENTION, 1, 4, 7>();
+        if (!second) continue;
+        tile_load<5>(a + 16 * stride + 64 * i, stride);
+        tile_dot<ATTENTION, 2, 5, 6>();
+        tile_dot<ATTENTION, 3, 5, 7>();
+    }
+    tile_store<0>(out, out_stride);
+    tile_store<1>(out + 16, out_stride);
+    if (!second) return;
+    auto* below = reinterpret_cast<float*>(reinterpret_cast<Byte*>(out) + 16 * out_stride);
+    tile_store<2>(below, out_stride);
+    tile_store<3>(below + 16, out_stride);
+}
+
+// The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
+static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+                   size_t context_stride, bool context_floats) {
+    const size_t padded = round_up(length, 32);
+    pack_keys(head, padded, scratch.keys);
+    pack_values(head, length, padded, scratch.values);
+    const Tiles tiles(16);
+    float inverse[BLOCK_QUERIES];
+    alignas(64) float sums[BLOCK_QUERIES * 32];
+    for (size_t s = 0; s < queries; s += BLOCK_QUERIES) {
+        const size_t count = smaller(BLOCK_QUERIES, queries - s);
+        for (size_t p = 0; p < padded / 32; p++)
+            attention_product(count, head.query + s * head.row_bytes, head.row_bytes, scratch.keys + p * head.panels * 2048, head.panels,
+                              scratch.scores + PANEL * p, scratch.score_stride * sizeof(float));
+        for (size_t r = 0; r < count; r++)
+            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
+                                     scratch.weights + r * scratch.weight_stride);
+        asm volatile("" ::: "memory");  // tile_load does not say that it reads the weights
+        const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
+        for (size_t p = 0; p < head.panels; p++) {
+            attention_product(count, scratch.weights, scratch.weight_stride, scratch.values + p * padded * 64, padded / 32, sums, 128);
+            for (size_t r = 0; r < count; r++) to_context({}, r, p, load(sums + 32 * r), load(sums + 32 * r + 16));
+        }
+    }
+}
+#else
 // The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
 static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
                    size_t context_stride, bool context_floats) {
@@ -98,3 +155,4 @@ static void attend(const Head& head, size_t length, size_t queries, const float*
         }
     }
 }
+#endif

@@ -135,7 +135,7 @@ struct Pass {
         const Byte* a = work.input + c0 * work.input_stride;
         if (layer.ffn_out.int8) {
             product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
-                       Activate<Int8, true>{dequantise, net.activation, reinterpret_cast<Byte*>(inner.floats), net.intermediate * 4, c0});
+                       Activate<Int8, true>{dequantise, net.activation, reinterpret_cast<Byte*>(inner.floats), inner.float_stride * 4, c0});
         } else {
             product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
                        Activate<Int8, false>{dequantise, net.activation, inner.input, inner.stride, c0});
@@ -151,7 +151,7 @@ struct Pass {
     void quantise_inner(const Inner& inner, size_t c0, size_t r0, size_t r1) const {
         const float low = net.activation == Activation::relu ? 0.0f : -0.17005f;
         for (size_t r = r0; r < r1; r++)
-            quantise_activated(inner.floats + r * net.intermediate, net.intermediate, low, work, c0 + r, inner.input + r * inner.stride);
+            quantise_activated(inner.floats + r * inner.float_stride, net.intermediate, low, work, c0 + r, inner.input + r * inner.stride);
     }
 
     void output_product(const Rest& rest, size_t r0, size_t r1) const {

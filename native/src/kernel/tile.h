@@ -116,10 +116,22 @@ BN_INLINE void pick_rows(size_t count, const Byte* a, size_t stride, const Byte*
     }
 }
 
+#if BN_AMX
+#include "amx.h"
+
+// Fewer rows are quicker by vectors: a row's INT8 sums are the same integers either way. Sums of bf16 are not, so that their
+// products are in tiles whatever the rows.
+constexpr size_t TILES_FROM = 2;
+#endif
+
 // Rows m0 to m1 times panels p0 to p1 of a weight; `a` is row m0.
 template <Kind K, class Epilogue>
 static void product(const Byte* a, size_t stride, size_t m0, size_t m1, const Byte* weight, size_t depth, size_t p0, size_t p1,
                     const Epilogue& epilogue) {
+#if BN_AMX
+    if (K == Kind::bf16 || (depth % 64 == 0 && m1 - m0 >= TILES_FROM))
+        return product_in_tiles<K>(a, stride, m0, m1, weight, depth, p0, p1, epilogue);
+#endif
     const size_t steps = depth / step_elements(K), panel_bytes = steps * 128, count = m1 - m0;
     const size_t blocks = (count + TILE_ROWS - 1) / TILE_ROWS;
     for (size_t p = p0; p < p1; p++) {
