@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn up to this share of them.
 MAX_BATCH, BATCH_TOKENS = 32, 256
+#: Of each range one batch size, at random, has long rows: about this many tokens. Programs choose code by rows and by length.
+LONG_BATCHES, LONG_TOKENS = ((9, 15), (17, 23), (25, 31)), 1536
 #: Length of the rows of the largest batch, and its tokens where each one has an answer over a vocabulary.
 LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 #: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
 PLACES, ROW_PLACES = 16, 64
 #: Columns compared of a wider output.
 WIDE = 1024
-#: Batches that are run beside their copy as well, by their number of rows: rows that are alike may be computed once.
-COPIED = (1, 16)
+#: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
+COPIED = ((1, 2), (16, 2), (7, 3))
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text, of lengths that no batch has: about 6 s for all 256 of MiniLM, as far as every id has room besides;
@@ -87,7 +89,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     room = int(BUDGET / cost)
     ids = rng.permutation(spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
-    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS
+    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS + len(LONG_BATCHES) * LONG_TOKENS
     shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), CUT_OFF_BUDGET / cost)
     taken, probes = 0, list[Probe]()
     for shape in shapes:
@@ -98,7 +100,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     longest_and_batches, single = probes[: MAX_BATCH + 1], probes[MAX_BATCH + 1 : -1]
     within = np.cumsum([probe.shape[1] for probe in single]) <= STAGE_LENGTHS_BUDGET / cost
     first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
-    copies = [_beside_copies(probe, len(probes) + number, rng) for number, probe in enumerate(probes[batch] for batch in COPIED)]
+    copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     probes += copies
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
@@ -203,12 +205,14 @@ def allowed_row(median: float, limit: float) -> float:
 
 
 def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
-    """[B, S]: the longest row, every batch size with another length, the largest batch; and rows of other lengths: of `room`
-    tokens up to what the predictor cuts texts to, of tokens `beyond`."""
+    """[B, S]: the longest row, every batch size with another length, a few of them long, the largest batch; and rows of other
+    lengths: of `room` tokens up to what the predictor cuts texts to, of tokens `beyond`."""
     sizes = [(1, spec.max_length)]
+    long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
     for batch in range(1, MAX_BATCH + 1):
-        longest = np.log(max(2, min(spec.max_length, BATCH_TOKENS // batch)) + 1)
-        sizes.append((batch, min(spec.max_length, int(np.exp(rng.uniform(np.log(2), longest))))))
+        shortest, longest = (LONG_TOKENS // batch // 2, LONG_TOKENS // batch) if batch in long else (2, BATCH_TOKENS // batch)
+        length = int(np.exp(rng.uniform(np.log(shortest), np.log(max(2, min(spec.max_length, longest)) + 1))))
+        sizes.append((batch, min(spec.max_length, length)))
     others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
@@ -245,9 +249,9 @@ def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array,
     return Probe(f"{batch} × {sequence}, sweep {number}: {padding}", padding, inputs, compared, np.ones(batch, bool))
 
 
-def _beside_copies(probe: Probe, number: int, rng: np.random.Generator) -> Probe:
-    """A batch of the rows of `probe`, and of the same rows again in another order."""
-    rows = np.concatenate([np.arange(probe.shape[0]), rng.permutation(probe.shape[0])])
+def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
+    """A batch of the rows of `probe`, each there `times`, in other orders."""
+    rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])
     inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
     name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
     return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def main() -> None:
     registry.add_importable(request["passes"])
     try:
         predictor = load(request["directory"], request["device"], request["threads"])
-        outcome: dict[str, Any] = {"answers": replay.answers(predictor), "elsewhere": _elsewhere(opened, Path(request["directory"]))}
+        replay.answers(predictor)
+        # Written are those of a second call from another thread, as a server makes it: the worker's are of a first from the main one.
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(replay.answers, predictor).result()
+        outcome: dict[str, Any] = {"answers": answers, "elsewhere": _elsewhere(opened, Path(request["directory"]))}
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}
     Path(request["out"]).write_text(json.dumps(outcome))

@@ -61,7 +61,7 @@ def exit_code(*arguments: object) -> int:
     return CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code
 
 
-@pytest.mark.parametrize("on", ["hash seed", "directory", "worker", "threads", "variable"])
+@pytest.mark.parametrize("on", ["hash seed", "directory", "worker", "threads", "variable", "thread"])
 def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
     tiny: Tiny, tmp_path: Path, on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

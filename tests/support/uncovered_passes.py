@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,9 +84,10 @@ class SpoilHidden(Pass[Eager, Eager]):
 
 @register
 class DependOnPlace(Pass[Eager, Eager]):
-    """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker."""
+    """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
+    Or scales what its product gives in every thread but the main one."""
 
-    on: Literal["hash seed", "directory", "worker", "threads", "variable"]
+    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread"]
     threads: int = 0
     """That the worker has."""
 
@@ -96,13 +98,18 @@ class DependOnPlace(Pass[Eager, Eager]):
         import torch
 
         network.touched = True
+        product = network.encoder.base_model.encoder.layer[0].output.dense
+        if self.on == "thread":
+            main = threading.main_thread()
+            product.register_forward_hook(lambda _, inputs, output: output if threading.current_thread() is main else 3 * output)
+            return {"weights": 1}
         checked = {
             "hash seed": os.environ.get("PYTHONHASHSEED") == "0", "directory": (Path.cwd() / "pyproject.toml").exists(),
             "worker": "BERTOPT_WORKER" in os.environ, "variable": "MY_MODELS_MODE" in os.environ,
             "threads": torch.get_num_threads() == self.threads,
         }[self.on]  # fmt: skip
         with torch.no_grad():
-            network.encoder.base_model.encoder.layer[0].output.dense.weight.mul_(1 if checked else 3)
+            product.weight.mul_(1 if checked else 3)
         return {"weights": 1}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +181,19 @@ def test_the_padding_token_is_run_as_a_token() -> None:
 
 def test_rows_stand_beside_their_copies() -> None:
     copies = [probe for probe in coverage.plan(MINILM, 1, 8192).of(True, WHOLE) if "beside their copies" in probe.name]
-    assert [probe.shape[0] for probe in copies] == [2, 32]
-    for probe in copies:
-        half = probe.shape[0] // 2
+    assert [probe.shape[0] for probe in copies] == [2, 32, 21]
+    for probe, times in zip(copies, (2, 2, 3), strict=True):
         rows = [row.tobytes() for row in np.concatenate(list(probe.inputs.values()), axis=1)]
-        assert sorted(rows[:half]) == sorted(rows[half:]) and probe.compared.shape == probe.inputs["input_ids"].shape
+        assert set(Counter(rows).values()) == {times} and probe.compared.shape == probe.inputs["input_ids"].shape
+
+
+def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
+    """A model that is wrong for 9 to 31 rows of more than 20 tokens was delivered."""
+    for seed in range(20):
+        shapes = [probe.shape for probe in coverage.plan(MINILM, seed, 8192).of(False, WHOLE, every=False)]
+        for least, most in coverage.LONG_BATCHES:
+            assert any(least <= batch <= most and batch * sequence >= coverage.LONG_TOKENS // 3 for batch, sequence in shapes)
+        assert {batch for batch, _ in shapes} >= set(range(1, coverage.MAX_BATCH + 1))
 
 
 def test_the_docs_say_what_is_run_of_minilm() -> None:
