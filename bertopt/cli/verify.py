@@ -55,6 +55,8 @@ def verify(
             if against is not None or baseline is not None or key is not None:
                 raise UsageError("--url compares with the artefact here; give --against, --baseline or --key in a call without it")
             _url(directory, url, texts, latency_ms, api_key, json_)
+        if latency_ms is not None:
+            raise UsageError("--latency-ms limits a running server; give it with --url URL")
         tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
         if baseline is not None:
             from bertopt.commands.compare import delivered, read_report, with_baseline

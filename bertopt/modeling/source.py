@@ -125,7 +125,8 @@ def examine(directory: Path) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        inside = next((each.parent for each in sorted(directory.glob("*/config.json"))), None)
+        # Those of sentence-transformers' modules, such as 1_Pooling, are no checkpoints.
+        inside = next((each.parent for each in sorted(directory.glob("*/config.json")) if "model_type" in each.read_text("utf-8", "replace")), None)
         advice = f"did you mean '{inside}'?" if inside else "give the directory of a transformers checkpoint"
         raise UsageError(f"'{directory}' has no config.json; {advice}")
     return check_config(read_json(path))

@@ -52,7 +52,7 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         if sends is not None:
             sends.shutdown()  # sends what is left
     except SystemExit as error:  # uvicorn's way to say that it could not listen
-        raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port") from error
+        raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port, or an address of this machine with --host") from error
     if not server.started:
         raise Unsupported("the server did not start; its log says why")
 
@@ -73,6 +73,11 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
                 return
             loop = asyncio.get_running_loop()
             loop.call_later(settings.drain_s, lambda: setattr(self, "should_exit", True))
+
+        async def startup(self, sockets: list[Any] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                logging.getLogger("bertopt.serve").info("listening on http://%s:%d; /openapi.json lists the routes", settings.host, settings.port)
 
         async def shutdown(self, sockets: list[Any] | None = None) -> None:
             """Close the port, answer what still comes on open connections, then close those."""

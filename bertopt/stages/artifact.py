@@ -71,20 +71,28 @@ def _portable(path: str | None) -> str | None:
 
 
 def recover(out: Path) -> None:
-    """Clear up after an interrupted delivery: what is unfinished goes, an old artefact that stood aside comes back."""
+    """Clear up after an interrupted delivery: what is unfinished goes, an old artefact that stood aside comes back.
+
+    Raises UsageError where something else stands where the artefact will: before a run that could not deliver.
+    """
     old, final = out / ".artifact.old", out / "artifact"
     if old.exists() and not final.exists():
         old.rename(final)
     for left in (old, out / ".artifact.part"):
         shutil.rmtree(left, ignore_errors=True)
+    _check_place(final)
+
+
+def _check_place(final: Path) -> None:
+    if final.exists() and not (final / stages.MANIFEST).is_file():
+        raise UsageError(f"'{final}' exists and is not a bertopt artefact; move it away, or export elsewhere with --out")
 
 
 def _replace(part: Path, final: Path) -> None:
     if not final.exists():
         stages.commit(part, final)
         return
-    if not (final / stages.MANIFEST).is_file():
-        raise UsageError(f"'{final}' exists and is not a bertopt artefact; move it away, or export elsewhere with --out")
+    _check_place(final)
     stages.sync(part)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:

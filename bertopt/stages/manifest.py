@@ -145,7 +145,8 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}")
+        advice = f"; did you mean '{directory / 'artifact'}'?" if (directory / "artifact" / MANIFEST).is_file() else ""
+        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}{advice}")
     content = path.read_bytes()
     if key is not None:
         signature.check(directory, content, key)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 import bertopt
 from bertopt import cli, stages
+from bertopt.errors import UsageError
 from bertopt.system import environment
 from campaigns import kill_resume
 from tests.support.shared_workers import SharedWorkers, cheap_workers
@@ -287,9 +288,11 @@ def test_files_for_continuous_integration(recipe: Path, tmp_path: Path) -> None:
     assert "swap_labels" in {case.attrib["classname"] for case in suites.iter("testcase") if case.find("failure") is not None}  # fmt: skip
 
 
-def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path) -> None:
-    (tmp_path / "artifact").mkdir()
-    (tmp_path / "artifact" / "thesis.txt").write_text("years of work")
+def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise UsageError("'artifact' appeared meanwhile and is not a bertopt artefact")
+
+    monkeypatch.setattr("bertopt.stages.artifact.deliver", refused)
     xml, text = tmp_path / "j.xml", tmp_path / "s.md"
     found = call("export", str(recipe), "--out", str(tmp_path), "--junit", str(xml), "--summary", str(text))
     assert found.exit_code == 2

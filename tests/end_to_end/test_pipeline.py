@@ -537,9 +537,11 @@ def test_a_full_disk_leaves_the_old_artefact(run: Run, begun: Path, monkeypatch:
 def test_somebody_else_s_directory_is_not_overwritten(run: Run, begun: Path) -> None:
     (begun / "artifact").mkdir()
     (begun / "artifact" / "thesis.txt").write_text("years of work")
+    built = sorted((begun / "stages").iterdir())
     with pytest.raises(UsageError, match="is not a bertopt artefact; move it away"):
-        run(begun, ["touch"])
+        run(begun, ["touch", "use_sdpa"])
     assert [path.name for path in (begun / "artifact").iterdir()] == ["thesis.txt"]
+    assert sorted((begun / "stages").iterdir()) == built, "refused before anything is built"
 
 
 def test_an_interrupted_delivery_is_cleared_up(run: Run, begun: Path) -> None:
