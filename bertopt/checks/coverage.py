@@ -211,7 +211,8 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
     for batch in range(1, MAX_BATCH + 1):
         shortest, longest = (LONG_TOKENS // batch // 2, LONG_TOKENS // batch) if batch in long else (2, BATCH_TOKENS // batch)
-        length = int(np.exp(rng.uniform(np.log(shortest), np.log(max(2, min(spec.max_length, longest)) + 1))))
+        longest = max(2, min(spec.max_length, longest))
+        length = int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))))
         sizes.append((batch, min(spec.max_length, length)))
     others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):

@@ -194,6 +194,9 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
         for least, most in coverage.LONG_BATCHES:
             assert any(least <= batch <= most and batch * sequence >= coverage.LONG_TOKENS // 3 for batch, sequence in shapes)
         assert {batch for batch, _ in shapes} >= set(range(1, coverage.MAX_BATCH + 1))
+    for longest in (1, 2, 12, 40):
+        small = SPEC.model_copy(update={"max_length": longest, "text_length": longest})
+        assert {probe.shape[0] for probe in coverage.plan(small, 1, 8192).probes} >= set(range(1, coverage.MAX_BATCH + 1))
 
 
 def test_the_docs_say_what_is_run_of_minilm() -> None:
