@@ -117,6 +117,21 @@ def test_kernels_are_those_that_the_system_sees_the_cpu_has() -> None:
     assert bertopt_native.isa() == os.environ.get("BERTOPT_NATIVE_ISA", bertopt_native.supported()[0])
 
 
+@pytest.mark.skipif("amx" not in ISAS, reason="this CPU has no AMX, or the system does not permit it")
+def test_a_process_that_is_refused_amx_goes_on_without_it() -> None:
+    """Linux refuses where a stack for signals is too small for the tiles."""
+    code = """
+import ctypes, bertopt_native
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+room = ctypes.create_string_buffer(6000)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, 6000)), None) == 0
+print(*bertopt_native.supported())
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ISAS[1:]
+
+
 def test_isa_by_environment(packed: Packed) -> None:
     code = (
         "import bertopt_native as b, sys; e = b.Encoder(sys.argv[1]);"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import bertopt_native
 import numpy as np
 import pytest
 from bertopt_native import _core, families, layout, packing, quantize
-from conftest import ISAS, network, state, texts_of
+from conftest import ISAS, cosines, network, state, texts_of
 from numpy.typing import NDArray
 
 
@@ -30,6 +31,18 @@ def test_products_do_not_saturate(isa: str) -> None:
     for value in (127, -127):
         got = _core.int8_product(a, layout.panels(np.full((32, 65536), value, np.int8), 4), isa)
         assert (got == 255 * 65536 * value).all()
+
+
+@pytest.mark.skipif("amx" not in ISAS, reason="this CPU has no AMX, or the system does not permit it")
+def test_amx_differs_in_attention_alone(packed: Callable[..., Path]) -> None:
+    """The INT8 products are the same integers; texts of at most eight tokens have the same attention too."""
+    encoders = [bertopt_native.Encoder(packed(), threads=2, isa=isa) for isa in ("amx", "avx512_bf16")]
+    short, long = ([1, 8, 3, 5, 8, 7] * 20, [9, 40, 8])
+    for lengths, equal in ((short, True), (long, False)):
+        ids, starts = texts_of(lengths)
+        amx, vectors = (e.run(ids, starts) for e in encoders)
+        assert (amx == vectors).all() == equal
+        assert cosines(amx, vectors).min() > 0.999
 
 
 def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:

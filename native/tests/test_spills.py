@@ -48,6 +48,18 @@ def test_no_vector_goes_to_the_stack(product: str, a_step: int) -> None:
         assert not memory, f"pointers on the stack: {memory}"
 
 
+@pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
+@pytest.mark.parametrize("product", ["tdpbusd", "tdpbf16ps"])
+def test_tiles_are_loaded_once_for_two_products(product: str) -> None:
+    """A block of 32 by 32 sums: four products a step for four loads, and no sum leaves its tile before the last step."""
+    text = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", _core.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    steps = re.findall(rf"(?:\n[^\n]*\b(?:tileloadd|{product}|mov|lea|add|sub|shl|prefetcht0)\b[^\n]*)+", text)
+    full = [s for s in steps if s.count(product) == 4 and s.count("tileloadd") == 4]
+    assert len(full) >= 2, f"expected steps of full blocks with {product}: has the block another shape?"
+
+
 def test_other_code_runs_on_any_cpu() -> None:
     """Nothing but the kernels has AVX-512: the module opens, and says what is missing, where they cannot run."""
     objects = list(Path(_core.__file__).resolve().parent.glob("**/core.dir/src/*.o"))

@@ -71,11 +71,35 @@ BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const fl
     return 1.0f / _mm512_reduce_add_ps(_mm512_add_ps(s0, s1));
 }
 
-#if BN_AMX
-// Full tiles only, whatever the number of queries, so that a query's numbers do not depend on it. Rows behind the last query
-// are read (the buffer has them) and their results never used.
-constexpr size_t BLOCK_QUERIES = QUERY_ROWS;
+// The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
+static void attend_by_vectors(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+                              size_t context_stride, bool context_floats) {
+    const size_t padded = round_up(length, 32), depth = head.panels * PANEL;
+    const size_t value_rows = round_up(length, 4);  // two steps of two keys; float32 steps divide it too
+    pack_keys(head, padded, scratch.keys);
+    pack_values(head, length, value_rows, scratch.values);
+    const size_t blocks = (queries + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t score_steps = depth / step_elements(ATTENTION), value_steps = value_rows / step_elements(ATTENTION);
+    float inverse[TILE_ROWS];
+    for (size_t b = 0; b < blocks; b++) {
+        const size_t s = queries * b / blocks, e = queries * (b + 1) / blocks;
+        const Write to_scores{scratch.scores, scratch.score_stride};
+        for (size_t p = 0; p < padded / 32; p++) {
+            const Byte* panel = scratch.keys + p * score_steps * 128;
+            pick_rows<ATTENTION>(e - s, head.query + s * head.row_bytes, head.row_bytes, panel, score_steps, 0, p, to_scores, panel);
+        }
+        for (size_t r = 0; r < e - s; r++)
+            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
+                                     scratch.weights + r * scratch.weight_stride);
+        const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
+        for (size_t p = 0; p < head.panels; p++) {
+            const Byte* panel = scratch.values + p * value_steps * 128;
+            pick_rows<ATTENTION>(e - s, scratch.weights, scratch.weight_stride, panel, value_steps, 0, p, to_context, panel);
+        }
+    }
+}
 
+#if BN_AMX
 // Up to 32 rows of `lines` times 64 bytes, times panels: [32][32] a panel at `out`, which is `out_stride` bytes a row.
 BN_INLINE void attention_product(size_t rows, const Byte* a, size_t stride, const Byte* panel, size_t lines, float* out, size_t out_stride) {
     const bool second = rows > 16;
@@ -102,17 +126,18 @@ BN_INLINE void attention_product(size_t rows, const Byte* a, size_t stride, cons
     tile_store<3>(below + 16, out_stride);
 }
 
-// The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
-static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
-                   size_t context_stride, bool context_floats) {
+// The same in tiles. They are full, whatever the number of queries: rows behind the last are read (the buffer has them) and
+// their results never used.
+static void attend_in_tiles(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+                            size_t context_stride, bool context_floats) {
     const size_t padded = round_up(length, 32);
     pack_keys(head, padded, scratch.keys);
     pack_values(head, length, padded, scratch.values);
     const Tiles tiles(16);
-    float inverse[BLOCK_QUERIES];
-    alignas(64) float sums[BLOCK_QUERIES * 32];
-    for (size_t s = 0; s < queries; s += BLOCK_QUERIES) {
-        const size_t count = smaller(BLOCK_QUERIES, queries - s);
+    float inverse[QUERY_ROWS];
+    alignas(64) float sums[QUERY_ROWS * 32];
+    for (size_t s = 0; s < queries; s += QUERY_ROWS) {
+        const size_t count = smaller(QUERY_ROWS, queries - s);
         for (size_t p = 0; p < padded / 32; p++)
             attention_product(count, head.query + s * head.row_bytes, head.row_bytes, scratch.keys + p * head.panels * 2048, head.panels,
                               scratch.scores + PANEL * p, scratch.score_stride * sizeof(float));
@@ -127,32 +152,13 @@ static void attend(const Head& head, size_t length, size_t queries, const float*
         }
     }
 }
-#else
-// The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
+#endif
+
+// By which of the two is a matter of the text's length alone, because they do not sum alike.
 static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
                    size_t context_stride, bool context_floats) {
-    const size_t padded = round_up(length, 32), depth = head.panels * PANEL;
-    const size_t value_rows = round_up(length, 4);  // two steps of two keys; float32 steps divide it too
-    pack_keys(head, padded, scratch.keys);
-    pack_values(head, length, value_rows, scratch.values);
-    const size_t blocks = (queries + TILE_ROWS - 1) / TILE_ROWS;
-    const size_t score_steps = depth / step_elements(ATTENTION), value_steps = value_rows / step_elements(ATTENTION);
-    float inverse[TILE_ROWS];
-    for (size_t b = 0; b < blocks; b++) {
-        const size_t s = queries * b / blocks, e = queries * (b + 1) / blocks;
-        const Write to_scores{scratch.scores, scratch.score_stride};
-        for (size_t p = 0; p < padded / 32; p++) {
-            const Byte* panel = scratch.keys + p * score_steps * 128;
-            pick_rows<ATTENTION>(e - s, head.query + s * head.row_bytes, head.row_bytes, panel, score_steps, 0, p, to_scores, panel);
-        }
-        for (size_t r = 0; r < e - s; r++)
-            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
-                                     scratch.weights + r * scratch.weight_stride);
-        const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
-        for (size_t p = 0; p < head.panels; p++) {
-            const Byte* panel = scratch.values + p * value_steps * 128;
-            pick_rows<ATTENTION>(e - s, scratch.weights, scratch.weight_stride, panel, value_steps, 0, p, to_context, panel);
-        }
-    }
-}
+#if BN_AMX
+    if (length >= TILES_FROM) return attend_in_tiles(head, length, queries, bias, scratch, context, context_stride, context_floats);
 #endif
+    attend_by_vectors(head, length, queries, bias, scratch, context, context_stride, context_floats);
+}

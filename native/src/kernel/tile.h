@@ -119,9 +119,9 @@ BN_INLINE void pick_rows(size_t count, const Byte* a, size_t stride, const Byte*
 #if BN_AMX
 #include "amx.h"
 
-// Fewer rows are quicker by vectors: a row's INT8 sums are the same integers either way. Sums of bf16 are not, so that their
-// products are in tiles whatever the rows.
-constexpr size_t TILES_FROM = 2;
+// Fewer tokens are quicker by vectors. A row's INT8 sums are the same integers either way; sums of bf16 are not, so that those
+// of products with weights are in tiles whatever the rows, and those of attention by the length of the text.
+constexpr size_t TILES_FROM = 9;
 #endif
 
 // Rows m0 to m1 times panels p0 to p1 of a weight; `a` is row m0.
