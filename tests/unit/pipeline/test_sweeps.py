@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -78,6 +79,9 @@ def test_a_reference_that_ends_beside_a_build_ends_the_step(reference: Path) -> 
         worker.open(reference, "cpu")
         with pytest.raises(WorkerCrashed), sweeps.ahead(worker, 60):
             worker.kill()
+            for thread in threading.enumerate():
+                if thread.name == "bertopt-sweeps":
+                    thread.join()  # it asks the ended worker again; where the block ended before that, nothing would be lost
 
 
 def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_they_are(reference: Path) -> None:
