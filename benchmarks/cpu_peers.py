@@ -135,7 +135,9 @@ def prepared(
             continue
         say(f"preparing {entry.name}")
         try:
-            found.append(roster.ready(entry, checkpoint, made_of, options.peers, texts, common))
+            # Ours are artefacts that cut texts off where the checkpoint does; those of peers are told at load.
+            of = made_of if entry.peer else source
+            found.append(roster.ready(entry, checkpoint, of, options.peers, texts, common))
         except BuildError as error:
             race_["contenders"][entry.name] = {"peer": entry.peer, "failed": str(error)}
             say(str(error))

@@ -91,7 +91,8 @@ class _Examiner(Examiner):
         texts: list[str] = [*own, *probes.built_in_texts()]
         every_text: list[Text] = [*texts, *probes.pairs(spec, texts)]
         self.alone = [inputs for text in every_text for inputs in self._encode([text])]
-        self._end_to_end_texts = probes.of_all_lengths(every_text, [inputs["input_ids"].shape[1] for inputs in self.alone])
+        first = len(texts) if spec.task == "question-answering" else 0
+        self._end_to_end_texts = probes.of_all_lengths(every_text[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
 
     def _of_texts(self, tag: str, of: Sequence[str]) -> list[Probe]:
         pairs = probes.pairs(self.spec, of)
@@ -135,6 +136,10 @@ class _Examiner(Examiner):
                 refused[pair] = outcome.reason or outcome.status
         figures = [one.model_dump(exclude={"vectors", "error"}) for one in self.roundings if one is not None]
         worst = {key: round(max(values), 3) for key in (figures[0] if figures else {}) if (values := [one[key] for one in figures if one[key] is not None])}
+        swept = [output for found in self.sweeps.found for output in found.outputs.values()]
+        sizes = [(output.large_batches, output.small_batches) for output in swept if output.large_batches and output.small_batches]
+        if sizes and precision != "float32":
+            worst["large_batches"] = round(max(large / small for large, small in sizes), 3)
         return StageVerdict(step.name, precision, pairs, refused, worst)
 
 

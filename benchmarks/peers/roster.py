@@ -122,7 +122,7 @@ def ready(
 ) -> Ready:
     """Build environment and model where they are missing. `texts` has a train.jsonl. Raises BuildError."""
     if not entry.peer:
-        artefact = entry.directory or native_artefact(source, folder / "models" / source_name(checkpoint), NATIVE[entry.name])
+        artefact = entry.directory or native_artefact(source, folder / "models" / checkpoint.name, NATIVE[entry.name])
         return Ready(
             entry, Path(sys.executable), (ROOT,), {**options, "load": entry.load, "directory": str(artefact)},
             hashlib.sha256((artefact / "manifest.json").read_bytes()).hexdigest()[:16],

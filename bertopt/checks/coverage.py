@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks.probes import Probe
+from bertopt.checks.probes import TEXT_BATCH, Probe
 from bertopt.core import ShapeLimits, Spec
 from bertopt.results import Failure, Limits
-from bertopt.results.coverage import Coverage
+from bertopt.results.coverage import Coverage, SweptOutput
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+    from bertopt.runtime.predictor import Predictor
+    from bertopt.runtime.tokenization import Text
 
     Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -52,6 +54,11 @@ STAGE_LENGTHS_BUDGET = 5e10
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
 END_TO_END, EXACT = "texts end to end", 1e-3
+#: Relative difference of a text's outputs that are as far from the reference's as from none at all.
+LOST = 1.0
+#: Median difference of rows in larger batches, relative to that in smaller ones, of a model whose batches are wrong by their
+#: size; and below which no such is told from rounding.
+LARGER, NEAR = 3.0, 0.01
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
 
@@ -140,14 +147,26 @@ def answer(run: Run, probe: Probe, spec: Spec, shapes: ShapeLimits, seed: int) -
     return {name: np.concatenate(parts) for name, parts in kept.items()}, finite
 
 
+def outputs(predictor: Predictor, texts: Sequence[Text]) -> dict[str, Array]:
+    """Return the raw outputs for each text, as `<number>/<output>`; of a wider one `WIDE` columns."""
+    # Together those over a vocabulary would be gigabytes.
+    parts = [texts[number : number + 1] for number in range(len(texts))] if predictor.spec.task == "fill-mask" else [texts]
+    raw = (named for part in parts for named in predictor.raw(part))
+    return {f"{number}/{name}": _narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
+
+
+def _narrowed(value: Array, seed: int) -> Array:
+    if value.shape[-1] <= WIDE or value.ndim == 1:
+        return value
+    return value[..., np.random.default_rng([seed, 19]).choice(value.shape[-1], WIDE, replace=False)]
+
+
 def _vectors(value: Array, compared: Array, spec: Spec, seed: int) -> Array:
     """Return the compared vectors [N, D] of one output."""
     if spec.granularity == "span" and value.ndim == 2:
         return np.where(compared, value[:, : compared.shape[1]], 0)
     chosen = value[:, : compared.shape[1]][compared] if value.ndim == 3 else value
-    if chosen.shape[-1] <= WIDE:
-        return chosen
-    return chosen[:, np.random.default_rng([seed, 19]).choice(chosen.shape[-1], WIDE, replace=False)]
+    return _narrowed(chosen, seed)
 
 
 def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
@@ -176,7 +195,8 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
     """Return what is grossly wrong: values that are not finite, a median row beyond `rel_l2`, a row that stands out.
 
     In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. The rounding of reduced precision
-    spreads less, so there by 5 times the median or by 0.1.
+    spreads less, so there by 5 times the median or by 0.1; and rows in batches larger than those of the real texts, which are
+    held to what rounding costs, may differ `LARGER` times as much as in those.
     """
     missed: list[tuple[str | None, str]] = [] if found.finite else [(None, "outputs of the coverage sweeps must be finite")]
     limit = _median_limit(limits)
@@ -185,12 +205,23 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
         metric = "rel_l2" if math.isfinite(output.worst) else None
         if not output.median <= limit:
             missed.append((metric, f"the median row of the coverage sweeps may differ by {limit:g}; got {output.median:.4g} ({output.where})"))
-        elif name == END_TO_END and limit > EXACT and math.isfinite(output.worst):
-            # How far one text's outputs may be in reduced precision is for the limits on parity to say.
-            continue
+        elif name == END_TO_END and limit > EXACT:
+            # How far one text's outputs may be in reduced precision is for the limits on parity to say, unless nothing of them is left.
+            if not output.worst <= max(LOST, limit):
+                missed.append((metric, f"the outputs of one text, end to end, may differ by {max(LOST, limit):g}; got {output.worst:.4g} ({output.where})"))
+        elif limit > EXACT and not _alike(output):
+            text = f"{LARGER:g} times as much as in smaller ones, {output.small_batches:.3g}; got {output.large_batches:.4g} ({name})"
+            missed.append((metric, f"the median row in batches of more than {TEXT_BATCH} may differ by {text}"))
         elif not output.worst <= allowed:
             missed.append((metric, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} ({output.where})"))
     return [Failure(gate="coverage", metric=metric, text=text) for metric, text in missed]
+
+
+def _alike(output: SweptOutput) -> bool:
+    """Whether rows in larger batches are no farther from the reference's than in smaller ones, or as near as makes no difference."""
+    if output.small_batches is None or output.large_batches is None:
+        return True
+    return output.large_batches <= max(LARGER * output.small_batches, NEAR)
 
 
 def _median_limit(limits: Limits) -> float:

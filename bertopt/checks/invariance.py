@@ -48,7 +48,7 @@ def measure(
         return None
     lengths = [text["input_ids"].shape[1] for text in chosen]
     alone = [_own(spec, session.run(text), 0, 0, length) for text, length in zip(chosen, lengths, strict=True)]
-    found = Invariance(max_abs=0.0, cosine_min=1.0, texts=len(chosen), where="nowhere")
+    found = Invariance(max_abs=0.0, cosine_min=1.0, texts=len(chosen), where="no input")
     for run in _runs(spec, lengths, limits, seed):
         if limits.fit(len(run.rows), run.width) is None:
             continue

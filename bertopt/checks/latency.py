@@ -178,8 +178,8 @@ def measure(
     vs_reference = against("reference")
     width = (vs_reference.high - vs_reference.low) / vs_reference.ratio if vs_reference else 0.0
     every = [*voided, *warnings]
-    if width > NOISY:
-        every.append(f"the interval is {width:.0%} of the ratio: the machine is too noisy to trust it")
+    if vs_reference and width > NOISY:
+        every.append(f"the interval [{vs_reference.low:.3g}, {vs_reference.high:.3g}] of the ratio is too wide to trust: the machine is too noisy")
     return Latency(
         kind="shape" if shape else "mix", batch=shape[0] if shape else None, sequence=shape[1] if shape else None,
         n=len(samples) if shape else texts, p50_ms=p50, p90_ms=p90,

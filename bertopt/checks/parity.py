@@ -35,7 +35,7 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float16": _REDUCED.over(Limits(cosine_median_min=0.999)),
     "bfloat16": _REDUCED.over(Limits(cosine_median_min=0.99)),
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
-    "int8": _REDUCED.over(Limits(cosine_median_min=0.93)),
+    "int8": _REDUCED.over(Limits(cosine_median_min=0.91)),
 }
 #: Padding of the cases that were sampled while the stage was timed; `rel_l2` may be this many times its limit there, up to the
 #: size at which outputs have nothing to do with each other.

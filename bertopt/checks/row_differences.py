@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks.probes import Probe
+from bertopt.checks.probes import TEXT_BATCH, Probe
 from bertopt.results import nan_max
 from bertopt.results.coverage import Coverage, SweptOutput
 
@@ -45,7 +45,12 @@ class Comparer:
         at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
         probe, row = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))][at]
         where = f"{name}[{row}], {probe}"
-        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where)
+        sizes: dict[bool, list[Array]] = {False: [], True: []}
+        for of, errors in self.errors[name].items():
+            if self.probes[of].padding == "batch sizes":
+                sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
+        small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
+        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where, small_batches=small, large_batches=large)
 
     def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
         """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
@@ -62,11 +67,20 @@ class Comparer:
         return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
 
 
-def end_to_end(got: Array, reference: Array, texts: Sequence[object]) -> SweptOutput:
-    """Compare outputs [N, D] for texts, from text to vector, with the reference's."""
-    b = reference.astype(np.float64)
-    floor = 0.1 * float(np.linalg.norm(b)) / math.sqrt(max(1, len(b)))
-    errors = np.linalg.norm(got - b, axis=1) / np.maximum(np.linalg.norm(b, axis=1), max(floor, 1e-12))
+def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: Sequence[object]) -> SweptOutput:
+    """Compare outputs `<number>/<name>` for texts, from text to vectors, with the reference's.
+
+    Each relative to its size or the usual one; of a text with several the largest.
+    """
+    usual_size = usual({key.split("/", 1)[1]: value} for key, value in reference.items())
+    errors = np.zeros(len(texts))
+    for key, value in reference.items():
+        number, name = key.split("/", 1)
+        b = value.astype(np.float64)
+        floor = max(usual_size[name] * math.sqrt(b.size), 1e-12)
+        same = key in got and got[key].shape == b.shape
+        error = float(np.linalg.norm(got[key] - b)) / max(float(np.linalg.norm(b)), floor) if same else math.inf
+        errors[int(number)] = nan_max((float(errors[int(number)]), error))
     at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
 

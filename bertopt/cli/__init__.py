@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,13 +25,19 @@ from bertopt.cli import (
     sign,
     verify,
 )
-from bertopt.cli.app import app
+from bertopt.cli.app import KEPT, app
 
 __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
            "report", "serve", "sign", "verify"]  # fmt: skip
 
 
+def _terminated(*_: object) -> None:
+    # Not `print`: the signal may have come while something was printed.
+    os.write(2, f"terminated; {KEPT}\n".encode())
+    sys.exit(143)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bertopt`."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _terminated)
     app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")

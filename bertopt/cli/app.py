@@ -26,6 +26,10 @@ _FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "e
           "profile", "debug", "doctor")  # fmt: skip
 
 
+#: What is said of a run that was stopped from outside.
+KEPT = "finished stages are kept: run the same command again to continue"
+
+
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
@@ -74,7 +78,7 @@ def exit_codes(verbose: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted; finished stages are kept: run the same command again to continue", file=sys.stderr)
+        print(f"interrupted; {KEPT}", file=sys.stderr)
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise

@@ -42,6 +42,8 @@ def doctor(
         print(f"installed: {', '.join(' '.join(package) for package in described['packages'].items())}")
         missing = [name for name in environment.OPTIONAL if name not in described["packages"]]
         print(f"not installed: {', '.join(missing)}" if missing else "every optional package is installed")
+        if extras := environment.missing_extras():
+            print(f"extras not installed: {', '.join(extras)}; pip install 'bertopt[EXTRA]'")
         for finding in diagnosis.findings:
             print(f"{'error' if finding.blocks else 'warning'}: {finding}")
         what = f"'{recipe}'" if recipe else f"target {target}" if target else "this machine"

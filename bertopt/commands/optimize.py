@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bertopt.commands import recipes
 from bertopt.commands.export import run
@@ -79,8 +79,12 @@ def plan(
 def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the shipped recipe for a machine with `gpus` GPUs and these `packages`, and remarks on the choice.
 
-    Raises Unsupported if `target` is 'gpu' and there is none, or nothing that uses it; UsageError for `keep='exact'` on one.
+    Raises Unsupported if `target` is 'gpu' and there is none, or nothing that uses it; UsageError for `keep='exact'` on one, and
+    for other words.
     """
+    for option, given, known in (("target", target, get_args(Target)), ("keep", keep, get_args(Keep))):
+        if given not in known:
+            raise UsageError(f"{option} must be one of {', '.join(known)}; got {given!r}")
     runtime = next((package for package in _GPU if package in packages), None)
     usable = bool(gpus and runtime)
     if target == "gpu" and not usable:

@@ -28,8 +28,10 @@ HASH_SEED = "4242"
 TIMEOUT_S = 600.0
 
 
-def answers(directory: Path, device: Device) -> tuple[Answers, list[str]]:
-    """Return what the artefact in `directory` answers there, and the files that it read from elsewhere.
+def answers(directory: Path, device: Device, compiled: bool) -> tuple[dict[str, Answers], list[str]]:
+    """Return what the artefact in `directory` answers there, by when and how it was asked, and the files that it read from elsewhere.
+
+    Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
     Raises what it raises there.
     """
@@ -42,6 +44,7 @@ def answers(directory: Path, device: Device) -> tuple[Answers, list[str]]:
         out = Path(folder) / "answers.json"
         request = {
             "directory": str(directory.resolve()), "device": device, "threads": threads,
+            "more_threads": None if compiled else max(4, 2 * (os.cpu_count() or 1)),
             "passes": registry.importable_passes(), "out": str(out), "parent": os.getpid(),
         }  # fmt: skip
         try:

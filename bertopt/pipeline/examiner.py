@@ -26,6 +26,7 @@ from bertopt.pipeline.twins import Twins
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.results.fidelity import Certificate, Rounding
+from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
 from bertopt.workers.client import Worker, Workers
@@ -65,9 +66,10 @@ class Examiner:
         self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint)
         self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, progress)
         every: list[Text] = [*sample, *pairs]
-        self._reference_outputs: Array | None = None
+        self._reference_outputs: dict[str, Array] | None = None
         self.alone = [inputs for text in every for inputs in self._encode([text])]
-        self._end_to_end_texts = probes.of_all_lengths(every, [inputs["input_ids"].shape[1] for inputs in self.alone])
+        first = len(sample) if plan.spec.task == "question-answering" else 0  # a question has to have a context
+        self._end_to_end_texts = probes.of_all_lengths(every[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
         inputs = [
             reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
             asdict(plan.budget),
@@ -77,6 +79,8 @@ class Examiner:
         self._prints: dict[Path, str] = {}
         self._answers: dict[Path, dict[str, Answers]] = {}
         self._reference_predictions: list[list[float]] | None = None
+        #: What each stage answered to the texts of `runtime.replay` when it was measured, in this run or an earlier one.
+        self.replayed: dict[Path, replay.Answers | None] = {}
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
         """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
@@ -91,6 +95,7 @@ class Examiner:
             self.records.write(names, measurements)
         if parent is None:
             self._reference_predictions = measurements.predictions
+        self.replayed[directory] = measurements.answers
         return measurements
 
     def sweep(self, name: str, directory: Path, parent: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
@@ -170,7 +175,7 @@ class Examiner:
             cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
             quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
-            **stats,
+            answers=worker.call("replay", timeout=timeout), **stats,
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float) -> Worker:
@@ -209,8 +214,6 @@ class Examiner:
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
         self.progress(f"{name}: {'every id and length' if every else 'coverage'}")
         found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
-        if self.spec.granularity != "text":
-            return found
         return found.model_copy(update={"outputs": {**found.outputs, coverage.END_TO_END: self._end_to_end(worker, timeout)}})
 
     def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
@@ -251,8 +254,8 @@ class Examiner:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
         texts = self._end_to_end_texts
 
-        def outputs(of: Worker) -> Array:
-            return of.exchange("logits", timeout=timeout, texts=texts)[1]["logits"]
+        def outputs(of: Worker) -> dict[str, Array]:
+            return of.exchange("outputs", timeout=timeout, texts=texts)[1]
 
         if self._reference_outputs is None:
             self._reference_outputs = outputs(self._worker(self.reference, timeout))

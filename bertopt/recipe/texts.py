@@ -125,8 +125,10 @@ def _json(line: bytes) -> tuple[str, Label | None, str | None]:
         raise ValueError(f"expected a JSON object; {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected a JSON object; {error}") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+    if not isinstance(entry, dict) or "text" not in entry:
         raise ValueError('expected {"text": "…", "label": "…"}; there is no text')
+    if not isinstance(entry["text"], str):
+        raise ValueError(f"text must be text in quotes; got {json.dumps(entry['text'])[:40]}")
     text, label, second = entry["text"], entry.get("label"), entry.get("text_pair")
     if second is not None and not isinstance(second, str):
         raise ValueError(f"text_pair must be text; got {type(second).__name__}")

@@ -246,7 +246,7 @@ def _resources(before: Stage, after: Stage, tolerances: Tolerances) -> Iterator[
             continue
         text = None
         if not new <= old * (1 + share):
-            text = f"{gate} grew from {old / 2**20:.1f} to {new / 2**20:.1f} MiB; {share:.0%} allowed"
+            text = f"{gate} grew from {old / 1e6:.1f} to {new / 1e6:.1f} MB; {share:.0%} allowed"
         yield Change(stage=after.name, gate=gate, what=field, unit="bytes", before=old, after=new, regression=text)
 
 

@@ -62,4 +62,4 @@ def _shown(change: Change, value: float | None) -> str:
         return f"{value:.2f}x"
     if change.unit == "ms":
         return f"{value:.2f} ms"
-    return f"{value / 2**20:.1f} MiB" if change.unit == "bytes" else f"{value:.6g}"
+    return f"{value / 1e6:.1f} MB" if change.unit == "bytes" else f"{value:.6g}"

@@ -108,8 +108,10 @@ def _faster(report: Report, stage: Stage) -> list[Tile]:
     ratio = timed.vs_reference
     tone = {"FASTER": "good", "SLOWER": "bad"}.get(ratio.verdict, "")
     what = "whole texts" if timed.kind == "mix" else f"batch {timed.batch} × {timed.sequence}"
-    note = f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {what}"
-    return [Tile(f"speed: {ratio.verdict.lower()}", f"{ratio.ratio:.2f}×", note, tone)]
+    interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    if ratio.verdict == "INCONCLUSIVE":
+        return [Tile("speed: inconclusive", f"{interval}×", f"95 % interval, {what}")]
+    return [Tile(f"speed: {ratio.verdict.lower()}", f"{ratio.ratio:.2f}×", f"95 % interval {interval}, {what}", tone)]
 
 
 def _nearest(stages: list[Stage]) -> list[Tile]:

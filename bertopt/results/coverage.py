@@ -14,6 +14,10 @@ class SweptOutput(BaseModel):
     worst: float
     where: str
     """The worst row and its probe."""
+    small_batches: float | None = None
+    """Median of the rows in batches of the sizes that real texts are compared in; None without such."""
+    large_batches: float | None = None
+    """Median of the rows in larger batches."""
 
 
 class Coverage(BaseModel):

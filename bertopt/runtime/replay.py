@@ -1,7 +1,7 @@
 """Fixed texts whose outputs an artefact records: whoever opens it elsewhere can see that it still gives them.
 
 `replay_process` opens a directory in a new interpreter, as a user's service does, and writes its outputs: the run that exports
-compares them with those of its worker. Recorded are the size, the root mean square and `PROJECTIONS`
+compares them with those of its worker when the stage was measured. Recorded are the size, the root mean square and `PROJECTIONS`
 fixed random projections of each output; what leaves all of these as they are is not seen, nor is any other text.
 """
 

@@ -1,4 +1,7 @@
-"""`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts."""
+"""`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
+
+Of the first call, of another thread's, and on more threads.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,13 @@ def main() -> None:
     registry.add_importable(request["passes"])
     try:
         predictor = load(request["directory"], request["device"], request["threads"])
-        replay.answers(predictor)
-        # Written are those of a second call from another thread, as a server makes it: the worker's are of a first from the main one.
+        answers = {"a new interpreter that opens the artefact": replay.answers(predictor)}
         with ThreadPoolExecutor(1) as pool:
-            answers = pool.submit(replay.answers, predictor).result()
+            # As a server calls it.
+            answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor).result()
+        if (more := request["more_threads"]) is not None:
+            del predictor
+            answers[f"the artefact on {more} threads"] = replay.answers(load(request["directory"], request["device"], more))
         outcome: dict[str, Any] = {"answers": answers, "elsewhere": _elsewhere(opened, Path(request["directory"]))}
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}

@@ -91,7 +91,15 @@ def _routes(state: State) -> list[Any]:
 
 
 async def _unknown(call: Call) -> Any:
-    raise RequestError(404, "no such route, or not with this method; /openapi.json lists them")
+    from starlette.routing import Match, Route
+
+    others = [route for route in call.request.app.routes if route.matches(call.request.scope)[0] is Match.PARTIAL]
+    methods = {method for route in others if isinstance(route, Route) for method in route.methods or ()}
+    if not methods:
+        raise RequestError(404, "no such route; /openapi.json lists them")
+    error = RequestError(405, f"this route takes {' or '.join(sorted(methods - {'HEAD'}))}; got {call.request.method}")
+    error.headers["Allow"] = ", ".join(sorted(methods))
+    raise error
 
 
 async def _live(call: Call) -> Any:

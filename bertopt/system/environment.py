@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import platform
 import re
@@ -136,3 +137,13 @@ def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
 
 #: Packages that an extra of bertopt brings.
 OPTIONAL = ("onnxruntime", "onnxscript", "openvino", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
+#: Other extras: a module that shows one, and what it is for.
+EXTRAS = {
+    "serve": ("uvicorn", "`bertopt serve`"), "native": ("bertopt_native", "`build_native` and its artefacts; in a clone pip install ./native"),
+    "sign": ("cryptography", "`bertopt sign`, `verify --key`"), "metrics": ("sklearn", "macro-F1, MCC and the like"),
+}  # fmt: skip
+
+
+def missing_extras() -> list[str]:
+    """Return the extras that are not installed, with what each is for."""
+    return [f"{extra} ({use})" for extra, (module, use) in EXTRAS.items() if importlib.util.find_spec(module) is None]

@@ -199,6 +199,13 @@ class Ops(BuildOps):
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
 
+    def op_outputs(self, arrays: Any, texts: list[Any]) -> Reply:
+        """Raw outputs of texts and pairs, as `<number>/<output>`; of wide ones the columns that coverage sweeps compare."""
+        from bertopt.checks import coverage
+
+        assert self.predictor is not None
+        return None, coverage.outputs(self.predictor, [tuple(text) if isinstance(text, list) else text for text in texts])
+
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
         """Answers about the tokens of texts and pairs, as the predictor words them. A pair arrives as a list."""
         assert self.predictor is not None

@@ -502,6 +502,8 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read", lambda: machine.Machine(packages=environment.versions()))
     found = call("doctor")
     assert found.exit_code == 0 and "cpu: " in found.stdout and "this machine: no problems found" in found.stdout
+    monkeypatch.setitem(environment.EXTRAS, "serve", ("no_such_module", "`bertopt serve`"))
+    assert "extras not installed: serve (`bertopt serve`)" in call("doctor").stdout
     assert call("doctor", "--target", "cpu").exit_code == 0
     found = call("doctor", "ort_cuda_fp16", "--json")
     document = json.loads(found.stdout)

@@ -113,6 +113,7 @@ def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_pat
         {"pass": "spoil_batches", "first": 9, "last": 31},
         {"pass": "spoil_batches", "first": 17, "last": 17},
         {"pass": "spoil_batches", "first": 100, "last": 999},
+        {"pass": "spoil_batches", "first": 9, "last": 999, "noise": 0.12},
         {"pass": "spoil_positions", "first": 40},
         {"pass": "spoil_hidden"},
         {"pass": "zero_embeddings"},

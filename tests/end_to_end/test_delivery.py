@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -61,9 +62,15 @@ def exit_code(*arguments: object) -> int:
     return CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code
 
 
-@pytest.mark.parametrize("on", ["hash seed", "directory", "worker", "threads", "variable", "thread"])
+@pytest.mark.parametrize(
+    ("on", "where"),
+    [
+        *((on, "a new interpreter that opens the artefact") for on in ("hash seed", "directory", "worker", "threads", "variable", "first call")),
+        ("thread", "a second call, from another thread,"), ("many threads", f"the artefact on {max(4, 2 * (os.cpu_count() or 1))} threads"),
+    ],
+)  # fmt: skip
 def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
-    tiny: Tiny, tmp_path: Path, on: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, on: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_MODELS_MODE", "checked")
     # Workers that inherit the variable; they run one thread.
@@ -71,7 +78,7 @@ def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
         report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on, "threads": 1})
     assert report.stages[-1].status == "ok", report.reason
     assert report.exit_code == 3 and report.delivered is None
-    assert "is not delivered: a new interpreter that opens the artefact: the outputs of text" in str(report.reason)
+    assert f"is not delivered: {where}: the outputs of text" in str(report.reason)
     assert not (tmp_path / "artifact").exists()
 
 
@@ -81,6 +88,10 @@ def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, tmp_path: P
     report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
     assert report.exit_code == 0, report.reason
     assert any(f"reads '{elsewhere}'" in warning for warning in report.model["warnings"]), report.model["warnings"]
+    elsewhere.write_text("3.0")
+    report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
+    assert report.stages[-1].status == "ok" and report.stages[-1].reused, "what was measured is that of before"
+    assert report.exit_code == 3 and report.delivered is None and "not delivered" in str(report.reason)
     report = run(tmp_path / "right", tiny(), {"pass": "use_sdpa"})
     assert not [warning for warning in report.model["warnings"] if "reads '" in warning]
 

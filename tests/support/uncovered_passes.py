@@ -39,16 +39,27 @@ class SpoilBatches(Pass[Eager, Eager]):
 
     first: int
     last: int
+    noise: float = 0.0
+    """Instead, noise of this size relative to the answers, and autocast to bfloat16 beside it."""
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-        return model.rewritten(self)
+        return model.rewritten(self, precision="bfloat16" if self.noise else "float32")
 
     def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        if self.noise:
+            network.autocast_dtype = torch.bfloat16
         network.register_forward_hook(self._spoil)
         return {"hooks": 1}
 
     def _spoil(self, network: Any, inputs: Any, outputs: Any) -> Any:
         rows = len(inputs[0])
+        if self.noise and self.first <= rows <= self.last:
+            import torch
+
+            dice = torch.Generator().manual_seed(0)
+            return tuple(v + self.noise * v.square().mean().sqrt() * torch.randn(v.shape, generator=dice) for v in outputs)
         return tuple(value.flip(0) for value in outputs) if self.first <= rows <= self.last else outputs
 
 
@@ -85,9 +96,9 @@ class SpoilHidden(Pass[Eager, Eager]):
 @register
 class DependOnPlace(Pass[Eager, Eager]):
     """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
-    Or scales what its product gives in every thread but the main one."""
+    Or scales what its product gives in every thread but the main one, on many threads, or on the first call in an interpreter that is no worker."""
 
-    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread"]
+    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "many threads", "first call"]
     threads: int = 0
     """That the worker has."""
 
@@ -99,9 +110,13 @@ class DependOnPlace(Pass[Eager, Eager]):
 
         network.touched = True
         product = network.encoder.base_model.encoder.layer[0].output.dense
-        if self.on == "thread":
-            main = threading.main_thread()
-            product.register_forward_hook(lambda _, inputs, output: output if threading.current_thread() is main else 3 * output)
+        main, calls = threading.main_thread(), iter([True])
+        wrong = {
+            "thread": lambda: threading.current_thread() is not main, "many threads": lambda: torch.get_num_threads() >= 4,
+            "first call": lambda: "BERTOPT_WORKER" not in os.environ and next(calls, False),
+        }.get(self.on)  # fmt: skip
+        if wrong is not None:
+            product.register_forward_hook(lambda _, inputs, output: 3 * output if wrong() else output)
             return {"weights": 1}
         checked = {
             "hash seed": os.environ.get("PYTHONHASHSEED") == "0", "directory": (Path.cwd() / "pyproject.toml").exists(),
@@ -141,5 +156,9 @@ class ReadElsewhere(Pass[Eager, Eager]):
         return model.rewritten(self)
 
     def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
         network.scale = float(Path(self.path).read_text())
+        with torch.no_grad():
+            network.encoder.base_model.encoder.layer[0].output.dense.weight.mul_(network.scale)
         return {"weights": 1}

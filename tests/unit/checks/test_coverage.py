@@ -50,18 +50,37 @@ def test_outputs_that_are_not_finite_are_refused() -> None:
     assert coverage.failures(swept(0.0, 0.0, finite=False), Limits(rel_l2=9.0))
 
 
-def test_a_single_text_in_reduced_precision_is_left_to_the_limits_on_parity() -> None:
-    assert not coverage.failures(swept(0.1, 5.0, coverage.END_TO_END), Limits(rel_l2=0.35))
+def test_a_single_text_in_reduced_precision_is_left_to_the_limits_on_parity_unless_it_is_lost() -> None:
+    assert not coverage.failures(swept(0.1, 0.9, coverage.END_TO_END), Limits(rel_l2=0.35))
+    assert coverage.failures(swept(0.1, 1.1, coverage.END_TO_END), Limits(rel_l2=0.35))
+    assert not coverage.failures(swept(0.1, 1.1, coverage.END_TO_END), Limits(rel_l2=9.0))
     assert coverage.failures(swept(0.1, math.nan, coverage.END_TO_END), Limits(rel_l2=0.35))
     assert coverage.failures(swept(1e-6, 1e-2, coverage.END_TO_END), Limits(rel_l2=1e-5))
 
 
+@pytest.mark.parametrize(
+    ("small", "large", "limits", "passes"),
+    [
+        (0.008, 0.02, Limits(rel_l2=0.14), True), (0.008, 0.12, Limits(rel_l2=0.14), False), (1e-4, 0.009, Limits(rel_l2=0.14), True),
+        (0.008, math.nan, Limits(rel_l2=0.14), False), (None, 0.1, Limits(rel_l2=0.14), True),
+    ],
+)  # fmt: skip
+def test_rows_of_large_batches_are_held_to_those_of_small_ones(small: Any, large: Any, limits: Limits, passes: bool) -> None:
+    found = swept(0.009, 0.02)
+    output = found.outputs["logits"].model_copy(update={"small_batches": small, "large_batches": large})
+    assert (coverage.failures(found.model_copy(update={"outputs": {"logits": output}}), limits) == []) == passes
+
+
 def test_text_by_text() -> None:
-    reference = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
-    got = reference.copy()
-    got[3] *= 1.5
+    """The token outputs of a text are one vector; a text without the reference's length is lost."""
+    reference = {f"{number}/logits": np.ones((number + 1, 4), np.float32) for number in range(6)}
+    got = {**reference, "3/logits": reference["3/logits"] * 1.5}
     found = row_differences.end_to_end(got, reference, list("abcdef"))
     assert found.median == 0.0 and found.worst == pytest.approx(0.5) and found.where == "text 'd'"
+    for wrong in ({"3/logits": reference["4/logits"]}, {"3/logits": reference["3/logits"] * np.nan}):
+        assert not row_differences.end_to_end({**reference, **wrong}, reference, list("abcdef")).worst < 1e9
+    reference["3/logits"] = np.zeros((4, 4), np.float32)
+    assert row_differences.end_to_end(got, reference, list("abcdef")).worst < 2, "outputs near zero are no measure of themselves"
 
 
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])

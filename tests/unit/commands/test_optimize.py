@@ -36,6 +36,10 @@ def test_a_target_that_is_not_here() -> None:
         choose("gpu", "fast", 1, {"onnxruntime": "1.31"})
     with pytest.raises(UsageError, match="got exact"):
         choose("gpu", "exact", 1, ORT)
+    with pytest.raises(UsageError, match="keep must be one of exact, near-lossless, fast; got 'lossless'"):
+        choose("cpu", "lossless", 0, ORT)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="target must be one of auto, cpu, gpu; got 'tpu'"):
+        choose("tpu", "fast", 0, ORT)  # type: ignore[arg-type]
 
 
 def test_a_plan_fits_the_model(tiny: Tiny, tmp_path: Path) -> None:

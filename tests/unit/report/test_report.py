@@ -198,7 +198,7 @@ def test_compared_figures_stand_below_their_stage() -> None:
         ["a_stage_with_a_long_name", "–", "–", "ok", "→", "ok"],
         ["8", "×", "128,", "speed-up", "2.00x", "1.00x", "REGRESSION:", "slower"],
         ["b"],
-        ["size_bytes", "1.0", "MiB", "1.0", "MiB"],
+        ["size_bytes", "1.0", "MB", "1.0", "MB"],
     ]
 
 

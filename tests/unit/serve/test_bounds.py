@@ -44,6 +44,8 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v2/models/tiny/infer", {"inputs": []}, 422, "inputs"),
     ("/v2/models/tiny/infer", {"inputs": [{"name": "t", "shape": [1], "datatype": "FP32", "data": [1]}]}, 400, "BYTES"),
     ("/nowhere", {}, 404, "no such route"),
+    ("/info", {}, 405, "this route takes GET; got POST"),
+    ("/v2/models/tiny", {}, 405, "this route takes GET; got POST"),
 ]
 
 
