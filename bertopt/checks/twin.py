@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Share of an output's usual size below which a vector is not what errors are relative to.
 _SMALL = 0.1
+#: Vectors from which on a mean is told from the rest.
+_MANY = 16
 #: Error of a twin, relative to the output, below which float32 itself is as far away.
 _EXACT = 1e-6
 #: Rounding errors by which two outputs of one vector move apart at most, where all vectors take errors of one size.
@@ -95,9 +97,14 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
     # Where outputs hardly vary, an error that is small beside them is large beside their variation.
     about, varied = (values - values.mean(axis=0) for values in (twin - reference, reference))
+    ratio = error / cost
+    if len(reference) >= _MANY and float(np.linalg.norm(varied)) < _SMALL * float(np.linalg.norm(reference)):
+        # There all vectors take one error, which is one draw of the rounding: that is held to `bias`, and here the rest of it.
+        rest = _mean_error(got - (got - reference).mean(axis=0), reference, sizes)
+        ratio = rest / max(_mean_error(reference + about, reference, sizes), _EXACT)
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
-        error=error, error_ratio=error / cost, slope_error=tilt,
+        error=error, error_ratio=ratio, slope_error=tilt,
         bias=shift / max(rounding, usual_shift),
         flip_margin=_flip_margin(got, reference) / max(rounding, furthest / _TAIL) if spec.labelled and reference.shape[1] > 1 else None,
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,

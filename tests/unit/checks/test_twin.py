@@ -298,6 +298,25 @@ def test_a_stage_that_misses_a_limit_beside_one_twin_is_held_to_the_costliest() 
     assert joined is not None and math.isnan(joined.error_ratio), "NaN never passes"
 
 
+def test_where_outputs_hardly_vary_one_error_of_all_is_left_to_the_bias() -> None:
+    """A classifier whose upper layers were cut gives every text nearly the same answer, so that all take one rounding error."""
+    dice = np.random.default_rng(3)
+    reference = np.array([0.5, -0.3, 0.2]) + dice.normal(size=(200, 3)) * 0.003
+    drawn = np.array([2.0, -1.0, 1.5]) * 1e-3
+    twin_, noise = reference + drawn + dice.normal(size=(200, 3)) * 3e-4, dice.normal(size=(200, 3)) * 3e-4
+
+    def of(got: Any) -> Rounding:
+        answers = ({SPEC.outputs[0]: values} for values in (got, twin_, reference))
+        found = twin.compare(SPEC, ["texts"], *({"texts": (one, True)} for one in answers))
+        assert found is not None
+        return found
+
+    assert missed(of(reference - 1.7 * drawn + noise)) == set()
+    assert "bias_max" in missed(of(reference - 4 * drawn + noise))
+    assert "error_ratio_max" in missed(of(reference + drawn + 3 * noise))
+    assert None in missed(of(np.where(reference > 0, np.nan, reference))), "NaN is no figure to waive"
+
+
 def test_a_slope_is_held_to_how_outputs_vary() -> None:
     """Where they hardly do, an error that is small beside them is large beside their variation."""
     level = 5 + DICE.normal(size=(200, 3)) * 0.1
