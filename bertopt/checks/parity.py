@@ -98,7 +98,8 @@ def compare(
     """The worst of every metric over the outputs of one probe.
 
     With the `usual` size of each output's answers (`scales`), rel_l2 is not relative to less than a tenth of it: the
-    one logit of a one-token text may lie near zero, where any rounding is large beside it.
+    one logit of a one-token text may lie near zero, where any rounding is large beside it. A vector that is smaller than that, and differs
+    by less, has cosine 1.
     """
     per_output = [
         _compare_output(probe, spec, name, got[0][name], reference[0][name], (usual or {}).get(name, 0.0))
@@ -135,6 +136,9 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     cosine = np.where(
         norms > _TINY, (a * b).sum(axis=-1) / np.maximum(norms, _TINY), np.where(difference.max(axis=-1) == 0, 1.0, 0.0)
     )
+    # The direction of a vector near zero, such as the one logit of a one-token text, is rounding.
+    small = _SMALL * usual * math.sqrt(b.shape[-1])
+    cosine = np.where((np.linalg.norm(b, axis=-1) < small) & (np.linalg.norm(difference, axis=-1) < small), 1.0, cosine)
     cosine = np.where(np.isnan(difference).any(axis=-1), np.nan, cosine)
     position = _position(probe, spec, worst)
     size = max(float(np.linalg.norm(b)), _SMALL * usual * math.sqrt(b.size), _TINY)

@@ -327,6 +327,21 @@ def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:
         assert not judged(parity.compare(at, TEXT, ({"logits": wrong}, True), ({"logits": small}, True), usual)).passed
 
 
+def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
+    """One logit near zero changes its sign in INT8; a larger one must not, nor may one near zero become large."""
+    at = next(p for p in probes.grid(TEXT, [(4, 8)], None) if p.padding == "none")
+    usual = {"logits": 1.0}
+
+    def cosine(got: float, expected: float) -> float:
+        values = ({"logits": np.full((4, 1), value, np.float32)} for value in (got, expected))
+        mine, theirs = ((one, True) for one in values)
+        return parity.compare(at, TEXT, mine, theirs, usual).cosine_mean
+
+    assert cosine(-0.01, 0.02) == 1.0 and cosine(0.02, -0.02) == 1.0
+    assert cosine(-0.2, 0.2) == cosine(-0.5, 0.02) == -1.0
+    assert math.isnan(cosine(math.nan, 0.02))
+
+
 def test_zero_vectors() -> None:
     at = probe(PLAIN, "none", (1, 1))
     zero, one = ({"last_hidden_state": np.zeros((1, 3))}, True), ({"last_hidden_state": np.ones((1, 3))}, True)
