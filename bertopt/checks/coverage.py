@@ -23,8 +23,6 @@ from bertopt.results.coverage import Coverage, SweptOutput
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-    from bertopt.runtime.predictor import Predictor
-    from bertopt.runtime.tokenization import Text
 
     Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -147,15 +145,8 @@ def answer(run: Run, probe: Probe, spec: Spec, shapes: ShapeLimits, seed: int) -
     return {name: np.concatenate(parts) for name, parts in kept.items()}, finite
 
 
-def outputs(predictor: Predictor, texts: Sequence[Text]) -> dict[str, Array]:
-    """Return the raw outputs for each text, as `<number>/<output>`; of a wider one `WIDE` columns."""
-    # Together those over a vocabulary would be gigabytes.
-    parts = [texts[number : number + 1] for number in range(len(texts))] if predictor.spec.task == "fill-mask" else [texts]
-    raw = (named for part in parts for named in predictor.raw(part))
-    return {f"{number}/{name}": _narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
-
-
-def _narrowed(value: Array, seed: int) -> Array:
+def narrowed(value: Array, seed: int) -> Array:
+    """Return `WIDE` columns of a wider output [..., D], chosen by `seed`."""
     if value.shape[-1] <= WIDE or value.ndim == 1:
         return value
     return value[..., np.random.default_rng([seed, 19]).choice(value.shape[-1], WIDE, replace=False)]
@@ -166,7 +157,7 @@ def _vectors(value: Array, compared: Array, spec: Spec, seed: int) -> Array:
     if spec.granularity == "span" and value.ndim == 2:
         return np.where(compared, value[:, : compared.shape[1]], 0)
     chosen = value[:, : compared.shape[1]][compared] if value.ndim == 3 else value
-    return _narrowed(chosen, seed)
+    return narrowed(chosen, seed)
 
 
 def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
-from bertopt.runtime.replay import Answers
 
 
 class StageMeasurements(BaseModel):
@@ -42,5 +41,5 @@ class StageMeasurements(BaseModel):
     peak_gpu_bytes: int | None
     coverage: Coverage | None = None
     """None for the reference itself."""
-    answers: Answers | None = None
+    answers: list[list[list[float]]] | None = None
     """Outputs for the texts of `runtime.replay`: what is delivered must give them too. None where the runtime is not ours."""

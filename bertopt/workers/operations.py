@@ -203,8 +203,12 @@ class Ops(BuildOps):
         """Raw outputs of texts and pairs, as `<number>/<output>`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
 
-        assert self.predictor is not None
-        return None, coverage.outputs(self.predictor, [tuple(text) if isinstance(text, list) else text for text in texts])
+        assert self.predictor is not None and self.model is not None
+        given = [tuple(text) if isinstance(text, list) else text for text in texts]
+        # Together those over a vocabulary would be gigabytes.
+        parts = [[text] for text in given] if self.model.spec.task == "fill-mask" else [given]
+        raw = (named for part in parts for named in self.predictor.raw(part))
+        return None, {f"{number}/{name}": coverage.narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
 
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
         """Answers about the tokens of texts and pairs, as the predictor words them. A pair arrives as a list."""
