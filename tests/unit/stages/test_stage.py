@@ -470,7 +470,7 @@ def test_a_text_may_hold_any_character_but_a_newline(tmp_path: Path) -> None:
         ("a.txt", "", ["a.txt: expected at least one text; the file is empty"]),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', ["a.jsonl:2: expected a JSON object; Expecting value at column 10"]),
         ("a.jsonl", '["a"]\n"b"\n{}\n', ["a.jsonl:1: expected", "a.jsonl:2: expected", "a.jsonl:3: expected"]),
-        ("a.jsonl", '{"text": 3}\n{"text": null}', ["a.jsonl:1: expected", "a.jsonl:2: expected"]),
+        ("a.jsonl", '{"text": 3}\n{"text": null}', ["a.jsonl:1: text must be text in quotes; got 3", "a.jsonl:2: text must be text in quotes; got null"]),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}', ["a.jsonl:2: no label, but other lines have one"]),
         ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": "x"}', ["a.jsonl:1: no label, but other lines have one"]),
     ],
