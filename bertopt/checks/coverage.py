@@ -55,7 +55,7 @@ END_TO_END, EXACT = "texts end to end", 1e-3
 #: Relative difference of a text's outputs that are as far from the reference's as from none at all.
 LOST = 1.0
 #: Median difference of rows in larger batches, relative to that in smaller ones, of a model whose batches are wrong by their
-#: size; and below which no such is told from rounding.
+#: size; and a difference that counts as rounding, whatever it is in smaller ones.
 LARGER, NEAR = 3.0, 0.01
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Share of an output's usual size below which a vector is not what errors are relative to.
 _SMALL = 0.1
-#: Vectors from which on a mean is told from the rest.
+#: Vectors that it takes to separate their mean error from the rest.
 _MANY = 16
 #: Error of a twin, relative to the output, below which float32 itself is as far away.
 _EXACT = 1e-6

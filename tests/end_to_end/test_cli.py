@@ -290,7 +290,7 @@ def test_files_for_continuous_integration(recipe: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
-        raise UsageError("'artifact' appeared meanwhile and is not a bertopt artefact")
+        raise UsageError("'artifact' appeared during the run and is not a bertopt artefact")
 
     monkeypatch.setattr("bertopt.stages.artifact.deliver", refused)
     xml, text = tmp_path / "j.xml", tmp_path / "s.md"
