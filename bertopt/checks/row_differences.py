@@ -67,17 +67,17 @@ class Comparer:
         return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
 
 
-def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: Sequence[object]) -> SweptOutput:
+def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: Sequence[object], least: float = 1.0) -> SweptOutput:
     """Compare outputs `<number>/<name>` for texts, from text to vectors, with the reference's.
 
-    Each relative to its size or the usual one; of a text with several the largest.
+    Each relative to its size or `least` times the usual one; of a text with several the largest.
     """
     usual_size = usual({key.split("/", 1)[1]: value} for key, value in reference.items())
     errors = np.zeros(len(texts))
     for key, value in reference.items():
         number, name = key.split("/", 1)
         b = value.astype(np.float64)
-        floor = max(usual_size[name] * math.sqrt(b.size), 1e-12)
+        floor = max(least * usual_size[name] * math.sqrt(b.size), 1e-12)
         same = key in got and got[key].shape == b.shape
         error = float(np.linalg.norm(got[key] - b)) / max(float(np.linalg.norm(b)), floor) if same else math.inf
         errors[int(number)] = nan_max((float(errors[int(number)]), error))

@@ -214,7 +214,7 @@ class Examiner:
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
         self.progress(f"{name}: {'every id and length' if every else 'coverage'}")
         found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
-        return found.model_copy(update={"outputs": {**found.outputs, coverage.END_TO_END: self._end_to_end(worker, timeout)}})
+        return found.model_copy(update={"outputs": {**found.outputs, coverage.END_TO_END: self._end_to_end(directory, worker, timeout)}})
 
     def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
@@ -250,16 +250,18 @@ class Examiner:
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 
-    def _end_to_end(self, worker: Worker, timeout: float) -> SweptOutput:
+    def _end_to_end(self, directory: Path, worker: Worker, timeout: float) -> SweptOutput:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
         texts = self._end_to_end_texts
+        # Rounding is large beside an output near zero.
+        least = 0.1 if stages.read_manifest(directory).precision == "float32" else 1.0
 
         def outputs(of: Worker) -> dict[str, Array]:
             return of.exchange("outputs", timeout=timeout, texts=texts)[1]
 
         if self._reference_outputs is None:
             self._reference_outputs = outputs(self._worker(self.reference, timeout))
-        return row_differences.end_to_end(outputs(worker), self._reference_outputs, texts)
+        return row_differences.end_to_end(outputs(worker), self._reference_outputs, texts, least)
 
     def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
         if not labelled.measurable(self.spec, self.texts):
