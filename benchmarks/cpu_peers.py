@@ -7,7 +7,7 @@
 
 The native encoder's INT8 and bf16, made by build_native, always race; --ours adds artefacts. Peers are the fastest way of
 each library and the near-lossless ones (--all: every one; of large models the INT8 ones). Their environments and models are
-built once under --peers (several GB). Each contender is a process of its own on the same cores, stopped while another is
+built once under --peers (several GB). Each contender is a separate process on the same cores, stopped while another is
 timed; then each is opened again on one thread, whose CPU time is counted. Run again, it goes on where it was, model by
 model; --fresh forgets. Writes the result, a Markdown table and a picture of each checkpoint; python -m benchmarks.readme puts
 the tables into README and docs.
@@ -135,7 +135,7 @@ def prepared(
             continue
         say(f"preparing {entry.name}")
         try:
-            # Ours are artefacts that cut texts off where the checkpoint does; those of peers are told at load.
+            # Ours are artefacts that cut texts off where the checkpoint does; peers get the length when they load.
             of = made_of if entry.peer else source
             found.append(roster.ready(entry, checkpoint, of, options.peers, texts, common))
         except BuildError as error:

@@ -128,7 +128,7 @@ def rates(kind: str, threads: int, seconds: float = SECONDS) -> dict[str, float]
 
 
 def peak(kind: str, threads: int, seconds: float = SECONDS) -> dict[str, float]:
-    """`rates` in a process of its own. Raises CalledProcessError."""
+    """`rates` in a separate process. Raises CalledProcessError."""
     command = [sys.executable, "-m", "benchmarks.peaks", kind, str(threads), str(seconds)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     root = Path(__file__).parent.parent

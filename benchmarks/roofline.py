@@ -188,7 +188,7 @@ def main(words: Sequence[str] | None = None) -> int:
         say(f"roofline: {error}")
         return 2
     if results:
-        # A machine that got faster meanwhile must not make a stage look better than it is.
+        # A machine that got faster since must not make a stage look better than it is.
         found += measured_peaks([cores], described["isa"], options.peak_seconds, say)
     document = {"environment": described, "threads": threads, "peaks": found, "stages": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)

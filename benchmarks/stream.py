@@ -23,7 +23,7 @@ import bertopt
 from bertopt.runtime.predictor import WINDOW
 from bertopt.system import environment
 
-#: Different texts, of 1 to 12 words, that the stream repeats in an order of its own.
+#: Different texts, of 1 to 12 words, that the stream repeats in a random order.
 DISTINCT = 997
 WORDS = ["price", "order", "return", "battery", "screen", "late", "refund", "broken", "great", "cheap", "small", "blue", "quick", "delivery", "support", "phone", "box", "river", "mountain", "doctor", "music", "winter", "garden", "letter", "engine", "planet", "bread"]
 

@@ -264,7 +264,7 @@ class Session(abc.ABC):
     #: Whether batches are planned by fixed costs, never by measured ones: where a text's outputs depend on its batch (one
     #: activation scale for all its texts, sums in another order), every load then gives the same outputs.
     fixed_costs: bool = False
-    #: A text in a packed row begins at a multiple of so many tokens: where kernels sum over tokens in blocks, its answer is
+    #: A text in a packed row begins at a multiple of this many tokens: where kernels sum over tokens in blocks, its answer is
     #: then the same to the last bit wherever it lies.
     block: int = 1
     #: Tokens of the one-row batches that are captured as graphs, ascending; a batch is padded to the next.

@@ -1,4 +1,4 @@
-"""A contender as the benchmark sees it: a process of its own that answers requests and sleeps in between."""
+"""A contender as the benchmark sees it: a separate process that answers requests and sleeps in between."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ContenderError(Exception):
 
 
 class Contender:
-    """Start `python` with `server.py` in a session of its own; stopped with SIGSTOP whenever it is not asked anything.
+    """Start `python` with `server.py` in a new session; stopped with SIGSTOP whenever no request is open.
 
     Raises ContenderError where the model cannot be opened within `timeout_s`, which later requests get too.
     """
@@ -74,13 +74,13 @@ class Contender:
         """Wake it, send one request, wait for its answer, and stop it again."""
         assert self._process.stdin is not None
         if self._process.poll() is not None:
-            raise self._failure(f"'{op}' was asked of a process that has ended")
+            raise self._failure(f"'{op}' was sent to a process that has ended")
         self.resume()
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._failure(f"'{op}' was asked of a process that has ended") from error
+            raise self._failure(f"'{op}' was sent to a process that has ended") from error
         result = self._answer(op)
         self.pause()
         return result

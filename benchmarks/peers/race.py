@@ -17,7 +17,7 @@ from benchmarks.peers.models import Scenario
 from benchmarks.peers.roster import Ready
 from bertopt.system.cpu_contention import Machine, findings
 
-#: A contender this many times slower than the fastest sits out after so many rounds.
+#: A contender this many times slower than the fastest sits out after this many rounds.
 BEATEN, AFTER = 1.7, 3
 #: Texts that everyone answers before it is timed.
 WARM = 32

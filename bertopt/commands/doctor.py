@@ -20,7 +20,7 @@ TARGET_RECIPES: dict[Target, str] = {"cpu": "cpu_fastest", "gpu": "ort_cuda_fp16
 
 
 class Diagnosis(BaseModel):
-    """The findings that matter to what was asked. `exit_code` is 4 if one of them makes it impossible."""
+    """The findings that matter to the recipe or target. `exit_code` is 4 if one of them makes it impossible."""
 
     findings: list[Finding]
     exit_code: int

@@ -47,7 +47,7 @@ def run(
             raise UsageError("overrides go with a file or a dict; a Recipe is complete: build it as wanted")
         name, checked = "run", recipe
     target = Path(out) if out is not None else Path("out") / name
-    # Before torch is imported: most unfit checkpoints are told by their small files.
+    # Before torch is imported: the small files show most unfit checkpoints.
     check_shapes(examine(resolve(checked.model, checked.revision)), checked.inputs.shapes)
     with Live(enabled=progress) as live:
 

@@ -1,4 +1,4 @@
-"""Profile a torch network with `torch.profiler`; its layers are told apart by the module that runs."""
+"""Profile a torch network with `torch.profiler`; the module that runs names the layer."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class _Counting(OpenVinoSession):
         return super()._compile(streams)
 
     def _request_for(self, inputs: Mapping[str, Array], request: Request) -> Request:
-        # Short texts would run on a model of their own, without the names of this one.
+        # Short texts would run on another model, without the names of this one.
         return request
 
     def counted(self) -> dict[tuple[str, str], float]:

@@ -16,7 +16,7 @@ from bertopt.errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
-#: A module with this many linear layers of its own is an attention: query, key, value.
+#: A module with this many direct linear layers is an attention: query, key, value.
 _ATTENTION_PROJECTIONS = 3
 
 

@@ -57,7 +57,7 @@ class MergeQkv(Pass[Eager, Eager]):
 
 
 def _calls(network: Any) -> tuple[int, int]:
-    """How many merged products, and how many keys and values of their own, one forward computes."""
+    """How many merged products, and how many separate keys and values, one forward computes."""
 
     from bertopt.modeling import encoder_layers
 

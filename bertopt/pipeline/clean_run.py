@@ -29,7 +29,7 @@ TIMEOUT_S = 600.0
 
 
 def answers(directory: Path, device: Device, compiled: bool) -> tuple[dict[str, Answers], list[str]]:
-    """Return what the artefact in `directory` answers there, by when and how it was asked, and the files that it read from elsewhere.
+    """Return what the artefact in `directory` answers there, by when and how it was called, and the files that it read from elsewhere.
 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Inputs = dict[str, Array]
 
-#: After so many texts comes one odd batch [ODD_ROWS, S].
+#: Number of texts after which one odd batch [ODD_ROWS, S] comes.
 TEXTS_PER_ODD, ODD_ROWS = 2, 8
 ODD_LENGTHS = (4, 8, 16, 32, 64, 128)
 

@@ -1,4 +1,4 @@
-"""A profile as one HTML file: a picture of where the time goes, tables, and attention where it was asked for."""
+"""A profile as one HTML file: a picture of where the time goes, tables, and attention where it was requested."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from bertopt.runtime.cost_model import Costs
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: A batch has so many tokens that starting it is 1 / WORTH of its cost, but at least SMALLEST.
+#: Least tokens of a batch: as many as make starting it 1 / WORTH of its cost, but at least SMALLEST.
 WORTH, SMALLEST = 32, 256
-#: The best batches are sought, and rows of nearly one length tried, for at most so many rows or texts; beyond, simpler ways
-#: leave no gaps anyway.
+#: Most rows or texts for which the best batches are sought and rows of nearly one length tried; with more, simpler ways leave
+#: no gaps anyway.
 FEW = 96
 #: What a batch may cost at most, in a stream's even share of the work: which of these gives the best batches is tried.
 CAPS = np.geomspace(0.2, 1.5, 24)
-#: So many sizes of rows are tried, the largest.
+#: How many sizes of rows are tried, the largest first.
 TRIED = 6
 #: For a device that a call launches the best batches of many rows are sought, too, among cuts at every such share of a full
 #: batch or of all the tokens, while these are at most MOST_CUTS.
@@ -103,7 +103,7 @@ def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:
         return
     total, longest = int(lengths.sum()), int(lengths.max())
     full = min(spec.row_length or limits.length, limits.length, max(longest, limits.tokens))
-    # Longer rows are fewer calls or fuller rows, shorter ones less attention. A text longer than a row has one of its own.
+    # Longer rows are fewer calls or fuller rows, shorter ones less attention. A text longer than a row has a row to itself.
     yield singly(lengths)
     for length in dict.fromkeys((full, min(full, max(longest, full // 2)))):
         yield best_fit(lengths, length)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 #: Shapes [B, S] timed: a small one, one of many tokens, and as many tokens in longer rows, whose attention costs more.
 SMALL, WIDE, LONG = (2, 16), (8, 32), (1, 256)
-#: All are timed in turn until each has taken this long, at least and at most so many times.
+#: All are timed in turn until each has taken this long, at least and at most this many times.
 ENOUGH_S, FEWEST, MOST = 0.05, 4, 12
-#: A call costs no more than so many tokens: what says more was disturbed. On a GPU, where it may, batches are full anyway.
+#: Most tokens that a call may cost: a measurement that says more was disturbed. On a GPU, where it may, batches are full anyway.
 HIGHEST_CALL = 512.0
 #: Work in Python for one batch, which `Session.run_all` does not show (arrays, answers).
 AROUND_S = 1e-4

@@ -26,7 +26,7 @@ class SingleTextInputs:
             "attention_mask": ones, "segment_ids": ones, "token_type_ids": zeros, "position_ids": positions,
             "first_tokens": np.zeros((1, 1), np.int64),
         }  # fmt: skip
-        #: An id that has a position of its own.
+        #: An id whose position is not the padding's.
         self._reserved_id = spec.position_offset - 1 if spec.layout == "packed" and spec.positions == "counted" else None
 
     def inputs(self, ids: Sequence[int], types: Sequence[int] | None) -> dict[str, Array]:

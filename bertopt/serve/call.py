@@ -41,7 +41,7 @@ class State:
     settings: Settings
     metrics: Metrics
     accepts: bool = True
-    """False once the server was asked to end: readiness turns, and connections are not kept."""
+    """False once the server began to end: it is no longer ready, and keeps no connection."""
     running: int = 0
     """Requests whose bodies are read or that wait for the model."""
 

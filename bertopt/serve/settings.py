@@ -31,7 +31,7 @@ class Settings:
     """Whether texts are cut where a request does not say."""
     api_key: str | None = None
     drain_s: float = 0.0
-    """How long a server that was asked to end goes on accepting while it says that it is not ready."""
+    """How long a server that received SIGTERM goes on accepting while it says that it is not ready."""
     grace_s: float = 30.0
     """How long accepted requests may take then."""
     threads: int | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 #: Where a request's span is kept in its ASGI scope.
 SPAN = "bertopt.span"
-#: Routes that are asked every few seconds and answer nothing of a model.
+#: Routes that are called every few seconds and run no model.
 UNTRACED = "health,metrics"
 
 

@@ -30,7 +30,7 @@ _PRODUCTS = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
     "QGemm", "MatMulNBits",
 })  # fmt: skip
-#: On CUDA the buffers of the last shapes are kept, up to so many tokens in all.
+#: On CUDA the buffers of the last shapes are kept, up to this many tokens in all.
 KEPT_TOKENS = 262_144
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 

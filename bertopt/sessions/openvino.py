@@ -30,7 +30,7 @@ _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 _PREPARED = 40_000
 #: What a matrix product is called in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
-#: Streams by default at most: each has buffers of its own.
+#: Most streams by default: each has separate buffers.
 MOST_STREAMS = 16
 
 

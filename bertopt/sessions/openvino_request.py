@@ -13,7 +13,7 @@ from bertopt.sessions.inputs import check_int32
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Attention sums over the tokens in blocks of so many, and in another order over what is left: 1e-7 that may flip an INT8
+#: Attention sums over the tokens in blocks of this many, and in another order over what is left: 1e-7 that may flip an INT8
 #: rounding, and then an answer by 5e-3. In whole blocks, a padded text's answer is the same to the last bit beside any
 #: others. And the first run of a shape costs 25 ms of preparation at MiniLM's size, so the fewer shapes the better.
 BLOCK = 16

@@ -28,7 +28,7 @@ _SPELLED = {"int8": "^(.*int8|[iu]8)", "float16": "half|fp16|f16$", "bfloat16": 
 def proven(model: Model, facts: RuntimeFacts) -> float | None:
     """Return the share of the products' weights that is in the claimed precision, from 0 to 1.
 
-    OpenVINO and engines are asked what they run: there it is a share of products, and of layers' outputs. None for
+    OpenVINO and engines report what they run: there it is a share of products, and of layers' outputs. None for
     float32, which claims nothing, and where a runtime does not say.
     """
     if model.precision == "float32":

@@ -18,7 +18,7 @@ from pathlib import Path
 from bertopt.system import environment, gpu_facts, limits
 from bertopt.system.gpu_facts import GpuFacts
 
-#: Modules by the distribution that brings them: a name of its own that shadows one breaks everything after it.
+#: Modules by the distribution that brings them: another file of that name that shadows one breaks everything after it.
 MODULES = {
     "torch": "torch", "transformers": "transformers", "optimum": "optimum", "tokenizers": "tokenizers",
     "safetensors": "safetensors", "numpy": "numpy", "onnx": "onnx", "onnxscript": "onnxscript",
@@ -63,7 +63,7 @@ class Machine:
 
 
 def read() -> Machine:
-    """Look at this machine. Runtimes are imported in processes of their own; takes a few seconds."""
+    """Look at this machine. Runtimes are imported in separate processes, which takes a few seconds."""
     packages = environment.versions()
     gpus = gpu_count()
     installed = {MODULES[name] for name in packages if name in MODULES}

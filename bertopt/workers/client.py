@@ -186,7 +186,7 @@ class Worker:
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
     ) -> tuple[Any, dict[str, Array]]:
         if not self.alive:
-            raise WorkerCrashed(f"'{op}' was asked of a worker that has ended")
+            raise WorkerCrashed(f"'{op}' was sent to a worker that has ended")
         try:
             protocol.send(self._connection, {"op": op, "args": args}, arrays)
             if not self._answers(op, timeout := CALL_S if timeout is None else timeout):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,17 @@ def messages(path: Path) -> Iterator[Message]:
         elif isinstance(node, ast.Call) and (_name(node.func) in CALLS or _name(node.func).endswith("Error")):
             found += [Message(path, node.lineno, _name(node.func), text) for text in _literals(node)]
     yield from sorted(dict.fromkeys(found), key=lambda message: message.line)
+
+
+def comments(path: Path) -> Iterator[Message]:
+    """Yield what only developers read: comments, and the docstrings of fields."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield Message(path, token.start[0], "comment", token.string)
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield Message(path, node.lineno, "docstring", node.value.value)
 
 
 def _name(function: ast.expr) -> str:

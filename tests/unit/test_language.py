@@ -1,10 +1,10 @@
-"""Docstrings and messages are plain English: phrases that only their author understands do not come back."""
+"""Docstrings, messages and comments are plain English: phrases that only their author understands do not come back."""
 
 from __future__ import annotations
 
 import re
 
-from tests.support.messages import ROOT, messages
+from tests.support.messages import ROOT, comments, messages
 
 #: See "Language" in CONTRIBUTING.md: what to say instead stands beside each.
 FORBIDDEN = {
@@ -22,12 +22,12 @@ FORBIDDEN = {
 }
 
 
-def test_messages_and_docstrings_are_plain() -> None:
+def test_messages_docstrings_and_comments_are_plain() -> None:
     unclear = []
     for path in sorted((ROOT / "bertopt").rglob("*.py")):
         unclear += [
             f"{message} (say: {instead})"
-            for message in messages(path)
+            for message in (*messages(path), *comments(path))
             for phrase, instead in FORBIDDEN.items()
             if re.search(phrase, message.text)
         ]
