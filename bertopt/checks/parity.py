@@ -45,7 +45,8 @@ OF_PEAK = 1e-5
 TIMED, TIMED_ROOM, TIMED_GROSS = "timed", 10, 0.7
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.
 _UPPER = ("max_abs", "rel_l2", "label_flips_max")
-_TINY = 1e-12
+#: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
+_TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
 _SMALL = 0.1
 #: Share of a vector's largest element by which two labels differ that tie: float32's `rel_l2`.
@@ -142,10 +143,9 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
                     cosine_mean=1.0, label_flips=flips, compared=0, where=f"{name} ({probe.name})")  # fmt: skip
     # argmax of NaN is the first NaN: exactly the element to name.
     worst = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosine = np.where(
-        norms > _TINY, (a * b).sum(axis=-1) / np.maximum(norms, _TINY), np.where(difference.max(axis=-1) == 0, 1.0, 0.0)
-    )
+    unit_a, unit_b = (value / np.maximum(np.linalg.norm(value, axis=-1, keepdims=True), _TINY) for value in (a, b))
+    known = np.minimum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)) > _TINY
+    cosine = np.where(known, (unit_a * unit_b).sum(axis=-1), np.where(difference.max(axis=-1) == 0, 1.0, 0.0))
     # The direction of a vector near zero, such as the one logit of a one-token text, is rounding.
     small = _SMALL * usual * math.sqrt(b.shape[-1])
     cosine = np.where((np.linalg.norm(b, axis=-1) < small) & (np.linalg.norm(difference, axis=-1) < small), 1.0, cosine)

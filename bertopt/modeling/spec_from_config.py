@@ -74,7 +74,8 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
     return Spec(
         family=config.model_type, task=task,
         inputs=("input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])), outputs=outputs,
-        layers=normal.num_layers, heads=normal.num_attention_heads, hidden=normal.hidden_size,
+        # ALBERT may run several inner layers for each that it counts.
+        layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=normal.num_attention_heads, hidden=normal.hidden_size,
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
         max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),

@@ -358,6 +358,16 @@ def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
     assert math.isnan(cosine(math.nan, 0.02))
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e-15])
+def test_small_outputs_are_compared_as_others_are(size: float) -> None:
+    at = probe(TEXT, "none", (2, 4))
+    right = np.array([[1.0, -2.0, 0.5], [0.0, 2.0, 1.0]])
+    case = parity.compare(at, TEXT, ({"logits": right * size * (1 + 1e-7)}, True), ({"logits": right * size}, True))
+    assert case.cosine_min == pytest.approx(1.0) and case.rel_l2 == pytest.approx(1e-7, rel=1e-3)
+    wrong = parity.compare(at, TEXT, ({"logits": right[::-1] * size}, True), ({"logits": right * size}, True))
+    assert wrong.cosine_min < 0.5 and wrong.rel_l2 > 0.5
+
+
 def test_zero_vectors() -> None:
     at = probe(PLAIN, "none", (1, 1))
     zero, one = ({"last_hidden_state": np.zeros((1, 3))}, True), ({"last_hidden_state": np.ones((1, 3))}, True)

@@ -16,7 +16,7 @@ from bertopt.core import Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
 
 Tensors = dict[str, torch.Tensor]
 
@@ -324,6 +324,12 @@ def test_any_checkpoint_gives_features(bert: Path) -> None:
 def test_auto_task_of_an_unknown_architecture(bert: Path, architecture: str) -> None:
     with pytest.raises(UsageError, match=f"no task for architecture '{architecture}'; state one of"):
         checkpoint.load(with_config(bert, architectures=[architecture]))
+
+
+def test_the_inner_layers_of_albert_are_layers(tmp_path: Path) -> None:
+    """Passes expect one attention a layer, and refused a model whose groups have two."""
+    out = write_tiny(tmp_path / "albert", "albert", extra={"num_hidden_groups": 1, "inner_group_num": 2})
+    assert checkpoint.load(out).spec.layers == 4
 
 
 def test_labels(tiny: Tiny) -> None:
