@@ -428,6 +428,22 @@ def test_fully_masked_row_is_finite(tiny: Tiny, pooling: str | None) -> None:
     assert all(bool(answer.isfinite().all()) for answer in found)
 
 
+def test_a_modernbert_that_classifies_by_the_mean_is_that_of_transformers_and_finite(tmp_path: Path) -> None:
+    """transformers divides by the number of tokens, 0 in a fully masked row; every form of such a model was refused for its NaN."""
+    import transformers
+
+    out = write_tiny(tmp_path / "model", "modernbert", extra={"classifier_pooling": "mean"})
+    model = checkpoint.load(out)
+    inputs = dict(zip(model.spec.inputs, model.network.example(3, 9), strict=True))
+    inputs["attention_mask"][1] = 0
+    inputs["attention_mask"][2, 5:] = 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        (found,), expected = model.network(*inputs.values()), theirs(**inputs).logits
+    assert bool(found.isfinite().all()) and not bool(expected[1].isfinite().all())
+    assert torch.allclose(found[[0, 2]], expected[[0, 2]], atol=1e-6)
+
+
 # Snapshots
 
 
