@@ -160,9 +160,16 @@ def judged_precision(claimed: Precision, proven: float | None) -> Precision:
     return claimed if proven is None or proven >= PROVEN else "float32"
 
 
-def effective_limits(precision: Precision, *stated: Limits) -> Limits:
-    """Return the default limits of a precision under those `stated`, the most specific first."""
+def effective_limits(precision: Precision, *stated: Limits, peak: float = 0.0) -> Limits:
+    """Return the default limits of a precision under those `stated`, the most specific first.
+
+    `peak` is the largest element of the reference's outputs: where float32 has no digits left for a default limit of an absolute
+    difference, that is larger. Stated limits stay as they are.
+    """
     limits = parity.DEFAULT_LIMITS[precision]
+    least = parity.OF_PEAK * peak if math.isfinite(peak) else 0.0
+    grown = {name: max(least, value) for name in ("max_abs", "invariance_max") if (value := getattr(limits, name)) is not None}
+    limits = limits.model_copy(update=grown)
     for over in reversed(stated):
         limits = over.over(limits)
     return limits

@@ -18,6 +18,8 @@ class StageMeasurements(BaseModel):
 
     cases: list[Case]
     """Parity with the reference, a case for each probe; empty for the reference itself."""
+    peak: float = 0.0
+    """The largest element of the reference's answers to the probes."""
     vs_parent: Comparison | None
     latency: list[Latency]
     invariance: Invariance | None

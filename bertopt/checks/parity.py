@@ -37,14 +37,20 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
     "int8": _REDUCED.over(Limits(cosine_median_min=0.91)),
 }
+#: Share of the largest output by which float32 may differ where that is more than a default limit: elements as large as 1,000 are
+#: stored in steps of 6e-5. A right classifier with such logits differed by 1.2e-7 of the largest.
+OF_PEAK = 1e-5
 #: Padding of the cases that were sampled while the stage was timed; `rel_l2` may be this many times its limit there, up to the
 #: size at which outputs have nothing to do with each other.
 TIMED, TIMED_ROOM, TIMED_GROSS = "timed", 10, 0.7
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.
 _UPPER = ("max_abs", "rel_l2", "label_flips_max")
-_TINY = 1e-12
+#: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
+_TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
 _SMALL = 0.1
+#: Share of a vector's largest element by which two labels differ that tie: float32's `rel_l2`.
+_TIE = 1e-5
 
 
 def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
@@ -92,6 +98,11 @@ def scales(answers: Iterable[Answers]) -> dict[str, float]:
     return {name: math.sqrt(squares / max(count, 1)) for name, (squares, count) in total.items()}
 
 
+def peak(answers: Iterable[Answers]) -> float:
+    """Return the size of the largest element of the reference's answers, of all outputs."""
+    return nan_max([0.0, *(float(np.abs(value).max(initial=0.0)) for kept, _ in answers for value in kept.values())])
+
+
 def compare(
     probe: Probe, spec: Spec, got: Answers, reference: Answers, usual: Mapping[str, float] | None = None
 ) -> Case:
@@ -126,16 +137,15 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     difference = np.abs(a - b)
     flips = None
     if spec.labelled:
-        flips = int((a.argmax(axis=-1) != b.argmax(axis=-1)).sum()) if a.shape[-1] > 1 else 0
+        flips = int(_flipped(a, b).sum()) if a.shape[-1] > 1 else 0
     if a.size == 0:
         return Case(batch=batch, sequence=sequence, padding=probe.padding, max_abs=0.0, rel_l2=0.0, cosine_min=1.0,
                     cosine_mean=1.0, label_flips=flips, compared=0, where=f"{name} ({probe.name})")  # fmt: skip
     # argmax of NaN is the first NaN: exactly the element to name.
     worst = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosine = np.where(
-        norms > _TINY, (a * b).sum(axis=-1) / np.maximum(norms, _TINY), np.where(difference.max(axis=-1) == 0, 1.0, 0.0)
-    )
+    unit_a, unit_b = (value / np.maximum(np.linalg.norm(value, axis=-1, keepdims=True), _TINY) for value in (a, b))
+    known = np.minimum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)) > _TINY
+    cosine = np.where(known, (unit_a * unit_b).sum(axis=-1), np.where(difference.max(axis=-1) == 0, 1.0, 0.0))
     # The direction of a vector near zero, such as the one logit of a one-token text, is rounding.
     small = _SMALL * usual * math.sqrt(b.shape[-1])
     cosine = np.where((np.linalg.norm(b, axis=-1) < small) & (np.linalg.norm(difference, axis=-1) < small), 1.0, cosine)
@@ -149,6 +159,14 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
         where=f"{name}{position}, {probe.name}", probe=probe.name, row=position[0],
         token=None if spec.granularity == "text" else position[1],
     )  # fmt: skip
+
+
+def _flipped(got: Array, reference: Array) -> Array:
+    """Return for each vector [N, D] whether its best label is another, and not one that ties with the reference's."""
+    chosen = np.take_along_axis(reference, got.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
+    ties = _TIE * np.abs(reference).max(axis=-1, initial=0.0)
+    other = got.argmax(axis=-1) != reference.argmax(axis=-1)
+    return np.asarray(other & ((reference.max(axis=-1) - chosen > ties) | np.isnan(got).any(axis=-1)))
 
 
 def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:

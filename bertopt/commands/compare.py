@@ -118,10 +118,10 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     before, after = stages.verify(a), stages.verify(b)
     # What separates the two is at most what the less exact of them may differ from the checkpoint.
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
-    held = gates.effective_limits(coarser, tolerances.limits)
     texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     with temporary_directory.make() as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, a, b, texts_or_built_in, pair.shapes(after), Path(records))
+        held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
         compared = parity.judge(new.cases, held, new.vs_parent)
         compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)

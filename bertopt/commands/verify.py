@@ -108,11 +108,6 @@ def _compare(
     report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, spec: Spec, against: str, texts: Texts
 ) -> None:
     recorded = manifest.gates or {}
-    limits = (
-        Limits.model_validate(recorded["parity"]["limits"])
-        if recorded.get("parity")
-        else gates.effective_limits(manifest.precision)
-    )
     with (
         temporary_directory.make() as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
@@ -121,6 +116,11 @@ def _compare(
             reference = store.reference(worker, against, spec.task, None, manifest.device)
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks
+        )
+        limits = (
+            Limits.model_validate(recorded["parity"]["limits"])
+            if recorded.get("parity")
+            else gates.effective_limits(manifest.precision, peak=new.peak)
         )
         # The examiner reads the reference's tokenizer again where it shows a worst case.
         outcome = gates.judge(

@@ -13,17 +13,25 @@ from typing import Any
 import torch
 
 from bertopt.core import Eager, Spec, Task
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.network import Network
+from bertopt.modeling.sentence_transformers import (
+    MODULES,
+    PROMPTS,
+    SETTINGS,
+    check_length,
+    pooling_folders,
+    read_sentence_transformers,
+)
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
-from bertopt.modeling.spec_from_config import check_length, find_task, make_spec, read_sentence_transformers
+from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer
 from bertopt.system.untrusted import plain
 
 #: Files beside the weights that say how to use them; copied into every stage where present.
 COMPANIONS = (
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "special_tokens_map.json",
+    MODULES, *SETTINGS, PROMPTS, "special_tokens_map.json",
     "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "added_tokens.json",
 )  # fmt: skip
 
@@ -89,9 +97,9 @@ def write_snapshot(model: Eager, out: Path) -> None:
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
-    if (source / "1_Pooling" / "config.json").is_file():
-        (out / "1_Pooling").mkdir()
-        shutil.copyfile(source / "1_Pooling" / "config.json", out / "1_Pooling" / "config.json")
+    for name in pooling_folders(source):
+        (out / name).mkdir(exist_ok=True)
+        shutil.copyfile(source / name / "config.json", out / name / "config.json")
     for name in ("config.json", "tokenizer_config.json"):
         if (source / name).is_file():
             fields, _ = scrub(read_json(source / name))
@@ -144,6 +152,12 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
         f"tensor '{name}' is missing from the checkpoint and would be freshly initialised"
         for name in sorted(set(info["missing_keys"]) - mismatched)
     ]
+    relative = next((name for name in sorted(info["unexpected_keys"]) if name.endswith("attention.self.distance_embedding.weight")), None)
+    if relative:
+        raise Unsupported(
+            f"the checkpoint has relative positions (position_embedding_type: {plain(str(getattr(config, 'position_embedding_type', 'relative_key')))}), and the installed "
+            f"transformers would ignore tensor '{plain(relative)}'; give a checkpoint with absolute positions, or one of deberta-v2, mpnet and modernbert"
+        )
     prefix = encoder.base_model_prefix + "."
     unused = (name.removeprefix(prefix) for name in sorted(info["unexpected_keys"]))
     problems += [

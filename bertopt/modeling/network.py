@@ -95,12 +95,14 @@ class Network(nn.Module):
             return self._run(rows)
 
     def _run(self, rows: Padded | Packed) -> Any:
-        """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count."""
+        """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count, [B, C] where bertopt pools."""
         inputs = rows.inputs
         classifies = self.spec.task == "text-classification"
         if self.states_positions:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
+        if classifies and self.layout is Padded and getattr(self.base.config, "classifier_pooling", None) == "mean":
+            return self._mean_classified(inputs)
         if not (self.first_only or (classifies and self.layout is not Padded)):
             return self.encoder(**inputs)
         hidden = self.base(**inputs).last_hidden_state
@@ -111,7 +113,16 @@ class Network(nn.Module):
             return first
         return encoder_layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)
 
+    def _mean_classified(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """ModernBERT's head over the mean of a row's tokens, as transformers computes it, but finite where a row has none: NaN would
+        reach other rows through an INT8 scale of the whole batch."""
+        hidden, mask = self.base(**inputs).last_hidden_state, inputs["attention_mask"]
+        pooled = (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        return self.encoder.classifier(self.encoder.drop(self.encoder.head(pooled)))  # type: ignore[no-any-return]
+
     def _answers(self, answer: Any, rows: Padded | Packed) -> tuple[torch.Tensor, ...]:
+        if isinstance(answer, torch.Tensor) and answer.dim() == 2:
+            return (answer.float(),)
         if isinstance(answer, torch.Tensor):
             pooled = rows.by_text(answer) if self.pooling is None else self.pooling(answer, rows, first_only=True)
             return (pooled.float(),)

@@ -128,6 +128,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
         # Those of sentence-transformers' modules, such as 1_Pooling, are no checkpoints.
         inside = next((each.parent for each in sorted(directory.glob("*/config.json")) if "model_type" in each.read_text("utf-8", "replace")), None)
         advice = f"did you mean '{inside}'?" if inside else "give the directory of a transformers checkpoint"
+        if inside and (directory / "modules.json").is_file():
+            # What is in there alone would be the model without its pooling.
+            advice = f"its transformer is in '{inside.name}', as sentence-transformers once wrote it; save it anew: SentenceTransformer(DIR).save(NEW)"
         raise UsageError(f"'{directory}' has no config.json; {advice}")
     return check_config(read_json(path))
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any, get_args
 
 from bertopt.core import Spec, Task
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import UsageError
 from bertopt.modeling.config_checks import OFFSET_POSITIONS
-from bertopt.modeling.source import read_json
-from bertopt.system.untrusted import plain
 
 
 def find_task(config: Any, task: str, pooling: str | None) -> Task:
@@ -55,49 +52,6 @@ def _trained_for(architecture: str) -> str:
         return "?"
 
 
-def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
-    """(pooling, normalize, max_seq_length) of a sentence-transformers directory, else (None, False, None)."""
-    if not (directory / "modules.json").is_file():
-        return None, False, None
-    pooling, normalize = None, False
-    for module in read_json(directory / "modules.json"):
-        kind = module["type"].rsplit(".", 1)[-1]
-        if kind == "Pooling":
-            pooling = _pooling_mode(read_json(directory / module["path"] / "config.json"))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer" or module["path"] not in ("", "."):
-            raise Unsupported(
-                f"modules.json: module '{kind}' at '{module['path']}' is none of Transformer, Pooling, Normalize"
-            )
-    length = None
-    if (directory / "sentence_bert_config.json").is_file():
-        length = read_json(directory / "sentence_bert_config.json").get("max_seq_length")
-        check_length("sentence_bert_config.json: max_seq_length", length)
-    return pooling, normalize, length
-
-
-def check_length(name: str, value: Any) -> None:
-    """Raise IntegrityError where a file states a longest text that cannot be. None states nothing."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise IntegrityError(f"{name} must be a whole number of at least 1, or null; got {plain(ascii(value))}; restore the checkpoint")
-
-
-def _pooling_mode(fields: dict[str, Any]) -> str:
-    short = {
-        "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
-        "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
-    }  # fmt: skip
-    mode = fields.get("pooling_mode")
-    on = [
-        key.removeprefix("pooling_mode_") for key, value in fields.items() if key.startswith("pooling_mode_") and value
-    ]
-    modes = [mode] if isinstance(mode, str) else (mode or on or ["mean"])
-    if len(modes) != 1 or modes[0] not in short:
-        raise Unsupported(f"1_Pooling: mode must be one of cls, mean, max, mean_sqrt_len; got {', '.join(modes)}")
-    return short[modes[0]]
-
-
 def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, pooling: Any, normalize: bool) -> Spec:
     from optimum.utils.normalized_config import NormalizedConfigManager, NormalizedTextConfig
 
@@ -120,7 +74,8 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
     return Spec(
         family=config.model_type, task=task,
         inputs=("input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])), outputs=outputs,
-        layers=normal.num_layers, heads=normal.num_attention_heads, hidden=normal.hidden_size,
+        # ALBERT may run several inner layers for each that it counts.
+        layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=normal.num_attention_heads, hidden=normal.hidden_size,
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
         max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
         labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling import sentence_transformers
 from bertopt.modeling.source import read_json, scrub
 from bertopt.system import temporary_directory
 from bertopt.system.untrusted import plain
 
 
 def open_tokenizer(directory: Path) -> Any:
-    """The checkpoint's fast tokenizer, as transformers builds it, without a configuration that could name code.
+    """The checkpoint's fast tokenizer, as transformers (or sentence-transformers) builds it, without a configuration that could name code.
 
     Raises UsageError where there is none, Unsupported where it is a slow one, IntegrityError without a pad token.
     """
@@ -38,6 +39,8 @@ def open_tokenizer(directory: Path) -> Any:
         raise Unsupported(
             f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
         )
+    if sentence_transformers.lowers(directory):
+        sentence_transformers.lower(tokenizer.backend_tokenizer)
     if tokenizer.pad_token_id is None:
         raise IntegrityError("the tokenizer must have a pad token; add pad_token to tokenizer_config.json")
     return tokenizer

@@ -140,19 +140,23 @@ def _varlen_calls(network: Any) -> int:
 
 
 def _reach(network: Any) -> tuple[int, int]:
-    """Change the first text of a packed row: 1 where its own answer changes, and how many other texts' do."""
+    """Change the first text of a packed row: 1 where its own answer changes, and how many other texts' do.
+
+    Where a model answers every text alike, such as an untrained classifier, there is nothing to see: 1 and 0.
+    """
     import torch
 
     inputs = dict(zip(network.inputs, network.example(2, 12), strict=True))
     segments = inputs["segment_ids"]
     ids = inputs["input_ids"]
-    other = torch.where((segments == 1) & (torch.arange(len(ids), device=ids.device)[:, None] == 0), ids + 1, ids)
+    first = (segments == 1) & (torch.arange(len(ids), device=ids.device)[:, None] == 0)
     with torch.inference_mode():
-        before = network(*inputs.values())
-        after = network(*{**inputs, "input_ids": other}.values())
+        before, after, every = (network(*{**inputs, "input_ids": torch.where(moved, ids + 1, ids)}.values()) for moved in (segments < 0, first, segments > 0))
+    if not any(_differs(old, new).any() for old, new in zip(before, every, strict=True)):
+        return 1, 0
     changed: set[tuple[int, int]] = set()
     for old, new in zip(before, after, strict=True):
-        differs = ~torch.isclose(old, new, rtol=1e-4, atol=1e-5)
+        differs = _differs(old, new)
         if differs.dim() > 2:
             differs = differs.any(dim=-1)
         for row, place in differs.nonzero().tolist():
@@ -161,3 +165,10 @@ def _reach(network: Any) -> tuple[int, int]:
     own = {(0, 1)}
     # Padding attends to padding: nobody reads its answers.
     return len(changed & own), len({where for where in changed - own if where[1]})
+
+
+def _differs(old: Any, new: Any) -> Any:
+    """Return where two answers differ by more than rounding, which is relative to the largest: logits may be 1e-9."""
+    import torch
+
+    return ~torch.isclose(old, new, rtol=1e-4, atol=1e-5 * min(1.0, float(old.abs().max())))

@@ -139,11 +139,12 @@ class Examiner:
         self.progress(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
+        peak = 0.0
         if parent is not None:
             mine = self._answers_of(directory, timeout)
             reference = self._answers_of(self.reference, timeout)
             theirs = self._answers_of(parent, timeout)
-            usual = parity.scales(reference.values())
+            usual, peak = parity.scales(reference.values()), parity.peak(reference.values())
             for probe in self.probes:
                 if probe.name in mine and probe.name in reference:
                     cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name], usual))
@@ -172,7 +173,7 @@ class Examiner:
         certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
-            cases=cases, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
+            cases=cases, peak=peak, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
             quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
             answers=worker.call("replay", timeout=timeout), **stats,

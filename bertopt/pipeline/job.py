@@ -168,7 +168,7 @@ class Job:
         precision = gates.judged_precision(build.precision, measurements.proven)
         stated = (step.limits, self._stated(precision))
         return gates.judge(
-            step.name, measurements, gates.effective_limits(precision, *stated), changes=build.changes,
+            step.name, measurements, gates.effective_limits(precision, *stated, peak=measurements.peak), changes=build.changes,
             today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
             ancestors=self._added(start), show=self.examiner.show,
             size_bytes=build.size_bytes,

@@ -314,6 +314,22 @@ def test_metrics() -> None:
     assert case.rel_l2 == pytest.approx(math.sqrt(8 / 5))
 
 
+@pytest.mark.parametrize(("margin", "wrong", "flips"), [(1e-6, 9.0, 0), (1e-3, 9.0, 1), (1e-6, math.nan, 1)])
+def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: float, flips: int) -> None:
+    """Of many tokens, or of a constant classifier, some have two best labels that are closer than float32 rounds: either is right."""
+    at = probe(TEXT, "none", (2, 4))
+    right = np.array([[8.0, 8.0 + margin, 0.0], [0.0, 2.0, 1.0]])
+    other = right.copy()
+    other[0, 0] = wrong
+    assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
+
+
+def test_the_largest_output_is_that_of_all_probes() -> None:
+    small, large = np.array([[1.0, -2.0]]), np.array([[3.0, -40.0]])
+    assert parity.peak([({"logits": small}, True), ({"logits": large}, True)]) == 40.0
+    assert parity.peak([({"logits": small[:0]}, True)]) == parity.peak([]) == 0.0
+
+
 def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:
     at = Probe("1 × 1, none", "none", {}, np.ones((1, 1), bool), np.ones(1, bool))
     at.inputs["input_ids"] = np.ones((1, 1), np.int64)
@@ -340,6 +356,16 @@ def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
     assert cosine(-0.01, 0.02) == 1.0 and cosine(0.02, -0.02) == 1.0
     assert cosine(-0.2, 0.2) == cosine(-0.5, 0.02) == -1.0
     assert math.isnan(cosine(math.nan, 0.02))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-15])
+def test_small_outputs_are_compared_as_others_are(size: float) -> None:
+    at = probe(TEXT, "none", (2, 4))
+    right = np.array([[1.0, -2.0, 0.5], [0.0, 2.0, 1.0]])
+    case = parity.compare(at, TEXT, ({"logits": right * size * (1 + 1e-7)}, True), ({"logits": right * size}, True))
+    assert case.cosine_min == pytest.approx(1.0) and case.rel_l2 == pytest.approx(1e-7, rel=1e-3)
+    wrong = parity.compare(at, TEXT, ({"logits": right[::-1] * size}, True), ({"logits": right * size}, True))
+    assert wrong.cosine_min < 0.5 and wrong.rel_l2 > 0.5
 
 
 def test_zero_vectors() -> None:

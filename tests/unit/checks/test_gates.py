@@ -70,6 +70,17 @@ def test_limits_of_a_step_count_before_the_recipe_s_and_the_defaults() -> None:
     assert found.label_flips_max == DEFAULT_LIMITS["int8"].label_flips_max
 
 
+def test_default_limits_of_absolute_differences_grow_with_outputs_of_many_digits_and_stated_ones_do_not() -> None:
+    """Right float32 forms of a classifier with logits of 1,000 differed by 1.2e-4: two units of a float32's last digit."""
+    usual, large = (gates.effective_limits("float32", peak=peak) for peak in (8.0, 1000.0))
+    assert usual == DEFAULT_LIMITS["float32"] == gates.effective_limits("float32")
+    assert (large.max_abs, large.invariance_max, large.rel_l2) == (pytest.approx(1e-2), pytest.approx(1e-2), usual.rel_l2)
+    assert gates.effective_limits("float32", Limits(max_abs=1e-4), peak=1000.0).max_abs == 1e-4
+    assert gates.effective_limits("int8", peak=1000.0) == DEFAULT_LIMITS["int8"]
+    for unknown in (math.nan, math.inf):
+        assert gates.effective_limits("float32", peak=unknown) == usual
+
+
 @pytest.mark.parametrize(("day", "holds"), [(31, True), (30, False)])
 def test_a_waiver_holds_through_its_last_day(day: int, holds: bool) -> None:
     limits = Limits(rel_l2=0.06, label_flips_max=0.0)

@@ -16,7 +16,7 @@ from bertopt.core import Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
 
 Tensors = dict[str, torch.Tensor]
 
@@ -219,6 +219,14 @@ def test_layer_beyond_the_configuration_is_named(tiny: Tiny, tmp_path: Path, tas
         checkpoint.load(directory)
 
 
+def test_relative_positions_that_transformers_ignores_are_named(bert: Path) -> None:
+    with_config(bert, position_embedding_type="relative_key")
+    name = "bert.encoder.layer.0.attention.self.distance_embedding.weight"
+    with_weights(bert, lambda tensors: tensors.update({name: torch.zeros(127, 16)}))
+    with pytest.raises(Unsupported, match=r"relative_key.*would ignore.*absolute positions"):
+        checkpoint.load(bert)
+
+
 def test_tokenizer_larger_than_the_embedding(bert: Path) -> None:
     name = "bert.embeddings.word_embeddings.weight"
 
@@ -318,6 +326,12 @@ def test_auto_task_of_an_unknown_architecture(bert: Path, architecture: str) -> 
         checkpoint.load(with_config(bert, architectures=[architecture]))
 
 
+def test_the_inner_layers_of_albert_are_layers(tmp_path: Path) -> None:
+    """Passes expect one attention a layer, and refused a model whose groups have two."""
+    out = write_tiny(tmp_path / "albert", "albert", extra={"num_hidden_groups": 1, "inner_group_num": 2})
+    assert checkpoint.load(out).spec.layers == 4
+
+
 def test_labels(tiny: Tiny) -> None:
     assert checkpoint.load(tiny("bert")).spec.labels == ("bad", "good", "mixed")
     assert checkpoint.load(tiny("bert", "fill-mask")).spec.labels == ()
@@ -400,7 +414,7 @@ def test_dense_module_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
     modules = json.loads((directory / "modules.json").read_text())
     modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
     (directory / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(Unsupported, match="module 'Dense' at '3_Dense'"):
+    with pytest.raises(Unsupported, match=r"got Dense at '3_Dense'.*without modules.json"):
         checkpoint.load(directory)
 
 
@@ -412,6 +426,22 @@ def test_fully_masked_row_is_finite(tiny: Tiny, pooling: str | None) -> None:
     with torch.inference_mode():
         found = model.network(*inputs.values())
     assert all(bool(answer.isfinite().all()) for answer in found)
+
+
+def test_a_modernbert_that_classifies_by_the_mean_is_that_of_transformers_and_finite(tmp_path: Path) -> None:
+    """transformers divides by the number of tokens, 0 in a fully masked row; every form of such a model was refused for its NaN."""
+    import transformers
+
+    out = write_tiny(tmp_path / "model", "modernbert", extra={"classifier_pooling": "mean"})
+    model = checkpoint.load(out)
+    inputs = dict(zip(model.spec.inputs, model.network.example(3, 9), strict=True))
+    inputs["attention_mask"][1] = 0
+    inputs["attention_mask"][2, 5:] = 0
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(out, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        (found,), expected = model.network(*inputs.values()), theirs(**inputs).logits
+    assert bool(found.isfinite().all()) and not bool(expected[1].isfinite().all())
+    assert torch.allclose(found[[0, 2]], expected[[0, 2]], atol=1e-6)
 
 
 # Snapshots

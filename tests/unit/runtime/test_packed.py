@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertopt.checks import parity, probes
-from bertopt.core import Context, Session, Spec
+from bertopt.core import Context, RuntimeFacts, Session, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint, packing
 from bertopt.passes import PackSequences
@@ -221,3 +221,15 @@ def test_streams_are_for_what_can_have_them(tiny: Tiny) -> None:
     with pytest.raises(UsageError, match="streams must be at least 1"):
         open_session(model, streams=0)
     assert open_session(model, streams=1).streams == 1
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-9])
+def test_packing_shows_its_effect_whatever_the_size_of_the_outputs(tiny: Tiny, tmp_path: Path, scale: float) -> None:
+    """A constant classifier answers every text alike, and no token of a text can show in its answer."""
+    model = checkpoint.load(tiny("bert", "text-classification"))
+    for parameter in model.network.encoder.classifier.parameters():
+        parameter.data.mul_(scale)
+    passed = PackSequences(row_length=32)
+    packed = passed(model, Context(tmp_path)).model
+    shown = passed.effects(packed, RuntimeFacts())
+    assert all(expected == found for expected, found in shown.values())

@@ -1,0 +1,112 @@
+"""What the files of sentence-transformers beside a checkpoint say: pooling, the longest text, lower case, prompts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from bertopt.errors import IntegrityError, Unsupported
+from bertopt.modeling.source import read_json
+from bertopt.system.untrusted import plain
+
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+#: Names of the transformer's settings, of which sentence-transformers reads the first that is there.
+SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
+#: What to do with a model whose last steps bertopt does not have.
+_ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
+
+
+def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
+    """(pooling, normalize, max_seq_length) of a sentence-transformers directory, else (None, False, None)."""
+    if not (directory / MODULES).is_file():
+        return None, False, None
+    pooling, normalize = None, False
+    for module in read_json(directory / MODULES):
+        kind = _kind(module)
+        if kind == "Pooling":
+            pooling = _pooling_mode(read_json(directory / _folder(module["path"]) / "config.json"))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer" or module["path"] not in ("", "."):
+            raise Unsupported(
+                f"modules.json: every module must be a Transformer (beside it), Pooling or Normalize; got {kind} at '{module['path']}': {_ADVICE}"
+            )
+    name, settings = _settings(directory)
+    length = settings.get("max_seq_length")
+    check_length(f"{name}: max_seq_length", length)
+    _warn_of_prompt(directory)
+    return pooling, normalize, length
+
+
+def pooling_folders(directory: Path) -> list[str]:
+    """Return the folders beside the checkpoint that say how it is pooled."""
+    if not (directory / MODULES).is_file():
+        return []
+    return [_folder(module["path"]) for module in read_json(directory / MODULES) if _kind(module) == "Pooling"]
+
+
+def lowers(directory: Path) -> bool:
+    """Return whether sentence-transformers puts texts in lower case before the tokenizer reads them."""
+    return (directory / MODULES).is_file() and bool(_settings(directory)[1].get("do_lower_case"))
+
+
+def lower(backend: Any) -> None:
+    """Put lower case first in a tokenizer's normalizer, as sentence-transformers does: tokenizer.json then says it to all."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    before = backend.normalizer
+    several: Any = before if isinstance(before, Sequence) else [before] if before is not None else []
+    steps = list(several)
+    if not any(isinstance(step, Lowercase) for step in steps):
+        backend.normalizer = Sequence([Lowercase(), *steps])
+
+
+def _kind(module: dict[str, Any]) -> str:
+    return str(module["type"]).rsplit(".", 1)[-1]
+
+
+def _folder(path: Any) -> str:
+    if not isinstance(path, str) or path in ("", "..") or Path(path).name != path:
+        raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(path))}; restore the checkpoint")
+    return path
+
+
+def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the content of the file of settings."""
+    name = next((name for name in SETTINGS if (directory / name).is_file()), None)
+    found = read_json(directory / name) if name is not None else {}
+    if not isinstance(found, dict):
+        raise IntegrityError(f"{name} must be a JSON object; restore the checkpoint")
+    return name or SETTINGS[0], found
+
+
+def _warn_of_prompt(directory: Path) -> None:
+    """sentence-transformers puts a default prompt before every text; who asks an artefact says which text is a query."""
+    fields = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
+    name, prompts = (fields.get(key) for key in ("default_prompt_name", "prompts")) if isinstance(fields, dict) else (None, None)
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if prompt:
+        shown = plain(ascii(prompt))
+        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=3)
+
+
+def check_length(name: str, value: Any) -> None:
+    """Raise IntegrityError where a file states a longest text that cannot be. None states nothing."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise IntegrityError(f"{name} must be a whole number of at least 1, or null; got {plain(ascii(value))}; restore the checkpoint")
+
+
+def _pooling_mode(fields: dict[str, Any]) -> str:
+    short = {
+        "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
+        "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
+    }  # fmt: skip
+    mode = fields.get("pooling_mode")
+    on = [
+        key.removeprefix("pooling_mode_") for key, value in fields.items() if key.startswith("pooling_mode_") and value
+    ]
+    modes = [mode] if isinstance(mode, str) else (mode or on or ["mean"])
+    if len(modes) != 1 or modes[0] not in short:
+        raise Unsupported(f"1_Pooling: mode must be one of cls, mean, max, mean_sqrt_len; got {', '.join(modes)}: {_ADVICE}")
+    return short[modes[0]]

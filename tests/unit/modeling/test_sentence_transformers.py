@@ -1,0 +1,97 @@
+"""Folders of sentence-transformers: what their files say beside the weights. The vectors are its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.errors import IntegrityError, UsageError
+from bertopt.modeling import checkpoint
+from bertopt.modeling.source import examine
+from bertopt.runtime.predictor import Predictor
+from bertopt.sessions import open_session
+from tests.support.tiny_models import Tiny
+
+TEXTS = ["the cat sat on the mat", "The CAT was Very Good, she ran", "a dog " * 20]
+
+
+@pytest.fixture
+def folder(tiny: Tiny, tmp_path: Path) -> Path:
+    """A tiny model with mean pooling of one's own."""
+    shutil.copytree(tiny("bert", "feature-extraction", "mean"), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edited(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
+
+
+def vectors(source: Path, out: Path) -> np.ndarray:
+    """What a stage gives that holds nothing but the snapshot of `source`."""
+    out.mkdir()
+    checkpoint.write_snapshot(checkpoint.load(source), out)
+    model = checkpoint.load(out)
+    return np.asarray(Predictor(open_session(model), model.spec, out)(TEXTS))
+
+
+def theirs(source: Path) -> np.ndarray:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(source), device="cpu", local_files_only=True)
+    return np.asarray(model.encode(TEXTS, convert_to_numpy=True))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "xlm-roberta"])
+def test_settings_under_their_older_names_count(folder: Path, tmp_path: Path, kind: str) -> None:
+    (folder / "sentence_bert_config.json").rename(folder / f"sentence_{kind}_config.json")
+    edited(folder / f"sentence_{kind}_config.json", max_seq_length=12)
+    assert checkpoint.load(folder).spec.text_length == 12
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+
+
+def test_lower_case_is_put_into_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    cased = theirs(folder)
+    edited(folder / "sentence_bert_config.json", do_lower_case=True)
+    found = vectors(folder, tmp_path / "out")
+    assert np.allclose(found, theirs(folder), atol=1e-6) and not np.allclose(found, cased, atol=1e-2)
+    # The artefact's own files say it once more, which changes nothing.
+    assert np.allclose(found, theirs(tmp_path / "out"), atol=1e-6)
+
+
+def test_the_pooling_may_be_in_any_folder(folder: Path, tmp_path: Path) -> None:
+    (folder / "1_Pooling").rename(folder / "pooling")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["path"] = "pooling"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["../model/1_Pooling", "..", "", "/etc", 3])
+def test_a_pooling_outside_the_folder_is_refused(folder: Path, path: Any) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["path"] = path
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(IntegrityError, match="path must name a folder beside it"):
+        checkpoint.load(folder)
+
+
+def test_a_default_prompt_is_named(folder: Path) -> None:
+    prompts = {"query": "the cat: ", "document": ""}
+    edited(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
+    with pytest.warns(UserWarning, match=r"dropped the default prompt 'the cat: '.*put it before"):
+        checkpoint.load(folder)
+
+
+def test_a_transformer_in_another_folder_says_how_to_save_it(folder: Path) -> None:
+    """Given that folder alone, bertopt would take the model without its pooling."""
+    (folder / "0_Transformer").mkdir()
+    (folder / "config.json").rename(folder / "0_Transformer" / "config.json")
+    with pytest.raises(UsageError, match=r"in '0_Transformer'.*SentenceTransformer"):
+        examine(folder)
