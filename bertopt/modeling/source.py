@@ -52,17 +52,36 @@ def resolve(source: str, revision: str | None = None) -> Path:
     return _download(source, revision)
 
 
+def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | None:
+    """Do as `examine` without the network: None for a package or a hub model that is not on this machine."""
+    if source.startswith("pkg://"):
+        return examine(resolve(source, revision)) if _package_root(source) is not None else None
+    if os.path.exists(source) or not HUB_ID.match(source):
+        return examine(resolve(source, revision))
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source, "config.json", revision=revision)
+    return check_config(read_json(Path(cached))) if isinstance(cached, str) else None
+
+
 def _package(source: str) -> Path:
     package, _, inside = source.removeprefix("pkg://").partition("/")
     top, *nested = package.split(".")
-    # find_spec of a top-level name imports nothing; of a dotted name it would import the parents.
-    spec = importlib.util.find_spec(top) if top.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
+    root = _package_root(source)
+    if root is None:
         raise UsageError(f"model '{source}': package '{top}' is not installed; pip install {top.replace('_', '-')}")
-    path = Path(next(iter(spec.submodule_search_locations))).joinpath(*nested, inside)
+    path = root.joinpath(*nested, inside)
     if not path.is_dir():
         raise UsageError(f"model '{source}': package '{top}' has no directory '{'/'.join([*nested, inside])}'; check the path")
     return path
+
+
+def _package_root(source: str) -> Path | None:
+    """Directory of the top-level package that `source` names, or None where it is not installed."""
+    top = re.split(r"[./]", source.removeprefix("pkg://"), maxsplit=1)[0]
+    # find_spec of a top-level name imports nothing; of a dotted name it would import the parents.
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
 def _download(source: str, revision: str | None) -> Path:

@@ -128,6 +128,18 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_names_what_the_model_cannot_run(recipe: Path) -> None:
+    found = call("export", str(recipe), "--dry-run", "--set", "inputs.shapes=[[1, 65]]")
+    assert found.exit_code == 2 and "usable positions; got [1, 65]" in last_line(found)
+
+
+@pytest.mark.parametrize("model", ["org/name", "pkg://bertopt_no_such_package/model"])
+def test_dry_run_says_where_it_cannot_see_the_model(model: str, recipe: Path) -> None:
+    found = call("export", str(recipe), "--dry-run", "--set", f"model={model}")
+    assert found.exit_code == 0
+    assert last_line(found) == f"note: the model's config.json is not on this machine, so inputs.shapes is not checked against it ({model})"
+
+
 def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = call("recipes").stdout.splitlines()
