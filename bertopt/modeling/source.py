@@ -56,7 +56,7 @@ def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | N
     """Do as `examine` without the network: None for a package or a hub model that is not on this machine."""
     if source.startswith("pkg://"):
         return examine(resolve(source, revision)) if _package_root(source) is not None else None
-    if os.path.exists(source) or not HUB_ID.match(source):
+    if not HUB_ID.match(source) or Path(source).exists():
         return examine(resolve(source, revision))
     from huggingface_hub import try_to_load_from_cache
 
