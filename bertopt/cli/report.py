@@ -53,3 +53,5 @@ def report(
             print(path, file=sys.stderr)
         if not written:
             table(found)
+            if found.exit_code and found.reason:
+                print(found.reason, file=sys.stderr)
