@@ -22,7 +22,7 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of each compar
 
 @app.command()
 def bench(
-    directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR...")],
+    directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR")],
     shape: Annotated[
         list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128. Repeatable.")
     ] = None,

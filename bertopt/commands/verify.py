@@ -13,6 +13,7 @@ from bertopt.checks import gates, probes
 from bertopt.checks.gates import GateOutcome
 from bertopt.core import Spec
 from bertopt.errors import Unsupported
+from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
@@ -43,6 +44,8 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
     )  # fmt: skip
     spec = manifest.spec
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
+        examine(resolve(against))
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
