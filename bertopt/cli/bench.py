@@ -77,6 +77,6 @@ def _table(timings: Bench) -> Table:
             versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE
             table.add_row(
                 *named, case.what, formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
-                formatting.figure(case.texts_per_s), versus,
+                formatting.count(case.texts_per_s), versus,
             )  # fmt: skip
     return table

@@ -33,7 +33,10 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
     """
     with opening(directory, key) as opened:
-        return _verified(directory, opened.path, opened.manifest, against, texts)
+        report = _verified(directory, opened.path, opened.manifest, against, texts)
+    if key is not None and not report.exit_code:
+        report.reason = f"signed with {key.name}; {report.reason}"
+    return report
 
 
 def _verified(source: Path, directory: Path, manifest: stages.Manifest, against: str | None, texts: Path | None) -> Report:

@@ -134,8 +134,9 @@ class Parity(_Result):
 
 
 def factor(value: float) -> str:
-    """Return a speed-up in words: `1.98`, `350`, `>10,000`; an interval that is so wide needs no digits."""
-    return ">10,000" if value > 10_000 else f"{value:.2f}" if value < 99.995 else f"{value:,.0f}"
+    """Return a speed-up in words: `1.98`, `350`, `>10,000`, `<0.01`; an interval that is so wide needs no digits."""
+    usual = f"{value:.2f}" if value < 99.995 else f"{value:,.0f}"
+    return ">10,000" if value > 10_000 else "<0.01" if 0 < value < 0.01 else usual
 
 
 class Ratio(_Result):

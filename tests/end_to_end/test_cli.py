@@ -386,6 +386,13 @@ def test_inspect(exported: tuple[Path, Result]) -> None:
     assert found.exit_code == 2 and f"no manifest.json; did you mean '{directory}'?" in last_line(found)
 
 
+def test_verify_says_that_the_signature_holds(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    copy = shutil.copytree(exported[0] / "artifact", tmp_path / "signed")
+    assert call("sign", str(copy), "--key", str(tmp_path / "mine.pem"), "--new-key").exit_code == 0
+    found = call("verify", str(copy), "--key", str(tmp_path / "mine.pem.pub"))
+    assert found.exit_code == 0 and "signed with mine.pem.pub; files are as exported" in found.stdout
+
+
 def test_what_is_no_artefact_is_named_with_what_to_do(tiny: Tiny, tmp_path: Path) -> None:
     for given, words in ((tmp_path / "none", f"there is no '{tmp_path / 'none'}'"), (tmp_path, "give a directory that bertopt wrote"),
                          (tiny(), f"it is a checkpoint: make an artefact of it with `bertopt optimize {tiny()}`")):  # fmt: skip
