@@ -10,9 +10,9 @@ longer row all but `PLACES` or `ROW_PLACES` tokens, and of an output all but `WI
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -190,29 +190,37 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
     held to what rounding costs, may differ `LARGER` times as much as in those.
     """
     missed: list[tuple[str | None, str]] = [] if found.finite else [(None, "outputs of the coverage sweeps must be finite")]
-    limit = _median_limit(limits)
     for name, output in found.outputs.items():
-        allowed = allowed_row(output.median, limit)
-        metric = "rel_l2" if math.isfinite(output.worst) else None
-        if not output.median <= limit:
-            missed.append((metric, f"the median row of the coverage sweeps may differ by {limit:g}; got {output.median:.4g} ({output.where})"))
-        elif name == END_TO_END and limit > EXACT:
-            # How far one text's outputs may be in reduced precision is for the limits on parity to say, unless nothing of them is left.
-            if not output.worst <= max(LOST, limit):
-                missed.append((metric, f"the outputs of one text, end to end, may differ by {max(LOST, limit):g}; got {output.worst:.4g} ({output.where})"))
-        elif limit > EXACT and not _alike(output):
-            text = f"{LARGER:g} times as much as in smaller ones, {output.small_batches:.3g}; got {output.large_batches:.4g} ({name})"
-            missed.append((metric, f"the median row in batches of more than {TEXT_BATCH} may differ by {text}"))
-        elif not output.worst <= allowed:
-            missed.append((metric, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} ({output.where})"))
+        if beyond := next((each for each in held(name, output, limits) if not each.value <= each.limit), None):
+            missed.append(("rel_l2" if math.isfinite(output.worst) else None, beyond.text))
     return [Failure(gate="coverage", metric=metric, text=text) for metric, text in missed]
 
 
-def _alike(output: SweptOutput) -> bool:
-    """Whether rows in larger batches are no farther from the reference's than in smaller ones, or as near as makes no difference."""
-    if output.small_batches is None or output.large_batches is None:
-        return True
-    return output.large_batches <= max(LARGER * output.small_batches, NEAR)
+class Held(NamedTuple):
+    """What one limit of the sweeps holds: `text` says how it is missed."""
+
+    name: str
+    value: float
+    limit: float
+    text: str
+
+
+def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
+    """What is held of one output, the most general limit first: the first that is missed is the one to report."""
+    limit, where = _median_limit(limits), f"({output.where})"
+    median, small, large = output.median, output.small_batches, output.large_batches
+    yield Held("median row", median, limit, f"the median row of the coverage sweeps may differ by {limit:g}; got {median:.4g} {where}")
+    if name == END_TO_END and limit > EXACT:
+        # How far one text's outputs may be in reduced precision is for the limits on parity to say, unless nothing of them is left.
+        most = max(LOST, limit)
+        yield Held(END_TO_END, output.worst, most, f"the outputs of one text, end to end, may differ by {most:g}; got {output.worst:.4g} {where}")
+        return
+    if limit > EXACT and small is not None and large is not None:
+        text = f"{LARGER:g} times as much as in smaller ones, {small:.3g}; got {large:.4g} ({name})"
+        # Differences below `NEAR` are rounding, whatever they are in smaller batches.
+        yield Held("rows in large batches", large, max(LARGER * small, NEAR), f"the median row in batches of more than {TEXT_BATCH} may differ by {text}")
+    allowed = allowed_row(median, limit)
+    yield Held("one row", output.worst, allowed, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} {where}")
 
 
 def _median_limit(limits: Limits) -> float:

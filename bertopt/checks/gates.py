@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from bertopt.checks import coverage, parity, speed_limits
+from bertopt.checks import coverage, margins, parity, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
-from bertopt.results import Blame, Case, Comparison, Failure, Limits, Parity, Stage, Status, Waiver, Worst
+from bertopt.results import Blame, Case, Comparison, Failure, Limits, Margin, Parity, Stage, Status, Waiver, Worst
 from bertopt.results.fidelity import Rounding
 
 #: Share of the weights of a model's products that proves a claim of reduced precision.
@@ -41,6 +41,8 @@ class GateOutcome:
     """Every limit that is missed, waived or not."""
     waived: tuple[str, ...] = ()
     parity: Parity | None = None
+    nearest: Margin | None = None
+    """Of all limits, the one that is most used up."""
     log: str = ""
     """The worker's last lines, where it broke."""
 
@@ -82,7 +84,8 @@ def judge(
         reason = f"{reason} (float32's limits hold: {measurements.proven:.0%} of the products' weights show the precision claimed)"
     if not reasons and not allow_noop and (reason := noop_reason(changes, measurements)):
         status = "noop"
-    return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared)
+    nearest = margins.nearest(measurements, compared, size_bytes, limits)
+    return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared, nearest)
 
 
 def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | None = None) -> str | None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.results import Failure, Latency, Limits
+from bertopt.results import Failure, Gate, Latency, Limits
 
 MB = 1e6
+#: What each upper limit holds, and its unit.
+_WORDS = {
+    "mix_p50_ms_max": ("the median time of the timed texts", "ms"), "peak_rss_max": ("the peak memory", "MB"),
+    "size_max": ("the size of the files", "MB"),
+}  # fmt: skip
 
 
 def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Limits) -> list[Failure]:
@@ -29,18 +34,25 @@ def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Li
             if ratio.high >= limits.speedup_min:
                 text += ", which does not show it: raise timing.mix_s, or time on a quieter machine"
             found.append(Failure(gate="latency", metric="speedup_min", text=text))
-    measured = (
-        ("mix_p50_ms_max", "latency", "the median time of the timed texts", "ms", texts.p50_ms if texts else None),
-        ("peak_rss_max", "resources", "the peak memory", "MB", _mb(measurements.peak_rss_bytes)),
-        ("size_max", "resources", "the size of the files", "MB", _mb(size_bytes)),
-    )
-    for metric, gate, what, unit, value in measured:
+    for metric, gate, value in measured(measurements, size_bytes):
         limit = getattr(limits, metric)
-        if limit is not None and (value is None or not value <= limit):
+        if metric in _WORDS and limit is not None and (value is None or not value <= limit):
+            what, unit = _WORDS[metric]
             got = "it was not measured" if value is None else f"got {value:.4g} {unit}"
             name = None if value is None else metric
             found.append(Failure(gate=gate, metric=name, text=f"{what} may be at most {limit:g} {unit}; {got}"))
     return found
+
+
+def measured(measurements: StageMeasurements, size_bytes: int | None) -> list[tuple[str, Gate, float | None]]:
+    """Return each limit of speed, memory and size with its gate and the figure that is held to it, None where there is none."""
+    texts = _texts(measurements.latency)
+    return [
+        ("speedup_min", "latency", texts.vs_reference.low if texts and texts.vs_reference else None),
+        ("mix_p50_ms_max", "latency", texts.p50_ms if texts else None),
+        ("peak_rss_max", "resources", _mb(measurements.peak_rss_bytes)),
+        ("size_max", "resources", _mb(size_bytes)),
+    ]
 
 
 def _texts(latency: list[Latency]) -> Latency | None:

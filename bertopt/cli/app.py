@@ -123,6 +123,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     where = f"'{error.filename}': " if error.filename else ""
     if error.errno in _RESOURCES:
         return ResourceError(f"{where}{error.strerror}; free some of it, or run elsewhere")
+    if error.errno == errno.EEXIST:  # of mkdir, where anything but a directory lies there
+        return UsageError(f"{where}{error.strerror}; expected a directory, got a file; name another place")
     if error.errno in _PATHS:
         return UsageError(f"{where}{error.strerror}; check the path and its permissions, or name another place")
     return None

@@ -22,7 +22,7 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of each compar
 
 @app.command()
 def bench(
-    directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR...")],
+    directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR")],
     shape: Annotated[
         list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128. Repeatable.")
     ] = None,
@@ -77,6 +77,6 @@ def _table(timings: Bench) -> Table:
             versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE
             table.add_row(
                 *named, case.what, formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
-                formatting.figure(case.texts_per_s), versus,
+                formatting.count(case.texts_per_s), versus,
             )  # fmt: skip
     return table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LimitValues = Annotated[
     list[str] | None,
     typer.Option(
-        "--limits", metavar="LIMIT=NUMBER", help="A parity limit over the baseline's: rel_l2=0.01. Repeatable."
+        "--limits", metavar="LIMIT=NUMBER", help="A parity limit in place of the baseline's: rel_l2=0.01. Repeatable."
     ),
 ]
 Slower = Annotated[

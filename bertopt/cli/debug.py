@@ -44,15 +44,17 @@ def debug(
 
 
 def _table(title: str, rows: list[Row], marked: Row | None) -> None:
+    from rich import box
     from rich.table import Table
 
     from bertopt.report.terminal import console
+    from bertopt.results import factor
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("where", "adds rel_l2", "max abs", "total rel_l2", "growth", "peak", "worst at"):
         table.add_column(column, justify="left" if column in ("where", "worst at") else "right", overflow="fold")
     for row in rows:
-        growth = "" if row.growth is None else f"{row.growth:.3g}x"
+        growth = "" if row.growth is None else f"{factor(row.growth)}x"
         table.add_row(
             row.label, f"{row.own:.2e}", f"{row.max_abs:.2e}", f"{row.total:.2e}", growth, f"{row.peak:.3g}", _place(row),
             style="bold red" if row == marked else None,

@@ -27,7 +27,7 @@ def triton(
     graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends: token ids in.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a model of Triton's Python backend: texts in, outputs out, requests batched while it is busy."""
+    """Write a model for Triton. Its Python backend takes texts, and batches the requests that wait while it is busy."""
     with exit_codes(verbose):
         from bertopt.commands import deploy as command
 

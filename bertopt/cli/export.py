@@ -98,9 +98,16 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
     from bertopt.commands import recipes
+    from bertopt.modeling.config_checks import check_shapes
+    from bertopt.modeling.source import examine_here
     from bertopt.recipe.parser import load
 
     checked = load(recipes.find(recipe), overrides)
+    fields = examine_here(checked.model, checked.revision)
+    if fields is not None:
+        check_shapes(fields, checked.inputs.shapes)
+    else:
+        print(f"note: the model's config.json is not on this machine, so inputs.shapes is not checked against it ({checked.model})", file=sys.stderr)
     if as_json:
         print(json.dumps(checked.resolved()))
         return

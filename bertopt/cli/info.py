@@ -96,8 +96,8 @@ def _type(prop: dict[str, Any]) -> str:
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
-    from bertopt.report.formatting import QUICK, is_quick, verdict
-    from bertopt.results import Latency
+    from bertopt.report.formatting import QUICK, is_quick, margin, verdict
+    from bertopt.results import Latency, Margin
     from bertopt.stages.model_card import opened_by
 
     spec = manifest.spec
@@ -109,6 +109,9 @@ def _summary(manifest: Manifest) -> Iterator[str]:
     if gates.get("parity"):
         worst = gates["parity"]["worst"]
         yield f"parity: {worst['metric']} {worst['value']:.6g} (limit {worst['limit']:g}) at {worst['where']}"
+    if gates.get("nearest"):
+        found = Margin.model_validate(gates["nearest"])
+        yield f"nearest to its limit: {margin(found)}" + (f" ({found.where})" if found.where else "")
     for fields in gates.get("latency") or []:
         case = Latency.model_validate(fields)
         yield f"latency, {case.what}: {case.p50_ms:.2f} ms" + (f", {verdict(case.vs_reference, interval=False)}" if case.vs_reference else "")

@@ -45,6 +45,8 @@ def report(
                 from bertopt.report import charts
 
                 written += charts.save(found, pictures, format_ or ("svg",))
+        except FileExistsError:
+            raise  # `exit_codes` says that it is no directory
         except OSError as error:
             raise UsageError(
                 f"'{error.filename or html or pictures}' cannot be written ({error.strerror}); name another place"
@@ -53,3 +55,5 @@ def report(
             print(path, file=sys.stderr)
         if not written:
             table(found)
+            if found.exit_code and found.reason:
+                print(found.reason, file=sys.stderr)

@@ -15,7 +15,7 @@ _D = Settings()
 
 @app.command()
 def serve(
-    directories: Annotated[list[str], typer.Argument(help="Artefacts: DIR, or NAME=DIR.", metavar="DIR...")],
+    directories: Annotated[list[str], typer.Argument(help="Artefacts: DIR, or NAME=DIR.", metavar="DIR")],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = _D.host,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = _D.port,
     api_key: Annotated[

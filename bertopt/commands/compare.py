@@ -14,6 +14,7 @@ from bertopt.checks.gates import GateOutcome
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
+from bertopt.recipe.suggest import nearest
 from bertopt.recipe.texts import Texts, read
 from bertopt.report import diff
 from bertopt.report.diff import Diff, Tolerances
@@ -34,6 +35,8 @@ def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path
     """
     sides = [_is_stage(path) for path in (baseline, candidate)]
     if sides[0] != sides[1]:
+        # A path that is neither is the mistake to name.
+        read_report(candidate if sides[0] else baseline)
         raise UsageError(
             "compare takes two artefacts or two reports; got one of each; name both directories that hold manifest.json, "
             "or both report.json"
@@ -100,8 +103,9 @@ def limits(stated: Sequence[str]) -> Limits:
         try:
             Limits.model_validate({name: number})
         except ValidationError as error:
-            known = f"; known: {', '.join(Limits.model_fields)}" if name not in Limits.model_fields else ""
-            problems.append(f"--limits {item}: {error.errors(include_url=False)[0]['msg']}{known}")
+            known = name in Limits.model_fields
+            why = error.errors(include_url=False)[0]["msg"] if known else f"unknown limit{nearest(name, Limits.model_fields)}"
+            problems.append(f"--limits {item}: {why}")
         found[name] = number
     if problems:
         raise UsageError(*problems)

@@ -26,6 +26,8 @@ def profile(
     """
     manifest = stages.verify(directory)
     given = list(read(texts).texts[:8]) if texts else []
+    if shape is not None and shape[1] > manifest.spec.max_length:
+        raise UsageError(f"the shape must fit the model's {manifest.spec.max_length} tokens; got {shape[0]} × {shape[1]}")
     with Workers() as workers, temporary_directory.make() as scratch:
         with workers.start(OPERATIONS) as worker:
             found = Profile.model_validate(

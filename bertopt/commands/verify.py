@@ -13,6 +13,7 @@ from bertopt.checks import gates, probes
 from bertopt.checks.gates import GateOutcome
 from bertopt.core import Spec
 from bertopt.errors import Unsupported
+from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
@@ -32,17 +33,22 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
     """
     with opening(directory, key) as opened:
-        return _verified(directory, opened.path, opened.manifest, against, texts)
+        report = _verified(directory, opened.path, opened.manifest, against, texts)
+    if key is not None and not report.exit_code:
+        report.reason = f"signed with {key.name}; {report.reason}"
+    return report
 
 
 def _verified(source: Path, directory: Path, manifest: stages.Manifest, against: str | None, texts: Path | None) -> Report:
     """Verify the artefact `source`, whose hashed files are in `directory`: itself, or a private copy."""
     report = Report(
-        bertopt_version=__version__, recipe=manifest.recipe or {}, environment=environment.describe(),
+        bertopt_version=__version__, recipe=timed_in_full(manifest.recipe or {}), environment=environment.describe(),
         model={"source": str(source), "warnings": _differences(manifest)},
     )  # fmt: skip
     spec = manifest.spec
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
+        examine(resolve(against))
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
@@ -55,6 +61,12 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
     _expired(report, manifest)
     return report
+
+
+def timed_in_full(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe that an artefact was exported with, without `quick`: what is timed here is timed in full."""
+    timing = recipe.get("timing")
+    return {**recipe, "timing": {**timing, "quick": False}} if timing else dict(recipe)
 
 
 def _differences(manifest: stages.Manifest) -> list[str]:

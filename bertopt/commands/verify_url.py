@@ -152,7 +152,7 @@ class _Client:
             said = error.read(500).decode(errors="replace")
             raise UsageError(f"{self.url}{path} answered {error.code}: {said}") from error
         except (OSError, ValueError) as error:
-            raise Unsupported(f"{self.url} does not answer ({error}); is the server ready?") from error
+            raise Unsupported(f"{self.url} does not answer ({getattr(error, 'reason', error)}); is the server ready?") from error
 
 
 class _Missing(UsageError):

@@ -21,6 +21,8 @@ TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 )  # fmt: skip
 _NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; check the path or the name"
+#: Bytes of a header of safetensors at most, as its own library takes it.
+_LONGEST_HEADER = 100_000_000
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
 HUB_TIMEOUT_S = 2.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
@@ -52,17 +54,36 @@ def resolve(source: str, revision: str | None = None) -> Path:
     return _download(source, revision)
 
 
+def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | None:
+    """Do as `examine` without the network: None for a package or a hub model that is not on this machine."""
+    if source.startswith("pkg://"):
+        return examine(resolve(source, revision)) if _package_root(source) is not None else None
+    if not HUB_ID.match(source) or Path(source).exists():
+        return examine(resolve(source, revision))
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source, "config.json", revision=revision)
+    return check_config(read_json(Path(cached))) if isinstance(cached, str) else None
+
+
 def _package(source: str) -> Path:
     package, _, inside = source.removeprefix("pkg://").partition("/")
     top, *nested = package.split(".")
-    # find_spec of a top-level name imports nothing; of a dotted name it would import the parents.
-    spec = importlib.util.find_spec(top) if top.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
+    root = _package_root(source)
+    if root is None:
         raise UsageError(f"model '{source}': package '{top}' is not installed; pip install {top.replace('_', '-')}")
-    path = Path(next(iter(spec.submodule_search_locations))).joinpath(*nested, inside)
+    path = root.joinpath(*nested, inside)
     if not path.is_dir():
         raise UsageError(f"model '{source}': package '{top}' has no directory '{'/'.join([*nested, inside])}'; check the path")
     return path
+
+
+def _package_root(source: str) -> Path | None:
+    """Directory of the top-level package that `source` names, or None where it is not installed."""
+    top = re.split(r"[./]", source.removeprefix("pkg://"), maxsplit=1)[0]
+    # find_spec of a top-level name imports nothing; of a dotted name it would import the parents.
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
 def _download(source: str, revision: str | None) -> Path:
@@ -110,6 +131,9 @@ def examine(directory: Path) -> dict[str, Any]:
     tokenizer, no encoder) and IntegrityError (damaged or unsafe files).
     """
     fields = _read_config(directory)
+    for path in weight_files(directory):
+        if path.suffix == ".safetensors":
+            _check_whole(path)
     check_size(fields, sum(path.stat().st_size for path in weight_files(directory)))
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UsageError(
@@ -191,6 +215,25 @@ def weight_files(directory: Path) -> list[Path]:
             "convert it where you trust it: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
         )
     raise UsageError(f"'{directory}' has no model.safetensors; give the directory of a transformers checkpoint")
+
+
+def _check_whole(path: Path) -> None:
+    """Raise IntegrityError where a safetensors file is shorter or longer than its header says: a download that broke off."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(size - 8, _LONGEST_HEADER):
+                raise IntegrityError(f"'{path}' is damaged (its header does not fit into it); fetch the checkpoint again")
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
+    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"'{path}' is damaged (its header is not that of safetensors); fetch the checkpoint again") from error
+    expected = 8 + length + max((end for end in ends if isinstance(end, int)), default=0)
+    if size != expected:
+        raise IntegrityError(f"'{path}' is damaged: it must have {expected:,} bytes; got {size:,}; fetch the checkpoint again")
 
 
 def sha256(path: Path) -> str:

@@ -22,6 +22,10 @@ from bertopt.system import environment
 from bertopt.workers.client import Workers
 
 #: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
+#: What the report of a run says until the run has ended.
+INTERRUPTED = 130
+UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
+
 ProgressCallback = Callable[[Report, str | None], None]
 
 
@@ -42,9 +46,11 @@ def run(
         if on_progress:
             on_progress(report, None if doing is None else Progress(doing, left.seconds()))
 
-    def record() -> None:
+    def record(ended: bool = False) -> None:
         report.wall_s = time.monotonic() - started
-        store.write_report(report)
+        # What an interrupted run leaves must not read as one that passed.
+        open_ = {} if ended or report.exit_code else {"exit_code": INTERRUPTED, "reason": UNFINISHED}
+        store.write_report(report.model_copy(update=open_))
 
     with disk_errors(), Store(out, fresh, progress) as store, Workers() as workers:
         progress("starting")
@@ -58,7 +64,7 @@ def run(
             record()
         job.sweep()
         job.deliver(build_only)
-        record()
+        record(ended=True)
         if not job.stopped:
             store.prune(job.unreached)
         progress(None)

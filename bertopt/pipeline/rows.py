@@ -66,5 +66,5 @@ def make(
         parts["facts"] = {**parts.get("facts", {}), "log": outcome.log}
     return Stage(
         index=index, name=name, pass_=pass_, after=after, status=outcome.status, reason=outcome.reason,
-        parity=outcome.parity, failures=list(outcome.failures), waived=list(outcome.waived), **parts,
+        parity=outcome.parity, nearest=outcome.nearest, failures=list(outcome.failures), waived=list(outcome.waived), **parts,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertopt.results import Latency, Parity, Quality, Ratio, Report, Stage, Worst
+from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, Worst, factor
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
@@ -193,21 +193,35 @@ def changes(counts: Mapping[str, int], most: int = 2) -> str:
 def parity(found: Parity) -> str:
     """`cosine_min 0.9931 ≥ 0.98`, or how the limit was missed."""
     worst = found.worst
-    upper = not worst.metric.startswith("cosine")
-    held = worst.value <= worst.limit if upper else worst.value >= worst.limit
-    name, limit = f"{worst.metric} {measured(worst)}", f"{worst.limit:g}"
-    if math.isnan(worst.value):
-        return f"{name}, not {'≤' if upper else '≥'} {limit}"
-    sign = ("≤" if held else ">") if upper else ("≥" if held else "<")
-    return f"{name} {sign} {limit}" + (", failed" if held and not found.passed else "")
+    least = worst.metric.startswith("cosine")
+    held = worst.value >= worst.limit if least else worst.value <= worst.limit
+    return f"{worst.metric} {beside(worst.value, worst.limit, least)}" + (", failed" if held and not found.passed else "")
+
+
+def margin(found: Margin) -> str:
+    """`error_ratio_max 1.04 ≤ 1.3`, or how the limit is missed."""
+    metric = f"coverage, {found.metric}" if found.gate == "coverage" else found.metric
+    return f"{metric} {beside(found.value, found.limit, found.least)}"
+
+
+def beside(value: float, limit: float, least: bool) -> str:
+    """`1.04 ≤ 1.3`: a figure and its limit, which is the `least` or the most that passes."""
+    text = digits(value, limit)
+    if math.isnan(value):
+        return f"{text}, not {'≥' if least else '≤'} {limit:g}"
+    sign = ("≥" if value >= limit else "<") if least else ("≤" if value <= limit else ">")
+    return f"{text} {sign} {limit:g}"
 
 
 def measured(worst: Worst) -> str:
+    return digits(worst.value, worst.limit)
+
+
+def digits(value: float, limit: float) -> str:
     """The value, with as many digits as it takes to see on which side of the limit, and of 1, it is."""
-    marks = (worst.limit, 1.0)
-    for digits in range(4, 17):
-        text = figure(worst.value, digits)
-        if all(_side(float(text), mark) == _side(worst.value, mark) for mark in marks):
+    for many in range(4, 17):
+        text = figure(value, many)
+        if all(_side(float(text), mark) == _side(value, mark) for mark in (limit, 1.0)):
             break
     return text
 
@@ -226,7 +240,7 @@ def times(value: float) -> str:
 
 
 def verdict(ratio: Ratio, interval: bool = True) -> str:
-    return str(ratio) if interval else f"{ratio.verdict} {ratio.ratio:.2f}x"
+    return str(ratio) if interval else f"{ratio.verdict} {factor(ratio.ratio)}x"
 
 
 def quality(found: Quality, reference: bool = False, interval: bool = True) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt.report import charts, formatting, limit_margins, stage_details
-from bertopt.results import Ratio, Report, Stage
+from bertopt.results import Margin, Ratio, Report, Stage, factor
 from bertopt.system import atomic_write
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity,
+        "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity, "margin": formatting.margin,
         "quality": formatting.quality, "coverage": formatting.coverage, "ratio": _ratio, "rounding": limit_margins.rounding, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
@@ -108,20 +108,28 @@ def _faster(report: Report, stage: Stage) -> list[Tile]:
     ratio = timed.vs_reference
     tone = {"FASTER": "good", "SLOWER": "bad"}.get(ratio.verdict, "")
     what = "whole texts" if timed.kind == "mix" else f"batch {timed.batch} × {timed.sequence}"
-    interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    interval = f"{factor(ratio.low)} to {factor(ratio.high)}"
     if ratio.verdict == "INCONCLUSIVE":
         return [Tile("speed: inconclusive", f"{interval}×", f"95 % interval, {what}")]
-    return [Tile(f"speed: {ratio.verdict.lower()}", f"{ratio.ratio:.2f}×", f"95 % interval {interval}, {what}", tone)]
+    return [Tile(f"speed: {ratio.verdict.lower()}", f"{factor(ratio.ratio)}×", f"95 % interval {interval}, {what}", tone)]
 
 
 def _nearest(stages: list[Stage]) -> list[Tile]:
-    """The worst parity: of the first stage that failed it, else of the last that has any."""
-    having = [stage for stage in stages if stage.parity]
-    failed = [row for row in having if row.parity and not row.parity.passed and not row.waived and row.status != "skipped"]
-    stage = next(iter([*failed, *having[-1:]]), None)
-    if stage is None or stage.parity is None:
+    """What is nearest to its limit: of the first stage that missed one, else of the last that has any."""
+    having = [(stage, found) for stage in stages if (found := _margin(stage))]
+    missed = [each for each in having if each[1].used > 1 and not each[0].waived and each[0].status != "skipped"]
+    stage, found = next(iter([*missed, *having[-1:]]), (None, None))
+    if stage is None or found is None:
         return []
+    tone = "good" if found.used <= 1 else "warn" if stage.waived else "bad"
+    metric = f"coverage, {found.metric}" if found.gate == "coverage" else found.metric
+    note = f"{stage.name}, {found.where}" if found.where else stage.name
+    return [Tile(f"nearest to its limit: {metric}", formatting.margin(found).removeprefix(f"{metric} "), note, tone)]
+
+
+def _margin(stage: Stage) -> Margin | None:
+    """Of all limits; in a report of 0.1, of parity's alone."""
+    if stage.nearest or stage.parity is None:
+        return stage.nearest
     worst = stage.parity.worst
-    value = formatting.parity(stage.parity).removeprefix(f"{worst.metric} ")
-    tone = "good" if stage.parity.passed else "warn" if stage.waived else "bad"
-    return [Tile(f"worst parity: {worst.metric}", value, f"{stage.name} at {worst.where}", tone)]
+    return Margin(gate="parity", metric=worst.metric, value=worst.value, limit=worst.limit, where=worst.where)

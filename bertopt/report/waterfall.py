@@ -14,7 +14,7 @@ _BARS = {"FASTER": "gain", "SLOWER": "loss", "NO DIFFERENCE": "base", "INCONCLUS
 _WORDS = {"FASTER": "good", "SLOWER": "bad", "INCONCLUSIVE": "warn"}
 _ROW, _TOP, _MIDDLE = 32, 46, 13
 #: Columns [px]: the bars from `_LEFT` to `_RIGHT`, figures that end at `_FIGURE`, the verdict from `_VERDICT`.
-_LEFT, _RIGHT, _FIGURE, _VERDICT = 250, 740, 870, 890
+_LEFT, _RIGHT, _FIGURE, _VERDICT = 250, 710, 840, 856
 
 
 @dataclass(frozen=True)

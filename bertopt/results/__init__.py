@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.results.limits import Limits as Limits
+from bertopt.results.margin import Gate as Gate
+from bertopt.results.margin import Margin as Margin
 
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
@@ -131,6 +133,12 @@ class Parity(_Result):
     model_config = ConfigDict(extra="ignore")  # reports of 0.1 repeat here the stage's failures
 
 
+def factor(value: float) -> str:
+    """Return a speed-up in words: `1.98`, `350`, `>10,000`, `<0.01`; an interval that is so wide needs no digits."""
+    usual = f"{value:.2f}" if value < 99.995 else f"{value:,.0f}"
+    return ">10,000" if value > 10_000 else "<0.01" if 0 < value < 0.01 else usual
+
+
 class Ratio(_Result):
     """How many times faster than the other: other's time / this one's, with a 95 % interval over paired rounds."""
 
@@ -154,7 +162,7 @@ class Ratio(_Result):
         return "INCONCLUSIVE"
 
     def __str__(self) -> str:
-        return f"{self.verdict} {self.ratio:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.verdict} {factor(self.ratio)}x [{factor(self.low)}, {factor(self.high)}]"
 
 
 class Latency(_Result):
@@ -202,11 +210,6 @@ class Waiver(_Result):
     reason: str = Field(min_length=1)
     expires: datetime.date
     """Last day on which it holds."""
-
-
-Gate = Literal[
-    "effects", "certificate", "parity", "coverage", "rounding", "invariance", "ranking", "quality", "latency", "resources"
-]  # fmt: skip
 
 
 class Failure(_Result):
@@ -257,6 +260,8 @@ class Stage(_Result):
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None
+    nearest: Margin | None = None
+    """Of all limits, the one that is most used up. None where nothing was limited, and in reports of 0.1."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

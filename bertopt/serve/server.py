@@ -91,10 +91,17 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
     return Server(config)
 
 
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """Whether to log what uvicorn says: not that the port is taken, and not that a second signal ended it."""
+    text = record.getMessage()
+    return "error while attempting to bind" not in text and not text.rstrip().endswith("CancelledError")
+
+
 def _log_to_stderr(level: str) -> None:
     """Give bertopt's and uvicorn's loggers one handler; the access log is JSON, one object a line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(_worth_saying)
     plain = logging.StreamHandler(sys.stderr)
     plain.setFormatter(logging.Formatter("%(message)s"))
     for name, chosen in (("bertopt.serve", handler), ("uvicorn", handler), ("bertopt.access", plain)):

@@ -131,7 +131,7 @@ class OpenVinoSession(Session):
 
     def facts(self) -> RuntimeFacts:
         return RuntimeFacts(
-            runtime=f"openvino {self._version}", precision=str(self.compiled.get_property("INFERENCE_PRECISION_HINT")),
+            runtime=f"openvino {self._version}", precision=self.compiled.get_property("INFERENCE_PRECISION_HINT").to_string(),
             threads=int(self.compiled.get_property("INFERENCE_NUM_THREADS")) or "all cores", streams=self.streams,
             products=executed(self.compiled),
         )  # fmt: skip

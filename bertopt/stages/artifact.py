@@ -49,6 +49,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     gates = {
         "status": row.status,
         "parity": row.parity.model_dump(mode="json", exclude={"cases"}) if row.parity else None,
+        "nearest": row.nearest.model_dump(mode="json") if row.nearest else None,
         "latency": [case.model_dump(mode="json") for case in row.latency] if row.latency else None,
         "quality": row.quality.model_dump(mode="json") if row.quality else None,
         "waived": [failure.model_dump(mode="json") for failure in row.failures],

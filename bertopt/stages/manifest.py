@@ -145,8 +145,14 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        advice = f"; did you mean '{directory / 'artifact'}'?" if (directory / "artifact" / MANIFEST).is_file() else ""
-        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}{advice}")
+        if not directory.exists():
+            raise UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
+        advice = "give a directory that bertopt wrote, such as out/NAME/artifact"
+        if (directory / "artifact" / MANIFEST).is_file():
+            advice = f"did you mean '{directory / 'artifact'}'?"
+        elif (directory / "config.json").is_file():
+            advice = f"it is a checkpoint: make an artefact of it with `bertopt optimize {directory}`"
+        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}; {advice}")
     content = path.read_bytes()
     if key is not None:
         signature.check(directory, content, key)

@@ -68,7 +68,10 @@ def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[
     yield ""
     if row.parity is not None:
         worst = row.parity.worst
-        yield f"- parity, nearest to its limit: {worst.metric} {worst.value:.6g}, limit {worst.limit:g}"
+        yield f"- parity: {worst.metric} {worst.value:.6g}, limit {worst.limit:g}"
+    if row.nearest is not None:
+        nearest = row.nearest
+        yield f"- of all limits, nearest: {nearest.metric} {nearest.value:.6g}, limit {nearest.limit:g}" + (f" ({nearest.where})" if nearest.where else "")
     if row.invariance is not None:
         yield f"- a text's output alone and among others differs by at most {row.invariance.max_abs:.3g}"
     if row.ranking is not None:

@@ -128,6 +128,18 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_names_what_the_model_cannot_run(recipe: Path) -> None:
+    found = call("export", str(recipe), "--dry-run", "--set", "inputs.shapes=[[1, 65]]")
+    assert found.exit_code == 2 and "usable positions; got [1, 65]" in last_line(found)
+
+
+@pytest.mark.parametrize("model", ["org/name", "pkg://bertopt_no_such_package/model"])
+def test_dry_run_says_where_it_cannot_see_the_model(model: str, recipe: Path) -> None:
+    found = call("export", str(recipe), "--dry-run", "--set", f"model={model}")
+    assert found.exit_code == 0
+    assert last_line(found) == f"note: the model's config.json is not on this machine, so inputs.shapes is not checked against it ({model})"
+
+
 def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = call("recipes").stdout.splitlines()
@@ -151,6 +163,9 @@ def bad_model(folder: Path, tiny: Tiny, kind: str) -> str:
     config = json.loads((model / "config.json").read_text())
     if kind.startswith("no "):
         (model / {"no tokenizer": "tokenizer.json", "no config": "config.json", "no weights": "model.safetensors"}[kind]).unlink()
+    elif kind == "cut off":
+        whole = (model / "model.safetensors").read_bytes()
+        (model / "model.safetensors").write_bytes(whole[:-100])
     elif kind == "pickle":
         (model / "model.safetensors").rename(model / "pytorch_model.bin")
     else:
@@ -165,6 +180,7 @@ def bad_model(folder: Path, tiny: Tiny, kind: str) -> str:
     [("decoder", 2, "got 'gpt2'"), ("vision", 2, "got 'vit'"), ("no tokenizer", 2, "has no tokenizer"),
      ("no config", 2, "has no config.json"), ("no weights", 2, "has no model.safetensors"),
      ("pickle", 6, "expected model.safetensors; got pytorch_model.bin"), ("huge", 6, "num_hidden_layers must be"),
+     ("cut off", 6, "bytes; got "),
      ("heads", 6, "must be a multiple of the number of attention heads"), ("unknown package", 2, "pip install")],
 )  # fmt: skip
 def test_an_unfit_model_is_refused_before_torch_starts(
@@ -367,7 +383,50 @@ def test_inspect(exported: tuple[Path, Result]) -> None:
     assert all(words in found.stdout for words in ("form: eager, float32", "bert, text-classification", "passes: use_sdpa", "model.safetensors", "parity: "))  # fmt: skip
     assert stages.Manifest.model_validate_json(call("inspect", str(directory), "--json").stdout) == stages.read_manifest(directory)
     found = call("inspect", str(directory.parent))
-    assert found.exit_code == 2 and "no manifest.json" in last_line(found)
+    assert found.exit_code == 2 and f"no manifest.json; did you mean '{directory}'?" in last_line(found)
+
+
+def test_verify_says_that_the_signature_holds(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    copy = shutil.copytree(exported[0] / "artifact", tmp_path / "signed")
+    assert call("sign", str(copy), "--key", str(tmp_path / "mine.pem"), "--new-key").exit_code == 0
+    found = call("verify", str(copy), "--key", str(tmp_path / "mine.pem.pub"))
+    assert found.exit_code == 0 and "signed with mine.pem.pub; files are as exported" in found.stdout
+
+
+def test_what_is_no_artefact_is_named_with_what_to_do(tiny: Tiny, tmp_path: Path) -> None:
+    for given, words in ((tmp_path / "none", f"there is no '{tmp_path / 'none'}'"), (tmp_path, "give a directory that bertopt wrote"),
+                         (tiny(), f"it is a checkpoint: make an artefact of it with `bertopt optimize {tiny()}`")):  # fmt: skip
+        found = call("inspect", str(given))
+        assert found.exit_code == 2 and words in last_line(found)
+
+
+def test_compare_names_the_path_that_is_neither(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    artefact = str(exported[0] / "artifact")
+    for given in ((artefact, str(tmp_path / "none")), (str(tmp_path / "none"), artefact)):
+        found = call("compare", *given)
+        assert found.exit_code == 2 and f"'{tmp_path / 'none'}" in last_line(found) and "cannot be read" in last_line(found)
+
+
+def test_an_unknown_limit_is_named(exported: tuple[Path, Result]) -> None:
+    found = call("verify", str(exported[0] / "artifact"), "--limits", "rel_l3=1")
+    assert found.exit_code == 2 and last_line(found) == "--limits rel_l3=1: unknown limit; did you mean 'rel_l2'?"
+
+
+def test_a_file_where_a_directory_goes(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    found = call("report", str(exported[0]), "--pictures", str(tmp_path / "file"))
+    assert found.exit_code == 2 and "expected a directory, got a file" in last_line(found)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_verify_and_profile_refuse_before_anything_slow(exported: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    artefact = str(exported[0] / "artifact")
+    for place in ("verify", "profile"):
+        monkeypatch.setattr(f"bertopt.commands.{place}.Workers", lambda: pytest.fail("a worker was started"))
+    found = call("verify", artefact, "--against", "/no/such/model")
+    assert found.exit_code == 2 and "neither a directory nor a hub id" in last_line(found)
+    found = call("profile", artefact, "--shape", "1x9999")
+    assert found.exit_code == 2 and "must fit the model's 64 tokens; got 1 × 9999" in last_line(found)
 
 
 def test_verify(exported: tuple[Path, Result], tiny: Tiny) -> None:

@@ -275,6 +275,21 @@ def test_a_wrong_model_fails_and_the_old_artefact_stays(run: Run, begun: Path) -
     assert json.loads((begun / "report.json").read_text())["exit_code"] == 3
 
 
+def test_the_report_of_an_interrupted_run_does_not_read_as_passed(run: Run, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bertopt.pipeline.job.Job.deliver", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(begun, ["touch"])
+    left = json.loads((begun / "report.json").read_text())
+    assert left["exit_code"] == 130 and "has not ended, or was interrupted" in left["reason"]
+    assert [row["status"] for row in left["stages"]] == ["ok", "ok"]
+    monkeypatch.undo()
+    assert run(begun, ["touch"]).exit_code == 0
+    assert json.loads((begun / "report.json").read_text())["exit_code"] == 0
+
+
 def test_revert_goes_on_from_the_parent(run: Run, begun: Path) -> None:
     bad = {"pass": "swap_labels", "on_fail": "revert"}
     report = run(begun, ["touch", bad, "use_sdpa"])

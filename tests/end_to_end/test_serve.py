@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -165,6 +166,17 @@ def test_a_port_that_is_taken_is_said(embeddings: Served, directories: dict[str,
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 2 and "choose a free port" in done.stderr
+    assert "uvicorn" not in done.stderr, "the fault is named once"
+
+
+def test_a_second_signal_leaves_no_traceback() -> None:
+    from bertopt.serve.server import _worth_saying
+
+    def record(text: str) -> logging.LogRecord:
+        return logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, text, None, None)
+
+    assert not _worth_saying(record("Traceback (most recent call last):\n  …\nasyncio.exceptions.CancelledError\n"))
+    assert _worth_saying(record("Traceback (most recent call last):\n  …\nValueError: no\n"))
 
 
 def test_verify_holds_a_running_server_to_the_artefact(

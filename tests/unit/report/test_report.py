@@ -10,7 +10,20 @@ from rich.console import Console
 
 from bertopt.report import diff_table, formatting, html, terminal
 from bertopt.report.diff import Change, Diff, Tolerances
-from bertopt.results import Case, Comparison, Delivered, Latency, Limits, Parity, Quality, Ratio, Report, Stage, Worst
+from bertopt.results import (
+    Case,
+    Comparison,
+    Delivered,
+    Latency,
+    Limits,
+    Margin,
+    Parity,
+    Quality,
+    Ratio,
+    Report,
+    Stage,
+    Worst,
+)
 
 NAN = math.nan
 EVIL = "trtexec said <script>alert('1')</script> & \"quit\" | with \x1b[31mcolour\nno NVIDIA GPU"
@@ -305,6 +318,19 @@ def test_a_skipped_branch_gives_its_reason_and_no_alarm() -> None:
     words = console.file.getvalue()
     assert "cast_half: \x1b[0mon_fail: skip ended" in words
     assert "\x1b[1;31mcosine_min" not in words
+
+
+def test_the_page_names_what_is_nearest_of_all_limits() -> None:
+    found = report()
+    delivered = found.stage(found.delivered.stage) if found.delivered else found.stages[-1]
+    delivered.nearest = Margin(gate="rounding", metric="error_ratio_max", value=1.04, limit=1.3, where="real texts")
+    found.delivered = Delivered(stage=delivered.name, path="artifact")
+    text = html.page(found)
+    assert "nearest to its limit: error_ratio_max" in text and "1.04 ≤ 1.3" in text and f"{delivered.name}, real texts" in text
+    delivered.nearest = Margin(gate="coverage", metric="one row", value=0.4, limit=0.5, where="row 3")
+    assert "coverage, one row" in html.page(found)
+    delivered.nearest = Margin(gate="latency", metric="speedup_min", value=1.4, limit=1.2, where="")
+    assert "1.4 ≥ 1.2" in html.page(found)
 
 
 def test_html_keeps_the_old_page_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,42 @@
+"""The checks that have limits, and how near a figure is to one."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Gate = Literal[
+    "effects", "certificate", "parity", "coverage", "rounding", "invariance", "ranking", "quality", "latency", "resources"
+]  # fmt: skip
+
+
+class Margin(BaseModel):
+    """One figure beside its limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    gate: Gate
+    metric: str
+    """A field of Limits, or for coverage what is compared."""
+    value: float
+    limit: float
+    where: str
+
+    @property
+    def least(self) -> bool:
+        """Whether the limit is the least that passes."""
+        return self.metric.startswith("cosine") or self.metric in ("spearman_min", "top_k_overlap_min", "speedup_min")
+
+    @property
+    def used(self) -> float:
+        """Share of the limit that is used up: 1 is exactly at it, infinity is NaN or beyond a limit of 0."""
+        if math.isnan(self.value):
+            return math.inf
+        used, allowed = self.value, self.limit
+        if self.metric == "speedup_min":
+            used, allowed = self.limit, self.value
+        elif self.least:
+            used, allowed = 1 - self.value, 1 - self.limit
+        return used / allowed if allowed > 0 else (0.0 if used <= 0 else math.inf)
