@@ -15,6 +15,7 @@ from typing import Any
 
 from bertopt import stages
 from bertopt.checks import gates, probes
+from bertopt.checks.framing import Frame
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.probes import Probe
 from bertopt.core import Spec
@@ -53,9 +54,9 @@ class StageVerdict:
 class _SeededSweeps(Sweeps):
     """Sweeps of several seeds over one stage; those of all but the first are kept in `found`."""
 
-    def __init__(self, spec: Spec, reference: str, seeds: int) -> None:
-        super().__init__(spec, reference, "cpu")
-        self._others = [Sweeps(spec, f"{reference} {seed}", "cpu") for seed in range(1, seeds)]
+    def __init__(self, spec: Spec, reference: str, seeds: int, frame: Frame | None) -> None:
+        super().__init__(spec, reference, "cpu", frame=frame)
+        self._others = [Sweeps(spec, f"{reference} {seed}", "cpu", frame=frame) for seed in range(1, seeds)]
         self.found: list[Coverage] = []
 
     def measure(
@@ -85,7 +86,7 @@ class _Examiner(Examiner):
         ] or [built_in]
         every = [probe for some in (*self.random, *self.drawn) for probe in some]
         self.probes = self.twins.probes = list({probe.name: probe for probe in every}.values())
-        self.sweeps: _SeededSweeps = _SeededSweeps(spec, self.reference.name, sweeps)
+        self.sweeps: _SeededSweeps = _SeededSweeps(spec, self.reference.name, sweeps, self.sweeps.plan.frame)
         self.roundings: list[Rounding | None] = []
         own = draws[0][:OWN_TEXTS] if draws else ()
         texts: list[str] = [*own, *probes.built_in_texts()]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from bertopt.checks import framing
+from bertopt.checks.framing import Frame
 from bertopt.checks.probes import TEXT_BATCH, Probe
 from bertopt.core import ShapeLimits, Spec
 from bertopt.results import Failure, Limits
@@ -65,12 +67,14 @@ SHORT_ROWS = "ids in short rows"
 class Plan:
     """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared.
 
-    `first` are the names of those that every stage runs; the others are for the stage that is delivered.
+    `first` are the names of those that every stage runs; the others are for the stage that is delivered. `frame` stands around the
+    rows of `batch sizes`.
     """
 
     seed: int
     probes: tuple[Probe, ...]
     first: frozenset[str]
+    frame: Frame | None = None
 
     def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True) -> list[Probe]:
         """Return the sweeps of a stage that runs these shapes, `every` one if it is delivered.
@@ -86,7 +90,7 @@ class Plan:
         return [*fitting, *(probe for probe in ids if _rows(probe, shapes) > 0)]
 
 
-def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
+def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> Plan:
     """Spread every id, the padding's too, over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
     rng = np.random.default_rng([seed, 18])
     width = spec.vocabulary if spec.task == "fill-mask" else 0
@@ -99,8 +103,10 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
     taken, probes = 0, list[Probe]()
     for shape in shapes:
         mask = _lengths(shape, rng)
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + int(mask.sum())), mode="wrap"), rng))
-        taken += int(mask.sum())
+        count = int(framing.free(mask, frame).sum())
+        some = np.take(ids, range(taken, taken + count), mode="wrap")
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, some, rng, frame))
+        taken += count
     # The longest row, the batch sizes, and of the rows of one text the first; the last of all is the largest batch.
     longest_and_batches, single = probes[: MAX_BATCH + 1], probes[MAX_BATCH + 1 : -1]
     within = np.cumsum([probe.shape[1] for probe in single]) <= STAGE_LENGTHS_BUDGET / cost
@@ -114,7 +120,7 @@ def plan(spec: Spec, seed: int, most_tokens: int) -> Plan:
             part = some[start : start + ID_ROWS * length]
             mask = np.ones((-(-len(part) // length), length), np.int64)
             probes.append(make_probe(spec, padding, len(probes), mask, np.resize(part, mask.size), rng))
-    return Plan(seed, tuple(probes), frozenset(probe.name for probe in (*first, *copies)))
+    return Plan(seed, tuple(probes), frozenset(probe.name for probe in (*first, *copies)), frame)
 
 
 def run_sweeps(
@@ -258,11 +264,12 @@ def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
 
-def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator) -> Probe:
-    """A batch of the ids `valid` where `mask` [B, S] is 1."""
+def make_probe(
+    spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None
+) -> Probe:
+    """A batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
     batch, sequence = mask.shape
-    ids = np.full(mask.shape, spec.pad_id, np.int64)
-    ids[mask == 1] = valid
+    ids = framing.framed(mask, valid, frame, spec.pad_id)
     types = np.zeros((batch, sequence), np.int64)
     if spec.token_types > 1:
         # Half the rows are pairs, which part anywhere.

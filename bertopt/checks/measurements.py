@@ -45,3 +45,5 @@ class StageMeasurements(BaseModel):
     """None for the reference itself."""
     answers: list[list[list[float]]] | None = None
     """Outputs for the texts of `runtime.replay`: what is delivered must give them too. None where the runtime is not ours."""
+    weights: dict[str, list[float]] | None = None
+    """Figures of each tensor of a torch network, which what is delivered must have too: see `runtime.weight_figures`."""

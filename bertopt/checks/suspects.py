@@ -16,6 +16,7 @@ import numpy as np
 
 from bertopt.checks import coverage
 from bertopt.checks.coverage import ID_LENGTH, ID_ROWS, SHORT_ROWS
+from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.row_differences import Comparer
 from bertopt.core import Spec
@@ -35,15 +36,15 @@ MOST_BATCHES = 8
 TIMES = 5
 
 
-def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth) -> None:
-    """Replace the errors of suspect rows by what running them again with other ids gives."""
+def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth, frame: Frame | None = None) -> None:
+    """Replace the errors of suspect rows by what running them again with other ids gives, in batches within the same `frame`."""
     rng = np.random.default_rng([seed, 20])
     # Both are chosen before either changes the median.
     rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, ("batch sizes",))
     if rows:
         _settle_ids(compared, rows[:MOST], spec, rng, run)
     if batches:
-        _settle_batches(compared, batches, spec, rng, run)
+        _settle_batches(compared, batches, spec, rng, run, frame)
 
 
 def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
@@ -65,11 +66,13 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
                 errors[probe.name][row] = error
 
 
-def _settle_batches(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
+def _settle_batches(
+    compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth, frame: Frame | None = None
+) -> None:
     """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs, copies and row, other ids."""
     batches = {probe.name: probe for probe, _ in rows}
     for probe in list(batches.values())[:MOST_BATCHES]:
-        others = [_other_ids(spec, rng) for _ in range(TIMES)]
+        others = [_other_ids(spec, rng, frame or ()) for _ in range(TIMES)]
         ids, valid = probe.inputs["input_ids"], probe.inputs["attention_mask"] == 1
         again = [
             replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": np.where(valid, other[ids], ids)})
@@ -89,10 +92,11 @@ def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) ->
     return np.asarray(ids + (ids >= spec.pad_id))
 
 
-def _other_ids(spec: Spec, rng: np.random.Generator) -> Array:
-    """Return another id for each id [V], never the padding's. Ids that are equal stay equal: tokens that stand twice, and rows."""
+def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -> Array:
+    """Return another id for each id [V], never the padding's; the same for those `kept`. Ids that are equal stay equal: tokens that
+    stand twice, and rows."""
     other = np.arange(max(spec.vocabulary, spec.pad_id + 1))
-    ids = np.flatnonzero(other != spec.pad_id)[: spec.vocabulary]
+    ids = np.flatnonzero(~np.isin(other, (spec.pad_id, *kept)))[: spec.vocabulary]
     other[ids], other[spec.pad_id] = rng.permutation(ids), rng.choice(ids)
     return other
 

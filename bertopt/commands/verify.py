@@ -20,6 +20,7 @@ from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Failure, Limits, Report, Waiver
 from bertopt.runtime import replay
+from bertopt.stages import contents
 from bertopt.stages.opening import opening
 from bertopt.system import environment, temporary_directory
 from bertopt.workers.client import Workers
@@ -126,6 +127,7 @@ def _compare(
     ):
         with workers.start() as worker:
             reference = store.reference(worker, against, spec.task, None, manifest.device)
+        report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks
         )

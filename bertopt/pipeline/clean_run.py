@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 from bertopt.core import Device
-from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed
+from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed, WrongAnswer
 from bertopt.passes import registry
+from bertopt.runtime import weight_figures
 from bertopt.runtime.replay import Answers
+from bertopt.runtime.weight_figures import Figures
 from bertopt.system import temporary_directory
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
@@ -28,12 +30,13 @@ HASH_SEED = "4242"
 TIMEOUT_S = 600.0
 
 
-def answers(directory: Path, device: Device, compiled: bool) -> tuple[dict[str, Answers], list[str]]:
+def answers(directory: Path, device: Device, compiled: bool, weights: Figures | None = None) -> tuple[dict[str, Answers], list[str]]:
     """Return what the artefact in `directory` answers there, by when and how it was called, and the files that it read from elsewhere.
 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
-    Raises what it raises there.
+    Raises what it raises there, and WrongAnswer where it holds other weights there than those with these figures, or replaces what
+    libraries give every model in the process.
     """
     environment = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
     environment |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)}
@@ -60,4 +63,14 @@ def answers(directory: Path, device: Device, compiled: bool) -> tuple[dict[str, 
     if "error" in found:
         kind, text = found["error"]
         raise BY_NAME.get(kind, WorkerCrashed)(f"the delivered artefact cannot be opened in a new interpreter: {text}")
+    if weights is not None and found["weights"] is not None and (name := weight_figures.difference(found["weights"], weights)) is not None:
+        raise WrongAnswer(
+            f"in a new interpreter the artefact holds another tensor '{name}' than when it was measured: a pass must make the "
+            "same weights everywhere"
+        )
+    if found["replaced"]:
+        raise WrongAnswer(
+            f"whoever opens the artefact has {', '.join(found['replaced'][:3])} replaced for every model in the process, and the "
+            "answers that this gives are not checked: change the network's own modules (`module.forward = …`), no library's"
+        )
     return found["answers"], found["elsewhere"]

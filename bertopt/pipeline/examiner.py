@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, invariance, parity, probes, ranking, row_differences, worst_case
+from bertopt.checks import coverage, framing, invariance, parity, probes, ranking, row_differences, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Device
 from bertopt.errors import Unsupported
 from bertopt.pipeline import labelled
-from bertopt.pipeline.measurement_cache import Records
+from bertopt.pipeline.measurement_cache import Records, identity
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
@@ -29,6 +29,7 @@ from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
+from bertopt.runtime.weight_figures import Figures
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
@@ -63,7 +64,9 @@ class Examiner:
         ]
         base = stages.read_manifest(reference)
         self._of_checkpoint = (base.form, base.precision) == ("eager", "float32")
-        self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint)
+        (empty,) = self._encode([""])
+        frame = framing.of_empty_text(empty["input_ids"][0])
+        self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint, frame)
         self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, progress)
         every: list[Text] = [*sample, *pairs]
         self._reference_outputs: dict[str, Array] | None = None
@@ -71,7 +74,7 @@ class Examiner:
         first = len(sample) if plan.spec.task == "question-answering" else 0  # a question has to have a context
         self._end_to_end_texts = probes.of_all_lengths(every[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
         inputs = [
-            reference.name, probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
+            identity(reference), probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
             asdict(plan.budget),
         ]  # fmt: skip
         self.records = Records(records, inputs)
@@ -81,6 +84,8 @@ class Examiner:
         self._reference_predictions: list[list[float]] | None = None
         #: What each stage answered to the texts of `runtime.replay` when it was measured, in this run or an earlier one.
         self.replayed: dict[Path, replay.Answers | None] = {}
+        #: Figures of the weights that it held then.
+        self.weights: dict[Path, Figures | None] = {}
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
         """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
@@ -88,19 +93,19 @@ class Examiner:
         `parent` is the stage it was built from, None for the reference. Raises Unsupported where this machine cannot open
         the stage, and what its worker raises.
         """
-        names = [directory.name, parent.name if parent else None]
+        names = [identity(directory), identity(parent) if parent else None]
         measurements = self.records.read(names)
         if measurements is None:
             measurements = self._measure(name, directory, parent, timeout)
             self.records.write(names, measurements)
         if parent is None:
             self._reference_predictions = measurements.predictions
-        self.replayed[directory] = measurements.answers
+        self.replayed[directory], self.weights[directory] = measurements.answers, measurements.weights
         return measurements
 
     def sweep(self, name: str, directory: Path, parent: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
         """Return what `measure` does of a stage that is to be delivered, with the figures of every coverage sweep."""
-        names = [directory.name, parent.name, "every sweep"]
+        names = [identity(directory), identity(parent), "every sweep"]
         measurements = self.records.read(names)
         if measurements is None:
             covered = self._coverage(name, directory, self._worker(directory, timeout), timeout, every=True)
@@ -176,7 +181,7 @@ class Examiner:
             cases=cases, peak=peak, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
             quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
-            answers=worker.call("replay", timeout=timeout), **stats,
+            answers=worker.call("replay", timeout=timeout), weights=worker.call("weights", timeout=timeout), **stats,
         )  # fmt: skip
 
     def _worker(self, directory: Path, timeout: float) -> Worker:

@@ -278,7 +278,7 @@ class Job:
             return None
         expected = self.examiner.replayed[stage]
         assert expected is not None, "every stage answers when it is measured"
-        found, elsewhere = clean_run.answers(part, self.device, row.form == "compiled")
+        found, elsewhere = clean_run.answers(part, self.device, row.form == "compiled", self.examiner.weights[stage])
         warnings = [f"'{row.name}' reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in elsewhere]
         self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
         for how, answers in found.items():

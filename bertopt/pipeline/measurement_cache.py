@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.stages import source_hash
 
@@ -25,6 +26,15 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TBB_NUM_THREADS",
     "OV_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
 )  # fmt: skip
+
+
+def identity(directory: Path) -> str:
+    """Return what tells a stage from every other, one that was built under the same key included.
+
+    A key names what a stage is built from. A pass may give another model when it is built again, and files may change.
+    """
+    manifest = stages.read_manifest(directory)
+    return " ".join((directory.name, manifest.content_sha256, manifest.form, manifest.precision, manifest.spec.model_dump_json()))
 
 
 class _Record(BaseModel):
@@ -46,7 +56,7 @@ class Records:
         self._inputs = [source_hash.of_package(*MEASURING), threads, processors, *inputs]
 
     def read(self, names: Sequence[str | None]) -> StageMeasurements | None:
-        """Return what was measured of the stages of these names: the one measured and its parent.
+        """Return what was measured of these stages, by their `identity`: the one measured and its parent.
 
         None where nothing was recorded, or what was recorded cannot be read or is not as it was written.
         """

@@ -20,7 +20,7 @@ from bertopt.modeling.source import examine, read_json, resolve, sha256, weight_
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
-from bertopt.stages import CommittedStage, artifact, contents
+from bertopt.stages import CommittedStage, Manifest, artifact, contents
 from bertopt.system import atomic_write, environment
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
@@ -119,17 +119,24 @@ class Store:
         directory = resolve(source, revision)
         examine(directory)
         content = _content(directory)
+        weights = {path.name: sha256(path) for path in weight_files(directory)}
         key = stages.key(f"{content} {task}", None, device, None, "")
 
         def make(part: Path, fields: dict[str, Any]) -> None:
-            weights = sum(path.stat().st_size for path in weight_files(directory))
-            worker.memory_bytes = min(worker.memory_bytes, LOADING_BYTES + LOADING_TIMES * weights)
+            size = sum(path.stat().st_size for path in weight_files(directory))
+            worker.memory_bytes = min(worker.memory_bytes, LOADING_BYTES + LOADING_TIMES * size)
             worker.call(
                 "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, revision=None, part=str(part),
                 fields={**fields, "checkpoint_sha256": content},
             )  # fmt: skip
 
-        return self._stage("reference", key, device, make)
+        def check(manifest: Manifest) -> None:
+            # Everything is compared with this stage, and with nothing else.
+            for name, expected in weights.items():
+                if name not in manifest.files or manifest.files[name].sha256 != expected:
+                    raise IntegrityError(f"'{name}' of the reference must be the checkpoint's; it is another: run again when nobody writes to '{directory}'")
+
+        return self._stage("reference", key, device, make, check)
 
     def build(
         self,
@@ -167,13 +174,17 @@ class Store:
         return self._stage(step.name, key, device, make)
 
     def _stage(
-        self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None]
-    ) -> CommittedStage:
+        self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None],
+        check: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> CommittedStage:  # fmt: skip
+        """Return a stage that was committed before and is whole, or made now; `check` raises for one that may not be used."""
         path = self.stages / f"{name}-{key[:12]}"
         self._used.add(path)
         if path.is_dir():
             try:
-                return CommittedStage(path, stages.verify(path), reused=True)
+                manifest = stages.verify(path)
+                check(manifest)
+                return CommittedStage(path, manifest, reused=True)
             except BertoptError:
                 # Damaged since: build it again.
                 shutil.rmtree(path)
@@ -181,6 +192,7 @@ class Store:
         part.mkdir()
         try:
             make(part, {"key": key, "name": name, "device": device, "gpu": self.gpu})
+            check(stages.read_manifest(part))
             stages.commit(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bertopt import stages
 from bertopt.checks import coverage, row_differences, suspects
+from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.reference_rows import ReferenceRows
 from bertopt.core import Device, ShapeLimits, Spec
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 class Sweeps:
     """The sweeps over one reference, and its vectors as far as they were needed."""
 
-    def __init__(self, spec: Spec, reference: str, device: Device, by_row: bool = True) -> None:
-        """`by_row`: the reference is a checkpoint in float32, whose rows depend on no batch and run in any."""
+    def __init__(self, spec: Spec, reference: str, device: Device, by_row: bool = True, frame: Frame | None = None) -> None:
+        """`by_row`: the reference is a checkpoint in float32, whose rows depend on no batch and run in any. `frame`: of texts."""
         # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
         most_tokens = LAUNCHED_BATCH_TOKENS if device == "cuda" else MAX_BATCH_TOKENS
-        self.spec, self.plan = spec, coverage.plan(spec, seed, most_tokens)
+        self.spec, self.plan = spec, coverage.plan(spec, seed, most_tokens, frame)
         self.by_row, self._reference = by_row, ReferenceRows(spec)
         self._whole: dict[str, dict[str, Array]] = {}
 
@@ -53,6 +54,7 @@ class Sweeps:
             suspects.settle(
                 compared, self.spec, self.plan.seed,
                 lambda probes: (self._run(worker, probes, timeout)[0], self._expected(reference, probes, timeout)),
+                self.plan.frame,
             )  # fmt: skip
         tokens = sum(probe.compared.size for probe in sweeps)
         return compared.result(self.plan.seed, coverage.shares(self.spec, [*ran, *sweeps]), tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.core import Device
-from bertopt.errors import UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.runtime import replay
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
@@ -46,6 +46,9 @@ def load(
             session = open_session(model, device, threads, streams)
             predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens)
         opened.keep_for(predictor)
+    if check and manifest.answers is None and manifest.sources is not None and (manifest.gates or {}).get("status") == "ok":
+        # What was delivered unverified, or by a bertopt that recorded neither, has none.
+        raise IntegrityError(f"'{path}' must record its answers, which are to be checked; its manifest has none: export again")
     if check and manifest.answers is not None:
         replay.check(replay.answers(predictor), manifest.answers, manifest.precision, f"'{path}'")
     return predictor

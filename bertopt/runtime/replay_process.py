@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bertopt import stages
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
-from bertopt.runtime import replay
+from bertopt.runtime import replaced, replay, weight_figures
 from bertopt.runtime.load import load
 from bertopt.system import process_tree
 
@@ -49,6 +50,12 @@ def _elsewhere(opened: set[str], directory: Path) -> list[str]:
     return outside
 
 
+def _runs_foreign_code(directory: Path) -> bool:
+    """Whether opening the artefact runs passes that are not bertopt's own."""
+    manifest = stages.read_manifest(directory)
+    return manifest.form in ("eager", "compiled") and any(key.startswith("pass ") for key in manifest.sources or {})
+
+
 def main() -> None:
     """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes` and process id, and the file to write."""
     request = json.load(sys.stdin)
@@ -64,10 +71,14 @@ def main() -> None:
         with ThreadPoolExecutor(1) as pool:
             # As a server calls it.
             answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor).result()
+        weights = weight_figures.figures(predictor.runner.session)
+        changed = replaced.replaced() if _runs_foreign_code(Path(request["directory"])) else []
         if (more := request["more_threads"]) is not None:
             del predictor
             answers[f"the artefact on {more} threads"] = replay.answers(load(request["directory"], request["device"], more))
-        outcome: dict[str, Any] = {"answers": answers, "elsewhere": _elsewhere(opened, Path(request["directory"]))}
+        outcome: dict[str, Any] = {
+            "answers": answers, "elsewhere": _elsewhere(opened, Path(request["directory"])), "weights": weights, "replaced": changed,
+        }  # fmt: skip
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}
     Path(request["out"]).write_text(json.dumps(outcome))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bertopt import stages
-from bertopt.errors import IntegrityError
+from bertopt.errors import IntegrityError, WrongAnswer
 from bertopt.stages.manifest import Manifest
 
 _WEIGHTS = r"[^/]+\.safetensors(\.index\.json)?|rewrites\.json"
@@ -14,6 +14,31 @@ _OF_FORM = {
     "eager": _WEIGHTS, "compiled": _WEIGHTS, "onnx": r"onnx/model\.onnx(_data)?",
     "openvino": r"openvino/openvino_model\.(xml|bin)", "engine": r"engines/[^/]+/model\.plan",
 }  # fmt: skip
+
+
+#: What of a specification decides how texts are read and answers are worded, as manifests of every version have it.
+_SAID = ("task", "labels", "multi_label", "regression", "pooling", "normalize", "text_length", "pad_id", "vocabulary", "token_types")
+
+
+def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
+    """Raise WrongAnswer where an artefact says otherwise than its checkpoint how texts are read and answers are worded.
+
+    Both give the same outputs then, and other answers. Returns a warning for each file that differs and was written by other versions of
+    the libraries, whose way of writing it may have changed.
+    """
+    differing = [name for name in _SAID if getattr(reference.spec, name) != getattr(artefact.spec, name)]
+    if differing:
+        name = differing[0]
+        raise WrongAnswer(
+            f"the artefact's {name} must be the checkpoint's, {getattr(reference.spec, name)}; got {getattr(artefact.spec, name)}: export again"
+        )
+    then, now = (manifest.environment.get("packages", {}) for manifest in (artefact, reference))
+    same = all(then.get(package) == now.get(package) for package in ("transformers", "tokenizers"))
+    files = {name: entry.sha256 for name, entry in artefact.files.items()}
+    other = [name for name, entry in reference.files.items() if stages.handed_down(name) and files.get(name) != entry.sha256]
+    if other and same and artefact.bertopt_version == reference.bertopt_version:
+        raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it is another: restore it, or export again")
+    return [f"'{name}' is not byte for byte what these versions of bertopt and transformers write for the checkpoint" for name in other]
 
 
 def check(parent: Manifest, made: Manifest) -> None:

@@ -19,21 +19,27 @@ _INSTALLED = tuple(
 
 
 def of_files(files: Iterable[Path]) -> str:
-    """Return one hash over the source of `files` and of all that they import, directly or not.
+    """Return one hash over the source of `files` and of all that they import, directly or not."""
+    sha = hashlib.sha256()
+    for file in sorted(closure(files)):
+        sha.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return sha.hexdigest()
+
+
+def closure(files: Iterable[Path], bertopts: bool = True) -> set[Path]:
+    """Return `files` and all that they import, directly or not, as far as it is found here; without `bertopts` nothing of bertopt.
 
     Imports are read from the source, those inside functions included; nothing is imported. What the interpreter and
     installed packages bring is not followed: their versions are part of a stage's key.
     """
-    sha, seen, waiting = hashlib.sha256(), set[Path](), [file.resolve() for file in files]
+    seen, waiting = set[Path](), [file.resolve() for file in files]
     while waiting:
         file = waiting.pop()
-        if file in seen or not file.is_file():
+        if file in seen or not file.is_file() or (not bertopts and file.is_relative_to(_PACKAGE)):
             continue
         seen.add(file)
         waiting += _imports(file, file.stat().st_mtime_ns)
-    for file in sorted(seen):
-        sha.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return sha.hexdigest()
+    return seen
 
 
 def is_library(file: Path) -> bool:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bertopt.errors import IntegrityError
 from bertopt.modeling.source import sha256
 from bertopt.passes import registry
+from bertopt.stages import source_hash
 from bertopt.stages.source_hash import is_library
 
 
 def record(passes: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the files that define these passes, bertopt's own excepted, and of all modules loaded that are no
-    library: what the passes imported, however they did."""
+    """Return hashes of the files that define these passes, bertopt's own excepted, of all that those import, also later and inside
+    functions, and of all modules loaded that are no library: what the passes imported, however they did."""
     modules = {
         f"module {name}": file for name, module in list(sys.modules.items())
         if (file := _file(getattr(module, "__file__", None))) and "__main__" not in name and "bertopt_main" not in name
     }  # fmt: skip
-    return {**{key: sha256(file) for key, file in modules.items()}, **{name: of for name in passes for name, of in _pass(name).items()}}
+    return {**{key: sha256(file) for key, file in modules.items()}, **{key: of for name in passes for key, of in (_pass(name) | _imported(name)).items()}}
 
 
-def check(recorded: Mapping[str, str] | None, passes: Iterable[str]) -> None:
-    """Raise IntegrityError where a pass, or a loaded module that it used, is not the one that the stage was built with.
+def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:
+    """Raise IntegrityError where a pass, a loaded module that it used, or a file that it may import is not the one that the stage was
+    built with.
 
     A stage of an earlier bertopt records none, and is not checked.
     """
@@ -36,6 +38,9 @@ def check(recorded: Mapping[str, str] | None, passes: Iterable[str]) -> None:
         module = sys.modules.get(key.removeprefix("module ")) if key.startswith("module ") else None
         if module is not None and (file := _file(getattr(module, "__file__", None))):
             _compare(recorded, {key: sha256(file)})
+    for name in passes:
+        # What is not here cannot be imported, so of files of one name some may lack; a stage of an earlier bertopt records none.
+        _compare(recorded, {key: of for key, of in _imported(name).items() if key in recorded and not {*of.split()} <= {*recorded[key].split()}})
 
 
 def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
@@ -55,6 +60,23 @@ def _pass(name: str) -> dict[str, str]:
         return {f"pass {name}": sha256(Path(inspect.getfile(cls)))}
     except (OSError, TypeError):  # defined in an interactive session
         return {f"pass {name}": ""}
+
+
+def _imported(name: str) -> dict[str, str]:
+    """Return an entry for each file that the file of a pass imports, also where it does so only when texts are run."""
+    cls = registry.require(name)
+    if cls.__module__.split(".")[0] == "bertopt":
+        return {}
+    try:
+        file = Path(inspect.getfile(cls)).resolve()
+    except (OSError, TypeError):  # defined in an interactive session
+        return {}
+    found: dict[str, list[str]] = {}
+    for path in source_hash.closure([file], bertopts=False) - {file}:
+        # Folders above may be called otherwise elsewhere.
+        own = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
+        found.setdefault(f"import of pass {name}: {own}", []).append(sha256(path))
+    return {key: " ".join(sorted(hashes)) for key, hashes in found.items()}
 
 
 def _file(name: str | None) -> Path | None:

@@ -222,6 +222,13 @@ class Ops(BuildOps):
         assert self.predictor is not None
         return replay.answers(self.predictor), {}
 
+    def op_weights(self, arrays: Any) -> Reply:
+        """Return figures of the weights that the open stage holds, None where they are its files."""
+        from bertopt.runtime import weight_figures
+
+        assert self.predictor is not None
+        return weight_figures.figures(self.predictor.runner.session), {}
+
     def op_cover(self, arrays: dict[str, Array], probes: list[dict[str, Any]], seed: int) -> Reply:
         """Run coverage sweeps: their inputs and the places compared are `<number>/<name>`, so are the vectors returned."""
         from bertopt.checks import coverage

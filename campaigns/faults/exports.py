@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bertopt.checks.framing import Frame
 from bertopt.spec import Spec
 from campaigns.kill_resume import EXPORT, write_recipe
 
@@ -23,9 +24,9 @@ def cheapen() -> None:
 
     whole = coverage.plan
 
-    def plan(spec: Spec, seed: int, most_tokens: int) -> coverage.Plan:
-        probes = whole(spec, seed, most_tokens).probes
-        return coverage.Plan(seed, (probes[0], probes[-1]), frozenset({probes[0].name}))
+    def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> coverage.Plan:
+        probes = whole(spec, seed, most_tokens, frame).probes
+        return coverage.Plan(seed, (probes[0], probes[-1]), frozenset({probes[0].name}), frame)
 
     coverage.plan = plan
 

@@ -13,7 +13,7 @@ from bertopt.passes import register
 
 Gate = Literal[
     "parity", "finite", "effects", "noop", "invariance", "ranking", "quality", "timed", "latency", "integrity", "unsupported",
-    "build", "load", "rounding", "certificate", "coverage",
+    "build", "load", "rounding", "certificate", "coverage", "delivery",
 ]  # fmt: skip
 Step = Mapping[str, Any]
 Fault = Callable[..., Any]
@@ -77,7 +77,7 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {}
 #: The tables of the second round, whose faults others had hidden behind what the checks did not look at.
-NEW = ("loose_limits", "bought_claims", "unseen_inputs", "conditions")
+NEW = ("loose_limits", "bought_claims", "unseen_inputs", "conditions", "borrowed_code", "as_read", "tampered")
 _TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 
 

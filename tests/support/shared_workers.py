@@ -35,7 +35,7 @@ def cheap_workers(*modules: str, new_interpreter: bool = False) -> Iterator[Shar
         for module in modules:
             patch.setattr(f"bertopt.{module}.Workers", lambda: shared)
 
-        def answers(directory: Path, device: Device, compiled: bool) -> tuple[Any, list[str]]:
+        def answers(directory: Path, device: Device, compiled: bool, weights: Any = None) -> tuple[Any, list[str]]:
             with shared.start() as worker:
                 worker.open(directory, device, 60)
                 return {"a worker": worker.call("replay", timeout=60)}, []

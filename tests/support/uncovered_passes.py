@@ -162,3 +162,30 @@ class ReadElsewhere(Pass[Eager, Eager]):
         with torch.no_grad():
             network.encoder.base_model.encoder.layer[0].output.dense.weight.mul_(network.scale)
         return {"weights": 1}
+
+
+@register
+class SpoilProcess(Pass[Eager, Eager]):
+    """Changes what no text of the replay shows: a rare embedding outside workers, or what other models in the process run."""
+
+    on: Literal["weights of a worker", "library", "method", "dtype"]
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        import torch
+
+        network.touched = True
+        if self.on == "weights of a worker" and "BERTOPT_WORKER" not in os.environ:
+            with torch.no_grad():
+                network.encoder.get_input_embeddings().weight[-1] = 0
+        elif self.on == "library":
+            gelu = torch.nn.functional.gelu
+            torch.nn.functional.gelu = lambda *given, **named: gelu(*given, **named)  # noqa: PLW0108
+        elif self.on == "method":
+            forward = torch.nn.LayerNorm.forward
+            torch.nn.LayerNorm.forward = lambda module, values: forward(module, values)  # type: ignore[method-assign]  # noqa: PLW0108
+        elif self.on == "dtype":
+            torch.set_default_dtype(torch.float64)
+        return {"networks": 1}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, gates, parity, row_differences
+from bertopt.checks import coverage, framing, gates, parity, row_differences
 from bertopt.core import ShapeLimits, Spec
 from bertopt.report import formatting
 from bertopt.results import Limits
@@ -98,6 +98,28 @@ def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
     # A model this small runs every length besides.
     assert tokens < 1.6 * spec.vocabulary + 512 * 513 / 2
     assert max(probe.compared.size for probe in exact) == (8192 if task == "text-classification" else 2048)
+
+
+def test_rows_of_batches_begin_and_end_as_texts_do_and_every_id_stands_between() -> None:
+    plan = coverage.plan(SPEC, 7, 8192, (101, 102))
+    framed, between = 0, set[int]()
+    for probe in plan.of(False, WHOLE):
+        for ids, mask in zip(probe.inputs["input_ids"], probe.inputs["attention_mask"], strict=True):
+            length = int(mask.sum())
+            if probe.padding == "batch sizes" and length > 2:
+                assert (ids[0], ids[length - 1]) == (101, 102)
+                framed += 1
+                between.update(ids[1 : length - 1].tolist())
+            else:
+                between.update(ids[:length].tolist())
+    assert framed > 500 and between == set(range(SPEC.vocabulary))
+    shapes = [probe.shape for probe in coverage.plan(SPEC, 7, 8192).probes if probe.padding == "batch sizes"]
+    assert [probe.shape for probe in plan.probes if probe.padding == "batch sizes"] == shapes, "no frame changes a shape"
+
+
+@pytest.mark.parametrize(("ids", "frame"), [([101, 102], (101, 102)), ([1], None), ([7, 101, 102], None), ([], None)])
+def test_a_frame_is_what_the_empty_text_becomes(ids: list[int], frame: Any) -> None:
+    assert framing.of_empty_text(np.array(ids)) == frame
 
 
 def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget() -> None:

@@ -140,3 +140,22 @@ def test_padding_stays_and_its_id_as_a_token_is_replaced() -> None:
     for each in asked:
         assert (each.inputs["input_ids"][valid] != SPEC.pad_id).all()
         assert np.array_equal(each.inputs["input_ids"][~valid], ids[~valid])
+
+
+def test_the_tokens_around_texts_stay_in_batches_that_are_run_again() -> None:
+    plan = coverage.plan(SPEC, 3, 8192, (5, 6))
+    probe = next(probe for probe in plan.probes if probe.padding == "batch sizes" and probe.shape[0] > 1 and probe.shape[1] > 3)
+    seen = []
+
+    def run(asked: Sequence[Probe]) -> tuple[Vectors, Vectors]:
+        seen.extend(asked)
+        found = {each.name: {"logits": reference(each)} for each in asked}
+        return found, found
+
+    compared = row_differences.Comparer({"logits": 1.0})
+    compared.add(probe, {"logits": reference(probe)}, True, {"logits": reference(probe)})
+    suspects._settle_batches(compared, [(probe, 0)], SPEC, np.random.default_rng(0), run, plan.frame)
+    ids = probe.inputs["input_ids"]
+    kept = np.isin(ids, (5, 6)) | (probe.inputs["attention_mask"] == 0)
+    for again in seen:
+        assert (again.inputs["input_ids"][kept] == ids[kept]).all() and (again.inputs["input_ids"][~kept] != ids[~kept]).mean() > 0.9
