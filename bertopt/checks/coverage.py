@@ -67,8 +67,7 @@ SHORT_ROWS = "ids in short rows"
 class Plan:
     """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared.
 
-    `first` are the names of those that every stage runs; the others are for the stage that is delivered. `frame` stands around the
-    rows of `batch sizes`.
+    `first` names those that every stage runs; the others are for the stage that is delivered. `frame` is around rows of `batch sizes`.
     """
 
     seed: int
@@ -104,8 +103,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     for shape in shapes:
         mask = _lengths(shape, rng)
         count = int(framing.free(mask, frame).sum())
-        some = np.take(ids, range(taken, taken + count), mode="wrap")
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, some, rng, frame))
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + count), mode="wrap"), rng, frame))
         taken += count
     # The longest row, the batch sizes, and of the rows of one text the first; the last of all is the largest batch.
     longest_and_batches, single = probes[: MAX_BATCH + 1], probes[MAX_BATCH + 1 : -1]
@@ -264,9 +262,7 @@ def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
 
-def make_probe(
-    spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None
-) -> Probe:
+def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None) -> Probe:
     """A batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
     batch, sequence = mask.shape
     ids = framing.framed(mask, valid, frame, spec.pad_id)
