@@ -110,7 +110,7 @@ def test_what_cannot_be_served_is_refused_at_once(directories: dict[str, Path], 
     code, said = refused(str(damaged))
     assert code == 6 and "'config.json'" in said
     code, said = refused(str(tmp_path / "nothing"))
-    assert code == 2 and "has no manifest.json" in said
+    assert code == 2 and "there is no" in said and "give the directory of a stage or artefact" in said
     code, said = refused(str(directories["embeddings"]), "--request-texts", "0")
     assert code == 2 and "request_texts must be more than 0" in said
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests.support.tiny_models import Tiny
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,7 +45,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert packed == there
 
 
-def test_recipes_work_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_recipes_work_from_the_wheel(wheel: Path, tiny: Tiny, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "elsewhere").mkdir()
 
@@ -58,7 +60,7 @@ def test_recipes_work_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     rows = json.loads(call("bertopt", "recipes", "--json"))
     assert {row["name"] for row in rows} >= {"cpu_exact", "cpu_fastest", "cpu_near_lossless", "ladder", "trt_fp16"}
     assert all(Path(row["path"]).is_relative_to(tmp_path / "site") for row in rows)
-    model = tmp_path / "elsewhere"
-    (model / "config.json").write_text("{}")
-    assert "deliver: fastest" in call("bertopt", "export", "cpu_fastest", "--set", f"model={model}", "--dry-run")
-    assert "build_tensorrt" in call("bertopt.export", "recipes/trt_fp16.yaml", "--set", f"model={model}", "--dry-run")
+    # The tiny model has 64 positions, fewer than the recipes' own shapes.
+    edits = ("--set", f"model={tiny()}", "--set", "inputs.shapes=[[1, 32]]", "--dry-run")
+    assert "deliver: fastest" in call("bertopt", "export", "cpu_fastest", *edits)
+    assert "build_tensorrt" in call("bertopt.export", "recipes/trt_fp16.yaml", *edits)
