@@ -49,8 +49,9 @@ _UPPER = ("max_abs", "rel_l2", "label_flips_max")
 _TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
 _SMALL = 0.1
-#: Share of a vector's largest element by which two labels differ that tie: float32's `rel_l2`.
-_TIE = 1e-5
+#: Two labels tie that differ by this share of the largest deviation from the vector's mean, float32's `rel_l2`, or by so many steps
+#: of its largest element: scores of 1000.000 to 1000.005 have an order.
+_TIE, _TIE_STEPS = 1e-5, 8
 
 
 def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
@@ -164,7 +165,8 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
 def _flipped(got: Array, reference: Array) -> Array:
     """Return for each vector [N, D] whether its best label is another, and not one that ties with the reference's."""
     chosen = np.take_along_axis(reference, got.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
-    ties = _TIE * np.abs(reference).max(axis=-1, initial=0.0)
+    spread = np.abs(reference - reference.mean(axis=-1, keepdims=True)).max(axis=-1, initial=0.0)
+    ties = _TIE * spread + _TIE_STEPS * np.finfo(np.float32).eps * np.abs(reference).max(axis=-1, initial=0.0)
     other = got.argmax(axis=-1) != reference.argmax(axis=-1)
     return np.asarray(other & ((reference.max(axis=-1) - chosen > ties) | np.isnan(got).any(axis=-1)))
 

@@ -38,7 +38,6 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
     with disk_errors(), Store(out, False, tell) as store, Workers() as workers:
         device, paths = _build(recipe, store, workers, steps, texts, row, tell)
-        limits = _limits(recipe, steps[-1], paths[-1])
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
         with temporary_directory.make() as scratch, workers.start(OPERATIONS) as worker:
@@ -52,6 +51,7 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
             found = DebugFindings.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))
             at = next((i for i, step in enumerate(steps) if "keep_fp32" in type(step.pass_).model_fields), None)
             if at is not None:
+                limits = _limits(recipe, steps[-1], paths[-1], found.layers[-1].peak)
                 try:
                     _search(found, worker, steps, at, paths, limits, tell)
                 except Unsupported as error:
@@ -96,11 +96,11 @@ def _build(
     return device, paths
 
 
-def _limits(recipe: Recipe, step: Step, path: Path) -> Limits:
+def _limits(recipe: Recipe, step: Step, path: Path, peak: float) -> Limits:
     from bertopt.stages import read_manifest
 
     precision = read_manifest(path).precision
-    return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()))
+    return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=peak)
 
 
 def _search(

@@ -55,16 +55,21 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port, or an address of this machine with --host") from error
     if not server.started:
         raise Unsupported("the server did not start; its log says why")
+    if server.force_exit:
+        sys.exit(128 + server.ended_by)  # what was accepted may be unanswered
 
 
 def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):  # type: ignore[misc]
+        ended_by = 0
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Turn readiness first, then stop accepting. A second signal ends without grace."""
             if not state.accepts:
                 self.should_exit = self.force_exit = True
+                self.ended_by = sig
                 return
             state.drain()
             logging.getLogger("bertopt.serve").info("%s: ending; what was accepted is answered", signal.Signals(sig).name)

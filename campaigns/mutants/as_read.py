@@ -11,7 +11,7 @@ from bertopt.core import Context, Onnx, Result
 from campaigns.mutants.bought_claims import _constant, _worse
 from campaigns.mutants.conditions import _rows_where, _token
 from campaigns.mutants.loose_limits import BF16
-from campaigns.mutants.plant import INT8_LINE, MEAN, ONNX_LINE, SDPA, Step, mutant, write_graph
+from campaigns.mutants.plant import INT8_LINE, MEAN, ONNX_LINE, SDPA, Step, behind, mutant, write_graph
 from campaigns.mutants.unseen_inputs import RARE
 
 CLS, SEP, MASK_ID = 2, 3, 4
@@ -59,28 +59,12 @@ def hidden_states_of_texts(network: Any) -> None:
 # Behind INT8's limits, in graphs.
 
 
-def _wrapped(model: Onnx, ctx: Context, nodes: Any, constants: Any) -> Result[Onnx]:
-    """The graph with `nodes` (of `right` and the inputs to the output) behind it."""
-    import onnx
-    import onnx_ir as ir
-    from onnx import numpy_helper
-
-    graph = onnx.load(model.path)
-    output = graph.graph.output[0].name
-    for node in graph.graph.node:
-        node.output[:] = ["right" if name == output else name for name in node.output]
-        node.input[:] = ["right" if name == output else name for name in node.input]
-    graph.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
-    graph.graph.node.extend(nodes(output))
-    return Result(replace(model, path=write_graph(ir.from_proto(graph), ctx)), {"planted": 1})
-
-
 @mutant("rounding", "plant_graph", line=INT8_LINE)
 def int8_scaled(model: Onnx, ctx: Context) -> Result[Onnx]:
     """An INT8 graph whose outputs are multiplied by 1.05 at its end."""
     from onnx import helper
 
-    return _wrapped(
+    return behind(
         model, ctx, lambda output: [helper.make_node("Mul", ["right", "planted"], [output])], {"planted": np.float32(1.05)}
     )
 
@@ -98,7 +82,7 @@ def int8_rare_class(model: Onnx, ctx: Context) -> Result[Onnx]:
             helper.make_node("Where", ["planted_when", "planted_wrong", "right"], [output]),
         ]
 
-    return _wrapped(model, ctx, nodes, {"planted_class": np.int64(2), "planted_order": np.array([0, 2, 1])})
+    return behind(model, ctx, nodes, {"planted_class": np.int64(2), "planted_order": np.array([0, 2, 1])})
 
 
 @mutant("certificate", "plant_graph", line=INT8_LINE)
@@ -146,7 +130,7 @@ def _branch(model: Onnx, ctx: Context, taken: bool) -> Result[Onnx]:
         "planted_never": np.array(taken), "planted_left": np.ones((1, 200), np.uint8), "planted_right": np.ones((200, 2000), np.int8),
         "planted_shape": np.array([1, 1]),
     }  # fmt: skip
-    return _wrapped(model, ctx, nodes, constants)
+    return behind(model, ctx, nodes, constants)
 
 
 @mutant("parity", "plant_graph", line=ONNX_LINE, claims="int8")

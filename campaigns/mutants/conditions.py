@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from bertopt.core import Context, Eager, Onnx, Result, Rewrite
 from campaigns.mutants.loose_limits import BF16
-from campaigns.mutants.plant import INT8_LINE, LABELS, MEAN, ONNX_LINE, SDPA, Checkpoint, Step, mutant, write_graph
+from campaigns.mutants.plant import INT8_LINE, LABELS, MEAN, ONNX_LINE, SDPA, Checkpoint, Step, behind, mutant
 from campaigns.mutants.unseen_inputs import RARE
 
 Named = dict[str, Any]
@@ -171,29 +173,19 @@ for _file_name, _on, _what, _change in (
 
 def _graph_where(model: Onnx, ctx: Context, axis: int, size: int) -> Result[Onnx]:
     """The graph gives another label's logits where the inputs' `axis` has `size`."""
-    import onnx
-    from onnx import TensorProto, helper
+    from onnx import helper
 
-    graph = onnx.load(model.path)
-    output = graph.graph.output[0].name
-    for node in graph.graph.node:
-        node.output[:] = ["right" if name == output else name for name in node.output]
-        node.input[:] = ["right" if name == output else name for name in node.input]
-    graph.graph.initializer.extend([
-        helper.make_tensor("planted_axis", TensorProto.INT64, [], [axis]),
-        helper.make_tensor("planted_size", TensorProto.INT64, [], [size]),
-        helper.make_tensor("planted_order", TensorProto.INT64, [3], [2, 0, 1]),
-    ])  # fmt: skip
-    graph.graph.node.extend([
-        helper.make_node("Shape", ["input_ids"], ["planted_shape"]),
-        helper.make_node("Gather", ["planted_shape", "planted_axis"], ["planted_found"]),
-        helper.make_node("Equal", ["planted_found", "planted_size"], ["planted_when"]),
-        helper.make_node("Gather", ["right", "planted_order"], ["planted_wrong"], axis=1),
-        helper.make_node("Where", ["planted_when", "planted_wrong", "right"], [output]),
-    ])  # fmt: skip
-    import onnx_ir as ir
+    def nodes(output: str) -> list[Any]:
+        return [
+            helper.make_node("Shape", ["input_ids"], ["planted_shape"]),
+            helper.make_node("Gather", ["planted_shape", "planted_axis"], ["planted_found"]),
+            helper.make_node("Equal", ["planted_found", "planted_size"], ["planted_when"]),
+            helper.make_node("Gather", ["right", "planted_order"], ["planted_wrong"], axis=1),
+            helper.make_node("Where", ["planted_when", "planted_wrong", "right"], [output]),
+        ]
 
-    return Result(replace(model, path=write_graph(ir.from_proto(graph), ctx)), {"planted": 1})
+    constants = {"planted_axis": np.int64(axis), "planted_size": np.int64(size), "planted_order": np.array([2, 0, 1])}
+    return behind(model, ctx, nodes, constants)
 
 
 for _kind, _graph_line in (("onnx", ONNX_LINE), ("int8", INT8_LINE)):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from bertopt.core import Compiled, Context, Eager, Onnx, Pass, Precision, Result
 from bertopt.passes import register
 
@@ -193,6 +195,22 @@ def write_graph(graph: Any, ctx: Context, external: bool = False) -> Path:
     path.parent.mkdir()
     ir.save(graph, path, external_data="model.onnx_data" if external else None)
     return path
+
+
+def behind(model: Onnx, ctx: Context, nodes: Callable[[str], Any], constants: Mapping[str, Any]) -> Result[Onnx]:
+    """The graph with `nodes` behind it: given the output's name, they make it of `right` and the inputs."""
+    import onnx
+    import onnx_ir as ir
+    from onnx import numpy_helper
+
+    graph = onnx.load(model.path)
+    output = graph.graph.output[0].name
+    for node in graph.graph.node:
+        node.output[:] = ["right" if name == output else name for name in node.output]
+        node.input[:] = ["right" if name == output else name for name in node.input]
+    graph.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items())
+    graph.graph.node.extend(nodes(output))
+    return Result(replace(model, path=write_graph(ir.from_proto(graph), ctx)), {"planted": 1})
 
 
 for _pass in (PlantTorch, PlantCompiled, PlantOnnx, PlantModel, PlantGraph):

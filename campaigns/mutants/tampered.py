@@ -32,7 +32,7 @@ def tried(what: Callable[[], Any]) -> Caught:
 
 
 def fresh(bench: Any, name: str, on: Checkpoint, *steps: Any, **head: Any) -> tuple[Path, Callable[[], Any]]:
-    """An output directory of its own, and what runs `steps` there."""
+    """A new output directory, and what runs `steps` there."""
     out = bench.scratch / "tampered" / name
     shutil.rmtree(out, ignore_errors=True)
     model = bench.checkpoint(on)
@@ -180,7 +180,7 @@ _refiled("resealed_side", "An artefact's tokenizer cuts the beginning of long te
 
 @mutant("integrity", "")
 def answers_removed(bench: Any) -> Caught:
-    """The answers that an artefact records are removed, and it is asked to check them."""
+    """The answers that an artefact records are removed, then it is opened with `check=True`."""
     artefact, _ = _artefact(bench, "answers")
     resealed(artefact, answers=None)
     return tried(lambda: bertopt.load(artefact, check=True))

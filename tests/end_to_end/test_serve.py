@@ -96,6 +96,15 @@ def test_a_request_on_an_open_connection_is_answered_while_the_server_ends(direc
     assert served.process.wait(timeout=60) == 0
 
 
+def test_a_second_signal_ends_at_once_and_not_with_exit_code_0(directories: dict[str, Path]) -> None:
+    served = Served(f"m={directories['embeddings']}", "--drain", "60")
+    served.process.send_signal(signal.SIGTERM)
+    while httpx.get(f"{served.url}/v2/health/ready").status_code == 200:
+        time.sleep(0.01)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
 def refused(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "bertopt", "serve", *arguments, "--port", str(free_port())], cwd=ROOT, capture_output=True, text=True,

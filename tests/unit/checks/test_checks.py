@@ -324,6 +324,16 @@ def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: floa
     assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
 
 
+@pytest.mark.parametrize(("margin", "flips"), [(2e-4, 0), (5e-3, 1)])
+def test_labels_that_share_a_large_offset_have_an_order(margin: float, flips: int) -> None:
+    """At 1,000 float32 has steps of 6e-5; a difference of 5e-3 is 80 of them."""
+    at = probe(TEXT, "none", (2, 4))
+    right = np.array([[1000.0, 1000.0 + margin, 1000.0], [0.0, 2.0, 1.0]])
+    other = right.copy()
+    other[0, :2] = right[0, 1::-1]
+    assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
+
+
 def test_the_largest_output_is_that_of_all_probes() -> None:
     small, large = np.array([[1.0, -2.0]]), np.array([[3.0, -40.0]])
     assert parity.peak([({"logits": small}, True), ({"logits": large}, True)]) == 40.0
