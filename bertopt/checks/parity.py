@@ -49,8 +49,8 @@ _UPPER = ("max_abs", "rel_l2", "label_flips_max")
 _TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
 _SMALL = 0.1
-#: Two labels tie that differ by this share of the largest deviation from the vector's mean, float32's `rel_l2`, or by so many steps
-#: of its largest element: scores of 1000.000 to 1000.005 have an order.
+#: Two labels tie that differ by at most this share of the largest deviation from the vector's mean, and 8 float32 steps of its
+#: largest element: scores of 1000.000 to 1000.005 have an order.
 _TIE, _TIE_STEPS = 1e-5, 8
 
 
