@@ -93,6 +93,9 @@ class NativeSession(Session):
         place = ragged.slots if self.spec.granularity == "text" else ragged.valid
         placed = {}
         for name, value in zip(self.spec.outputs, answers, strict=True):
+            if place is None:
+                placed[name] = value[None]
+                continue
             out = np.zeros((*place.shape, *value.shape[1:]), np.float32)
             out[place] = value
             placed[name] = out
@@ -104,16 +107,29 @@ class _Ragged:
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         segments = inputs["segment_ids"]
+        ids, positions, types = inputs["input_ids"], inputs["position_ids"], inputs.get("token_type_ids")
+        #: Where tokens are, and at which places of `first_tokens` texts: None where that is everywhere.
+        self.valid: Array | None = None
+        self.slots: Array | None = None
+        if _one_text(inputs):
+            self.starts = np.array((0, ids.shape[1]))
+            self.ids, self.positions, self.types = ids[0], positions[0], None if types is None else types[0]
+            return
         self.valid = segments != 0
         rows, columns = np.nonzero(self.valid)
         own = segments[rows, columns]
         begins = np.ones(len(own), bool)
         begins[1:] = (own[1:] != own[:-1]) | (rows[1:] != rows[:-1])
         self.starts = np.append(np.flatnonzero(begins), len(own)).astype(np.int64)
-        self.ids = inputs["input_ids"][self.valid]
-        self.positions = inputs["position_ids"][self.valid]
-        self.types = inputs["token_type_ids"][self.valid] if "token_type_ids" in inputs else None
+        self.ids, self.positions = ids[self.valid], positions[self.valid]
+        self.types = None if types is None else types[self.valid]
         if "first_tokens" in inputs:
             # Segments are numbered from 1 in the order of their columns.
             self.slots = np.zeros(inputs["first_tokens"].shape, bool)
             self.slots[rows[begins], own[begins] - 1] = True
+
+
+def _one_text(inputs: Mapping[str, Array]) -> bool:
+    """Whether there is one row, full of one text, for which finding texts would take a tenth of the call."""
+    segments, firsts = inputs["segment_ids"], inputs.get("first_tokens")
+    return len(segments) == 1 and segments.shape[1] > 0 and bool((segments == 1).all()) and (firsts is None or firsts.shape == (1, 1))

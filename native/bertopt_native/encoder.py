@@ -66,23 +66,22 @@ class Encoder:
         if normalize and output == "tokens":
             raise ValueError("normalize needs an output of one row per text; got output='tokens'")
         return self._core.run(
-            _integers("ids", ids, np.int32),
-            _integers("starts", starts, np.int64),
-            None if token_types is None else _integers("token_types", token_types, np.int32),
-            None if positions is None else _integers("positions", positions, np.int32),
+            _integers("ids", ids),
+            _integers("starts", starts),
+            None if token_types is None else _integers("token_types", token_types),
+            None if positions is None else _integers("positions", positions),
             _OUTPUTS.index(output),
             normalize,
         )
 
 
-def _integers(name: str, values: NDArray[Any] | Sequence[int], dtype: type[np.int32] | type[np.int64]) -> NDArray[Any]:
-    """Return `values` as a contiguous vector of `dtype`; raises ValueError where that would change a number."""
+def _integers(name: str, values: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
+    """Return `values` as a contiguous vector of int64; raises ValueError where that would change a number."""
     a = np.asarray(values)
     if a.ndim != 1:
         raise ValueError(f"{name} must have one dimension; got shape {list(a.shape)}")
     if a.size and a.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers; got {a.dtype}")
-    out = np.ascontiguousarray(a, dtype)
-    if a.dtype != dtype and a.size and not (out == a).all():
-        raise ValueError(f"{name} must fit {np.dtype(dtype)}; got {a.min()} to {a.max()}")
-    return out
+    if a.dtype == np.uint64 and a.size and a.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} must fit int64; got {a.min()} to {a.max()}")
+    return np.ascontiguousarray(a, np.int64)

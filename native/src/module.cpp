@@ -5,9 +5,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <vector>
 
 #include "cpu.h"
 #include "encoder.h"
@@ -19,8 +21,7 @@ using namespace nb::literals;
 namespace bertopt_native {
 namespace {
 
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Starts = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 bool python_interrupted() {
@@ -28,20 +29,32 @@ bool python_interrupted() {
     return PyErr_CheckSignals() != 0;
 }
 
-Result run(Encoder& encoder, const Ids& ids, const Starts& starts, const std::optional<Ids>& token_types,
-           const std::optional<Ids>& positions, uint32_t output, bool normalize) {
+// As the encoder reads them. Whether the model has such ids, types or positions is checked after.
+std::vector<int32_t> narrow(const char* name, const Integers& values) {
+    const int64_t *begin = values.data(), *end = begin + values.size();
+    std::vector<int32_t> out(begin, end);
+    if (std::equal(begin, end, out.begin(), out.end())) return out;
+    const auto [least, most] = std::minmax_element(begin, end);
+    throw BadInput(std::string(name) + " must fit int32; got " + std::to_string(*least) + " to " + std::to_string(*most));
+}
+
+Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const std::optional<Integers>& token_types,
+           const std::optional<Integers>& positions, uint32_t output, bool normalize) {
     if (starts.size() == 0) throw BadInput("starts must have one entry more than there are texts; got none");
     if (output > static_cast<uint32_t>(Output::max)) throw BadInput("unknown output");
-    auto fits = [&](const char* name, const std::optional<Ids>& values) {
+    auto fits = [&](const char* name, const std::optional<Integers>& values) {
         if (values && values->size() != ids.size())
             throw BadInput(std::string(name) + " must be as many as ids, " + std::to_string(ids.size()) + "; got " + std::to_string(values->size()));
     };
     fits("token_types", token_types);
     fits("positions", positions);
+    const std::vector<int32_t> narrow_ids = narrow("ids", ids);
+    const auto narrow_types = token_types ? narrow("token_types", *token_types) : std::vector<int32_t>();
+    const auto narrow_positions = positions ? narrow("positions", *positions) : std::vector<int32_t>();
     Request request;
-    request.ids = ids.data();
-    request.token_types = token_types ? token_types->data() : nullptr;
-    request.positions = positions ? positions->data() : nullptr;
+    request.ids = narrow_ids.data();
+    request.token_types = token_types ? narrow_types.data() : nullptr;
+    request.positions = positions ? narrow_positions.data() : nullptr;
     request.starts = starts.data();
     request.tokens = ids.size();
     request.texts = starts.size() - 1;
