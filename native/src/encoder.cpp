@@ -44,8 +44,9 @@ private:
     void take(Workspace& w, bool (*interrupted)()) {
         using Clock = std::chrono::steady_clock;
         auto asked = Clock::now();
-        const size_t groups = plan_.bounds.size() - 1;
-        for (size_t g; !stop_.load(std::memory_order_relaxed) && (g = next_.fetch_add(1, std::memory_order_relaxed)) < groups;) {
+        const size_t groups = plan_.order.size();
+        for (size_t n; !stop_.load(std::memory_order_relaxed) && (n = next_.fetch_add(1, std::memory_order_relaxed)) < groups;) {
+            const size_t g = plan_.order[n];
             encoder_.kernel_.group(encoder_.model_.network(), batch_, plan_.bounds[g], plan_.bounds[g + 1], w.work, w.scratch, nullptr);
             // Asking takes the interpreter's lock, which another thread may hold for some milliseconds.
             if (interrupted && Clock::now() - asked > std::chrono::milliseconds(50)) {
@@ -179,7 +180,7 @@ void Encoder::run(const Request& request, float* out, bool (*interrupted)()) {
         job.finish();
     } else {
         Groups job(*this, batch, plan, interrupted);
-        run_job(job, std::min(threads_, plan.bounds.size() - 1) - 1);
+        run_job(job, std::min(threads_, plan.order.size()) - 1);
         if (job.stopped()) throw Interrupted{};
     }
 }

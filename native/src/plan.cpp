@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace bertopt_native {
 namespace {
@@ -27,6 +28,10 @@ void divide(const int64_t* starts, size_t texts, size_t groups, Plan& plan) {
         plan.bounds.push_back(i + 1);
         from = i + 1;
     }
+    const auto size = [&](size_t group) { return starts[plan.bounds[group + 1]] - starts[plan.bounds[group]]; };
+    plan.order.resize(plan.bounds.size() - 1);
+    std::iota(plan.order.begin(), plan.order.end(), size_t{0});
+    std::stable_sort(plan.order.begin(), plan.order.end(), [&](size_t a, size_t b) { return size(a) > size(b); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ namespace bertopt_native {
 
 struct Plan {
     std::vector<size_t> bounds;  // group g has texts bounds[g] to bounds[g + 1]
+    std::vector<size_t> order;   // of the groups: those of most tokens first, so that threads end at nearly one time
     size_t most_tokens = 0;      // of a group
     size_t longest = 0;          // tokens of a text
     bool shared = false;

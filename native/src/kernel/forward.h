@@ -42,6 +42,10 @@ struct Pass {
                 const float* word = net.word + static_cast<size_t>(batch.ids[token]) * width;
                 const float* position = net.position + (batch.positions ? static_cast<size_t>(batch.positions[token]) : place) * width;
                 float* out = work.hidden + r * width;
+                // Rows of the vocabulary come from memory: the next one while this one is worked on.
+                const size_t next = smaller(r + 1, r1 - 1) + base;
+                const auto* coming = reinterpret_cast<const char*>(net.word + static_cast<size_t>(batch.ids[next]) * width);
+                for (size_t i = 0; i < width * sizeof(float); i += 64) _mm_prefetch(coming + i, _MM_HINT_T0);
                 if (net.token_type) {
                     const float* type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
                     for (size_t i = 0; i < width; i += 16)
