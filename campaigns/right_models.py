@@ -2,7 +2,8 @@
 
 Each model is a real checkpoint as it is, with another head, fewer layers, sharper attention or noisy weights, or a tiny random one of
 every family and task, taken through every form that a CPU runs, with the probes of several seeds and several choices of texts (see
-`examination`). What is refused here is a fault of the checks: one line a stage, and one object a model in FILE as it ends.
+`examination`). What is refused here is a fault of the checks: one line a stage, and one object a model in FILE as it ends. Run again
+with the same options and code, it goes on behind the models in FILE; all of them take hours.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from bertopt.errors import Unsupported
 from bertopt.recipe import parser as recipes
+from bertopt.stages import source_hash
 from bertopt.system import native_import
 from bertopt.workers.client import Workers
 from campaigns.examination import examine
@@ -140,18 +142,28 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one model of N, to sample")
     parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built")
     parser.add_argument("--recipe", type=Path, help="a recipe whose steps to take instead")
-    parser.add_argument("--out", type=Path, help="append the findings here, a JSON object a model")
+    parser.add_argument("--out", type=Path, help="append the findings here, a JSON object a model; its models of this code and these options are not run again")
     arguments = parser.parse_args()
     lines = None
     if arguments.texts:
         raw = arguments.texts.read_text("utf-8").splitlines()
         lines = [json.loads(line)["text"] for line in raw] if arguments.texts.suffix == ".jsonl" else raw
         lines = [" ".join(line.split()) for line in lines if line.strip()]
-    examined = refused = 0
+    how = {
+        "seeds": arguments.seeds, "sweeps": arguments.sweeps, "draws": arguments.draws, "texts": arguments.texts and arguments.texts.name,
+        "recipe": arguments.recipe and arguments.recipe.name,
+        "steps": arguments.steps, "source": source_hash.of_package("."),
+    }  # fmt: skip
+    known, examined, refused = earlier(arguments.out, how), 0, 0
     with tempfile.TemporaryDirectory(prefix="bertopt-right-") as scratch, Workers() as workers:
         folder = Path(scratch)
         every = [one for one in models(arguments.checkpoints, arguments.tiny, folder) if arguments.only in one[0]]
         for name, make in every[:: arguments.every]:
+            if name in known:
+                pairs, refusals = known[name]
+                examined, refused = examined + pairs, refused + refusals
+                print(f"   {name:44} {refusals} of {pairs} refused, as {arguments.out} says", flush=True)
+                continue
             start = time.monotonic()
             tiny = name.startswith("tiny ")
             words = [" ".join(random.Random(i).choices(WORDS, k=1 + i % 40)) for i in range(1000)]
@@ -170,14 +182,23 @@ def main() -> int:
             for path in (folder / "model", folder / "out"):
                 shutil.rmtree(path)
             if arguments.out:
-                record = {
-                    "model": name, "seeds": arguments.seeds, "sweeps": arguments.sweeps, "draws": len(chosen), "seconds": round(time.monotonic() - start, 1),
-                    "stages": [asdict(one) for one in found],
-                }  # fmt: skip
+                stages = [asdict(one) for one in found]
+                record = {"model": name, "how": how, "seconds": round(time.monotonic() - start, 1), "stages": stages}
                 with arguments.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(record) + "\n")
     print(f"{refused} of {examined} examinations of right models refused")
     return 1 if refused else 0
+
+
+def earlier(out: Path | None, how: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the examinations and refusals of each model that `out` holds with the options and code `how`."""
+    if out is None or not out.exists():
+        return {}
+    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    return {
+        one["model"]: (sum(stage["pairs"] for stage in one["stages"]), sum(len(stage["refused"]) for stage in one["stages"]))
+        for one in records if one.get("how") == how
+    }  # fmt: skip
 
 
 def steps(recipe: Path | None, names: str) -> list[dict[str, Any]]:

@@ -152,7 +152,8 @@ class _Client:
             said = error.read(500).decode(errors="replace")
             raise UsageError(f"{self.url}{path} answered {error.code}: {said}") from error
         except (OSError, ValueError) as error:
-            raise Unsupported(f"{self.url} does not answer ({getattr(error, 'reason', error)}); is the server ready?") from error
+            reason = getattr(error, "reason", error)
+            raise Unsupported(f"{self.url} does not answer ({getattr(reason, 'strerror', None) or reason}); is the server ready?") from error
 
 
 class _Missing(UsageError):

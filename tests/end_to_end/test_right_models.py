@@ -31,6 +31,21 @@ def test_a_wrong_stage_is_refused_and_a_right_one_is_not(tiny: Tiny, tmp_path: P
     assert set(wrong.refused) == {0, 1} and "must be at most" in wrong.refused[0]
 
 
+def test_a_second_run_goes_on_behind_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["right_models", "--tiny", "1", "--only", "bert text-classification", "--every", "9", "--steps", "use_sdpa", "--seeds", "1", "--sweeps", "1",
+             "--draws", "1", "--out", str(tmp_path / "found.jsonl")]  # fmt: skip
+    monkeypatch.setattr("sys.argv", words)
+    assert right_models.main() == 0
+    assert "0 of 1 refused" in capsys.readouterr().out
+    (found,) = (tmp_path / "found.jsonl").read_text().splitlines()
+    assert right_models.main() == 0
+    assert "0 of 1 refused, as" in capsys.readouterr().out and (tmp_path / "found.jsonl").read_text().splitlines() == [found]
+    other = {**json.loads(found), "how": {**json.loads(found)["how"], "source": "other code"}}
+    (tmp_path / "found.jsonl").write_text(json.dumps(other) + "\n")
+    assert right_models.main() == 0
+    assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize("variant", right_models.VARIANTS, ids=lambda variant: variant.__name__)
 def test_a_variant_is_a_checkpoint_that_loads(tiny: Tiny, tmp_path: Path, variant: Any) -> None:
     from bertopt.modeling import checkpoint

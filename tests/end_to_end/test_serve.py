@@ -203,5 +203,5 @@ def test_verify_holds_a_running_server_to_the_artefact(
     assert wrong.exit_code == 3 and "max_abs" in wrong.reason
     with pytest.raises(UsageError, match="answered 424"):
         verify_url(directories["sentiment"], embeddings.url)
-    with pytest.raises(Unsupported, match="does not answer"):
+    with pytest.raises(Unsupported, match=r"does not answer \(Connection refused\); is the server ready"):
         verify_url(directories["embeddings"], f"http://127.0.0.1:{free_port()}")
