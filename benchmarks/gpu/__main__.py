@@ -6,7 +6,8 @@
     python -m benchmarks.gpu --device cpu --quick                                     all of it small, to see that it works
 
 Runs with what is installed: what is missing is named in its row. Every case runs in a process that ends with it, so that
-an error of the device costs one case. DIR/<part>.json is written after every row; finished cases are not run again.
+an error of the device costs one case; --together saves their starts, and memory held by the process is then of all
+cases so far. DIR/<part>.json is written after every row; finished cases are not run again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu import graph_runtimes, mix, smoke, table, torch_part
+from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
 ROOT = Path(__file__).parents[2]
@@ -48,21 +51,23 @@ PARTS = {
 }  # fmt: skip
 
 
-def run_part(name: str, setting: Setting, seconds: float) -> dict[str, Any]:
-    """Run the cases of a part that are not finished, each in a process; return what is in its file."""
+def run_part(
+    name: str, setting: Setting, seconds: float, together: bool = False, patterns: Sequence[str] = ("*",)
+) -> dict[str, Any]:
+    """Run the cases of a part that are not finished, each in a process, or `together` in one until it crashes; return
+    what is in its file."""
     path = setting.out / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if found.get("setting") != [setting.device, setting.quick]:
         found = {"part": name, "setting": [setting.device, setting.quick], "environment": environment(), "cases": {}}
-    waiting = [case for case in PARTS[name].cases(setting.quick) if not found["cases"].get(case, {}).get("finished")]
+    def waiting() -> list[str]:
+        known = PARTS[name].cases(setting.quick)
+        chosen = [case for case in known if any(fnmatchcase(case, pattern) for pattern in patterns)]
+        return [case for case in chosen if not found["cases"].get(case, {}).get("finished")]
+
     end = time.monotonic() + seconds
-    # Quick cases are small: one process runs them all, so that starting it is paid once.
-    groups = [waiting] if setting.quick and waiting else [[case] for case in waiting]
-    for group in groups:
-        if end - time.monotonic() < CASE_S:
-            break
-        _run_group(name, group, found, setting, path, end)
-    left = [case for case in PARTS[name].cases(setting.quick) if not found["cases"].get(case, {}).get("finished")]
+    while (left := waiting()) and end - time.monotonic() >= CASE_S:
+        _run_group(name, left if together else left[:1], found, setting, path, end)
     found["unfinished"] = left
     _write(path, found)
     print(f"{name}: {f'{len(left)} cases are left: call again' if left else 'complete'}", file=sys.stderr)
@@ -99,13 +104,12 @@ def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Sett
         finally:
             timer.cancel()
             _kill(process.pid)
-    late = time.monotonic() >= end
-    for case in group:
-        entry = found["cases"].setdefault(case, {"rows": {}, "finished": False})
-        if code and not late and not entry["finished"]:
-            # A crash: it would come again, and its rows so far count.
-            entry["rows"]["crash"] = {"failure": f"the process ended with {code}; see {name}.log"}
-            entry["finished"] = True
+    left = [case for case in group if not found["cases"].get(case, {}).get("finished")]
+    if left and time.monotonic() < end:
+        # The first that did not finish is the one that ran. It would end so again, and its rows so far count.
+        entry = found["cases"].setdefault(left[0], {"rows": {}, "finished": False})
+        entry["rows"]["crash"] = {"failure": f"the process ended with {code}; see {name}.log"}
+        entry["finished"] = True
 
 
 def _kill(session: int) -> None:
@@ -133,6 +137,7 @@ def work(name: str, done: dict[str, list[str]], device: str, quick: bool) -> Non
             traceback.print_exc()
             say(case, {"key": "failure", "failure": f"{type(error).__name__}: {str(error)[:400]}"})
         say(case, {"finished": True})
+        shared.forget(device)
 
 
 def environment() -> dict[str, Any]:
@@ -168,6 +173,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny shapes: to see that it works")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
     parser.add_argument("--seconds", type=float, default=PART_S, help="of each part")
+    parser.add_argument("--case", action="append", metavar="PATTERN", help="only such cases, as in 'bert-base/*'; repeatable")
+    parser.add_argument("--together", action="store_true", help="the cases of a part in one process, which starts faster")
     parser.add_argument("--table", action="store_true", help="print the table of what was measured")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -177,7 +184,9 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     if not asked.table:
         for name in asked.part or PARTS:
-            run_part(name, Setting(asked.device, asked.quick, asked.out), asked.seconds)
+            # Quick cases are small: what a process takes to start would be most of their time.
+            together = asked.together or asked.quick
+            run_part(name, Setting(asked.device, asked.quick, asked.out), asked.seconds, together, asked.case or ("*",))
     parts = {name: json.loads((asked.out / f"{name}.json").read_text("utf-8")) for name in PARTS if (asked.out / f"{name}.json").is_file()}
     text = table.markdown(parts)
     (asked.out / "gpu.md").write_text(text, "utf-8")

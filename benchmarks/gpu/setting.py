@@ -6,6 +6,8 @@ import importlib.util
 import json
 import math
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,6 +103,17 @@ def reset_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def forget(device: str) -> None:
+    """Give back what a case held, before another in the same process."""
+    import gc
+
+    if (compiler := sys.modules.get("torch._dynamo")) is not None:
+        compiler.reset()
+    gc.collect()
+    if device == "cuda" and (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def memory(device: str) -> dict[str, int | None]:
     """Peak bytes of torch's allocator, and of the process where NVML tells."""
     if device != "cuda":
@@ -117,6 +130,41 @@ def memory(device: str) -> dict[str, int | None]:
     except ImportError:
         pass
     return {"torch_peak_bytes": torch.cuda.max_memory_allocated(), "process_bytes": held}
+
+
+class Busy:
+    """The share of time with a kernel running, as NVML samples it while the context is open; None where it cannot tell."""
+
+    def __init__(self, device: str) -> None:
+        self._nvml: Any = None
+        self._stop = threading.Event()
+        self._percents: list[int] = []
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        if device == "cuda" and _found("pynvml"):
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+
+    @property
+    def share(self) -> float | None:
+        return statistics.mean(self._percents) / 100 if self._percents else None
+
+    def __enter__(self) -> Busy:
+        if self._nvml is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        # A sample covers up to the last 0.2 s: the first ones would tell of what ran before.
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
+        while not self._stop.wait(0.2):
+            self._percents.append(int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
 
 
 def spec(model: str) -> Any:

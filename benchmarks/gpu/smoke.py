@@ -20,7 +20,7 @@ QUICK_GEMMS = ((256, 256, 256),)
 KINDS = ("float32", "tf32", "bfloat16", "float16", "float8")
 #: Lengths that a served model meets; on CUDA memory-efficient attention pads masks to multiples of 8.
 GRAPH_LENGTHS = (7, 8, 16, 23, 33, 64, 65, 100, 128, 200, 256, 384)
-RACES = 20
+RACES, RACES_OF_A_PAIR = 20, 4
 
 
 def cases(quick: bool) -> list[str]:
@@ -167,21 +167,23 @@ def aa(setting: Setting) -> Iterator[Row]:
         with workers.start() as worker:
             fields = {"key": "0" * 64, "name": "reference", "device": setting.device}
             worker.call("load_checkpoint", source=str(source), task="feature-extraction", revision=None, part=str(stage), fields=fields)
-        for number in range(wanted):
-            if str(number) in setting.done:
-                continue
-            racing = {role: workers.start() for role in ("stage", "reference")}
-            for worker in racing.values():
-                worker.open(stage, setting.device)  # type: ignore[arg-type]
-            budget = Budget(0.0, 0.0, 6) if setting.quick else Budget(2.5, 0.0)
+        racing: dict[Any, Any] = {}
+        for number in (number for number in range(wanted) if str(number) not in setting.done):
+            if not racing or not number % RACES_OF_A_PAIR:
+                for worker in racing.values():
+                    worker.close()
+                racing = {role: workers.start() for role in ("stage", "reference")}
+                for worker in racing.values():
+                    worker.open(stage, setting.device)
+            budget = Budget(0.0, 0.0, 6) if setting.quick else Budget(1.5, 0.0)
             figures, _ = race(racing, _spec(stage), [(1, 16) if setting.quick else (8, 128)], (), budget, 120.0)
             against = figures[0].vs_reference
             assert against is not None
             verdict = str(against.verdict)
             yield {"key": str(number), "verdict": verdict, "ratio": against.ratio, "low": against.low, "high": against.high,
                    "false_verdict": verdict in ("FASTER", "SLOWER"), "warning": figures[0].warning}  # fmt: skip
-            for worker in racing.values():
-                worker.close()
+        for worker in racing.values():
+            worker.close()
 
 
 def _spec(stage: Path) -> Any:

@@ -10,13 +10,15 @@ from bertopt.core import Session, ShapeLimits, Spec
 MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: The same for a device that a call launches, a GPU: its rate is reached only by batches that take longer than a launch.
 LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
+#: Texts of its first piece, and full batches in each of the others.
+LAUNCHED_FIRST, PIECE_BATCHES = 2048, 16
 
 
 @dataclass(frozen=True)
 class BatchLimits:
     """Most rows of a batch, its tokens, and tokens of one row; batches that run at once; and the tokens of which each text
-    takes a whole multiple. A call's texts are planned `texts` at a time, the first `first_texts` by themselves. `shapes`
-    bounds the rows further, by their length."""
+    takes a whole multiple. A call's texts are planned `texts` at a time, or about as many as have `together` tokens where these
+    are fewer, the first `first_texts` by themselves. `shapes` bounds the rows further, by their length."""
 
     rows: int
     tokens: int
@@ -25,6 +27,7 @@ class BatchLimits:
     block: int = 1
     first_texts: int = 64
     texts: int = 256
+    together: int | None = None
     shapes: ShapeLimits | None = None
     buckets: tuple[int, ...] = ()
     """Tokens of the rows that the session has graphs of, ascending; others are run without."""
@@ -40,11 +43,20 @@ class BatchLimits:
         )
         length = spec.max_length if shapes is None else shapes.longest
         # Enough short texts for several batches; the first piece is smaller, since the device waits for it.
-        together = {"first_texts": LAUNCHED_BATCH, "texts": 4 * LAUNCHED_BATCH} if session.asynchronous else {}
+        pieces = (
+            {"first_texts": LAUNCHED_FIRST, "texts": 4 * LAUNCHED_BATCH, "together": PIECE_BATCHES * most_tokens}
+            if session.asynchronous
+            else {}
+        )
         return cls(
-            rows, most_tokens if tokens is None else tokens, length, session.streams, session.block, **together,
+            rows, most_tokens if tokens is None else tokens, length, session.streams, session.block, **pieces,
             shapes=shapes, buckets=session.buckets,
         )  # fmt: skip
+
+    @property
+    def one_piece(self) -> int:
+        """Texts of a call that are tokenised at once: a processor waits for 256, a GPU would stand still."""
+        return self.texts if self.together is None else self.first_texts
 
     def bucket(self, tokens: int) -> int:
         """Return the tokens that a row of `tokens` is padded to."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from bertopt.core import Session, Spec
@@ -109,17 +109,18 @@ class Runner:
             return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
 
         # Too long a text is refused before anything is run.
-        if not truncate or len(texts) <= self.limits.texts:
+        if not truncate or len(texts) <= self.limits.one_piece:
             yield encode(0, len(texts))
             return
-        bounds = cuts(len(texts), self.limits)
         with ThreadPoolExecutor(1, "bertopt-tokenizer") as thread:
-            coming = thread.submit(encode, *bounds[0])
-            for following in [*bounds[1:], None]:
+            end = self.limits.first_texts
+            coming = thread.submit(encode, 0, end)
+            while end < len(texts):
                 piece = coming.result()
-                if following:
-                    coming = thread.submit(encode, *following)
+                start, end = end, min(len(texts), end + following(piece.lengths, self.limits))
+                coming = thread.submit(encode, start, end)
                 yield piece
+            yield coming.result()
 
     def price(self) -> cost_model.Costs:
         """Return the costs that batches are planned by, measured on the first call where they are not fixed."""
@@ -143,6 +144,9 @@ class Runner:
         return nullcontext() if self.session.concurrent else self._turn
 
 
-def cuts(count: int, limits: BatchLimits) -> list[tuple[int, int]]:
-    """Return the pieces in which a call's `count` texts are tokenised, each while the one before is run, and planned."""
-    return list(pairwise([0, *range(limits.first_texts, count, limits.texts), count]))
+def following(lengths: Array, limits: BatchLimits) -> int:
+    """Return how many texts the next piece has, after one of texts of `lengths` [N] tokens. Each is tokenised while the one
+    before is run, and is planned by itself."""
+    if limits.together is None:
+        return limits.texts
+    return max(1, min(limits.texts, int(limits.together / lengths.mean())))
