@@ -15,7 +15,7 @@ Steps = list[tuple[str, dict[str, Any]]]
 BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384, 512)
 QUICK_BATCHES, QUICK_LENGTHS = (1, 4), (16,)
 _BF16: Steps = [("use_sdpa", {}), ("cast_half", {"dtype": "bfloat16"})]
-_UNPADDED: Steps = [*_BF16, ("pack_sequences", {"attention": "varlen"})]
+_UNPADDED: Steps = [("merge_qkv", {}), ("cast_half", {"dtype": "bfloat16"}), ("pack_sequences", {"attention": "varlen"})]
 #: Passes of each variant, by registered name. What is not registered is named as missing.
 VARIANTS: dict[str, Steps] = {
     "fp32": [],

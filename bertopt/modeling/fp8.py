@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import ScalingType, scaled_mm
 
 DTYPE = torch.float8_e4m3fn
 #: The largest number of `DTYPE`; what is larger would become NaN.
@@ -31,10 +30,8 @@ class Fp8Linear(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         flat, scale = quantize(tokens.reshape(-1, self.in_features).float())
-        found = scaled_mm(
-            flat, self.weight.t(), scale, ScalingType.RowWise, self.scale.t(), ScalingType.RowWise,
-            bias=self.bias, output_dtype=torch.bfloat16,
-        )  # fmt: skip
+        # Of torch.nn.functional.scaled_mm, which calls another operator, torch.compile knows nothing in 2.11: it breaks the graph.
+        found = torch._scaled_mm(flat, self.weight.t(), scale, self.scale.t(), bias=self.bias, out_dtype=torch.bfloat16)
         return found.view(*tokens.shape[:-1], self.out_features)
 
 

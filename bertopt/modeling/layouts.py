@@ -151,10 +151,11 @@ class OneRow(Packed):
         """As `Packed.pool`, from each text's tokens alone: NaN in padding reaches no text."""
         if mode == "cls":
             return self.first(hidden).float()
-        bounds = self.bounds[: self.places + 1].long()
+        # Padding is a bag of its own: on CUDA the last bag reaches to the last token, whatever the last offset is.
+        bounds = torch.cat([self.bounds[: self.places + 1], self.bounds[-1:]]).long()
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         summed = nn.functional.embedding_bag(tokens, hidden[0].float(), bounds, mode="sum", include_last_offset=True)
-        return _mean(summed, bounds.diff().unsqueeze(1).float(), mode)[None]
+        return _mean(summed[:-1], bounds[:-1].diff().unsqueeze(1).float(), mode)[None]
 
     @staticmethod
     def example(spec: Spec, ids: torch.Tensor) -> dict[str, torch.Tensor]:

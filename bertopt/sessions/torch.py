@@ -66,8 +66,7 @@ class TorchSession(Session):
         self.buckets = sizes
         if self.network.graphs_ahead:
             with torch.inference_mode():
-                for size in reversed(sizes):
-                    graphs.capture(size)
+                graphs.capture_all()
         return graphs
 
     def load(self, inputs: Mapping[str, Array]) -> None:
@@ -108,7 +107,7 @@ class TorchSession(Session):
         check(inputs, self.spec.network_inputs)
         if self._graphs is not None and (batch := self._graphs.pad(inputs)) is not None:
             graphs = self._graphs
-            return batch.arrays, graphs.inputs(batch.size), lambda: graphs.run(batch)
+            return batch.arrays, graphs.inputs(batch.size, batch.places), lambda: graphs.run(batch)
         shapes = [inputs[name].shape for name in self.spec.network_inputs]
         tensors = tuple(torch.empty(shape, dtype=torch.int64, device=self.device) for shape in shapes)
         return inputs, tensors, lambda: self._run(tensors)

@@ -19,8 +19,7 @@ def certify(model: Eager | Compiled, parent: Eager) -> Certificate:
     """
     mine, theirs = _tensors(model.network), _tensors(parent.network)
     shared = [name for name, tensor in mine.items() if name in theirs and theirs[name].shape == tensor.shape]
-    scales = {name: mine.get(f"{name.removesuffix('weight')}scale") for name in shared}
-    wrong = [name for name in shared if not _rounds(theirs[name], mine[name], scales[name])]
+    wrong = [name for name in shared if not _rounds(theirs[name], mine[name], mine.get(f"{name.removesuffix('weight')}scale"))]
     if wrong:
         reason = f"'{wrong[0]}' is not the parent's, rounded ({len(wrong)} of {len(shared)} tensors)"
         return Certificate(status=contradiction(model.precision), reason=reason, weights=len(shared))
@@ -45,7 +44,8 @@ def _tensors(network: Any) -> dict[str, Any]:
 def _rounds(before: Any, after: Any, scale: Any) -> bool:
     import torch
 
-    before, after = before.detach(), after.detach()
+    # A session has moved the stage's network to its device; the parent's lies on the CPU.
+    before, after = before.detach().cpu(), after.detach().cpu()
     if after.dtype != torch.float8_e4m3fn:
         return bool(torch.equal(before.to(after.dtype), after))
     if before.dtype == after.dtype:
@@ -53,5 +53,6 @@ def _rounds(before: Any, after: Any, scale: Any) -> bool:
     if scale is None:
         return False
     # Half of its last mantissa bit, or of the smallest step; a quotient in float32 adds a little.
+    scale = scale.detach().cpu()
     most = torch.maximum(before.float().abs() * 2**-4, scale * 2**-10) * 1.001
     return bool(((after.float() * scale - before.float()).abs() <= most).all())

@@ -235,14 +235,15 @@ def low_disk(machine: Machine) -> Finding | None:
 def cpu_wheels(machine: Machine) -> list[Finding]:
     findings = []
     if machine.gpus and machine.packages.get("torch", "").endswith("+cpu"):
-        findings.append(("torch", "torch is the CPU wheel", f"pip install --force-reinstall torch=={machine.packages['torch'].split('+')[0]}"))
+        again = f"pip install --force-reinstall torch=={machine.packages['torch'].split('+')[0]}"
+        findings.append(("torch", "torch is the CPU wheel", again, "gpu"))
     if machine.gpus and "onnxruntime" in machine.packages and "onnxruntime-gpu" not in machine.packages:
         change = "pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
-        findings.append(("onnxruntime", "onnxruntime is the CPU wheel", change))
+        findings.append(("onnxruntime", "onnxruntime is the CPU wheel", change, "onnx_cuda"))
     return [
         Finding(check="cpu_wheels", found=f"{found}, on a machine with a GPU", stops=f"{module} cannot use the GPU", fix=fix,
-                concerns=("gpu",), blocks=True)
-        for module, found, fix in findings
+                concerns=(concerned,), blocks=True)
+        for module, found, fix, concerned in findings
     ]  # fmt: skip
 
 

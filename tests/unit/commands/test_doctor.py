@@ -95,6 +95,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     (ON_GPU | {"broken": {"tensorrt": "ImportError: libnvinfer.so.10: cannot open shared object file"}}, "broken_imports",
      "pip install --force-reinstall --extra-index-url https://pypi.nvidia.com tensorrt==10.9.0", ENGINE, 4),
     (ON_GPU | {"packages": GPU | {"onnxruntime": "1.31.1"}}, "two_onnxruntimes", "pip install onnxruntime-gpu==1.31.1", "gpu", 0),
+    (ON_GPU | {"packages": {**{k: v for k, v in GPU.items() if k != "onnxruntime-gpu"}, "onnxruntime": "1.31.1"}}, "cpu_wheels",
+     "onnxruntime cannot use the GPU", "ort_cuda_fp16", 4),
     (ON_GPU | {"shared_memory_bytes": 65536}, "small_shared_memory", "--shm-size=1g", "gpu", 0),
     ({"free_disk_bytes": 100 << 20}, "low_disk", "0.1 GiB free", "cpu", 4),
     ({"free_disk_bytes": 3 << 30}, "low_disk", "--out on another disk", "cpu", 0),
@@ -116,6 +118,13 @@ def test_a_planted_fault_is_named(change: dict[str, Any], check: str, words: str
     assert any(words in str(finding) for finding in diagnosis.findings), [str(finding) for finding in diagnosis.findings]
     assert diagnosis.exit_code == code
     assert all("\n" not in str(finding) and "Fix: " in str(finding) for finding in diagnosis.findings)
+
+
+def test_onnxruntime_for_cpus_stops_no_recipe_that_needs_none() -> None:
+    """On its first GPU, gpu_fastest, which runs torch alone, was said to be impossible."""
+    packages = {**{name: version for name, version in GPU.items() if name != "onnxruntime-gpu"}, "onnxruntime": "1.31.1"}
+    diagnosis = diagnose(replace(HEALTHY, **ON_GPU | {"packages": packages}), asked("gpu_fastest"))
+    assert (diagnosis.findings, diagnosis.exit_code) == ([], 0)
 
 
 HEALTHY_MACHINES: dict[str, Machine] = {

@@ -56,13 +56,13 @@ def test_extreme_rows_stay_finite() -> None:
 def test_operands_lie_as_a_gpus_kernel_asks(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
     """What torch's ScaledBlas.cpp checks on CUDA and a CPU's kernel does not."""
     seen: list[tuple[torch.Tensor, ...]] = []
-    product = fp8.scaled_mm
+    product = torch._scaled_mm
 
-    def watched(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, _: Any, scale_b: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    def watched(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **named: Any) -> torch.Tensor:
         seen.append((a, b, scale_a, scale_b))
-        return product(a, b, scale_a, _, scale_b, *rest, **named)
+        return product(a, b, scale_a, scale_b, **named)
 
-    monkeypatch.setattr(fp8, "scaled_mm", watched)
+    monkeypatch.setattr(torch, "_scaled_mm", watched)
     layer = copy.deepcopy(fp8.Fp8Linear(nn.Linear(16, 32, dtype=torch.bfloat16)))
     assert layer(torch.randn(shape, dtype=torch.bfloat16)).shape == (*shape[:-1], 32)
     ((a, b, scale_a, scale_b),) = seen
@@ -70,6 +70,17 @@ def test_operands_lie_as_a_gpus_kernel_asks(monkeypatch: pytest.MonkeyPatch, sha
     assert a.stride() == (16, 1) and b.shape == (16, 32) and b.stride() == (1, 16), "rows by columns"
     assert scale_a.shape == (rows, 1) and scale_b.shape == (1, 32) and scale_b.stride(1) == 1
     assert scale_a.dtype == scale_b.dtype == torch.float32
+
+
+def test_torch_compile_breaks_no_graph_at_it() -> None:
+    """torch 2.11 compiles no torch.nn.functional.scaled_mm: on its first GPU the whole model was refused."""
+    layer = fp8.Fp8Linear(nn.Linear(32, 16, dtype=torch.bfloat16))
+    given = torch.randn(5, 32, dtype=torch.bfloat16)
+    calls: list[str] = []
+    with torch.inference_mode():
+        compiled = torch.compile(layer, fullgraph=True, backend=lambda graph, _: calls.extend(str(n.target) for n in graph.graph.nodes) or graph)  # type: ignore[call-overload]
+        torch.testing.assert_close(compiled(given), layer(given))
+    assert any("_scaled_mm" in call and "v2" not in call for call in calls)
 
 
 def test_a_token_depends_on_itself_alone() -> None:

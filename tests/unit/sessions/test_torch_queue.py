@@ -113,6 +113,38 @@ def test_buckets_are_captured_once_and_used_again(tiny: Tiny, tmp_path: Path, ta
     assert queue.log.count("allocate") <= 3 * (len(session.spec.network_inputs) + len(session.spec.outputs))
 
 
+def test_the_last_text_s_pool_ends_with_it_where_every_place_holds_a_text(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA the last bag reaches to the last token whatever its offset says, and took the padding behind it in."""
+    bag = torch.nn.functional.embedding_bag
+
+    def as_on_cuda(indices: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, **named: Any) -> torch.Tensor:
+        return bag(indices, weight, torch.cat([offsets[:-1], offsets.new_tensor([len(indices)])]), **named)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding_bag", as_on_cuda)
+    reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    _, padded = opened(captured(reference, tmp_path), RecordedQueue())
+    inputs = batch(reference, 8, 10, 3)
+    inputs["attention_mask"][:] = 1
+    assert inputs["attention_mask"].sum() == 80, "8 texts in a graph of 96 tokens with 6 places, then in one of 128 with 8"
+    agree(reference, padded.run(inputs), inputs)
+
+
+def test_few_texts_get_a_graph_with_few_places(tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    queue = RecordedQueue()
+    session, padded = opened(captured(reference, tmp_path, CaptureGraphs(largest=2048)), queue)
+    graphs = session._graphs
+    assert graphs is not None
+    for rows, length, places in ((5, 60, 24), (16, 60, 16), (30, 33, 32), (60, 17, 64)):
+        inputs = batch(reference, rows, length, rows)
+        inputs["attention_mask"][:] = 1
+        agree(reference, padded.run(inputs), inputs)
+        assert any(held == places for _, held in graphs._graphs)
+    assert session.facts().captured_graphs == 2 and queue.log.count("capture") == 4
+
+
 def test_outputs_stay_when_the_graph_is_replayed(tiny: Tiny, tmp_path: Path) -> None:
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
     _, padded = opened(captured(reference, tmp_path), RecordedQueue())
