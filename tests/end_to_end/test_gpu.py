@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import bertopt
 from bertopt.checks import parity, probes
+from bertopt.commands.verify import verify
 from bertopt.core import Context, Eager, Model
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
     BuildTensorrt,
+    CaptureGraphs,
     CastHalf,
     CastOnnxHalf,
     CompileTorch,
     ExportOnnx,
     FuseOrt,
+    MergeQkv,
+    PackageAot,
+    PackSequences,
+    QuantizeFp8,
     UseBetterTransformer,
     UseSdpa,
 )
@@ -72,6 +83,67 @@ def test_better_transformer_after_half(reference: Eager, tmp_path: Path) -> None
 @pytest.mark.parametrize("backend", ["efficient", "math"])
 def test_attention_kernels(reference: Eager, tmp_path: Path, backend: str) -> None:
     agrees(UseSdpa.model_validate({"backend": backend})(reference, context(tmp_path, "sdpa")).model, reference)
+
+
+@pytest.mark.parametrize("task, pooling", [("text-classification", None), ("feature-extraction", "mean"), ("token-classification", None)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_unpadded_with_graphs(tiny: Tiny, tmp_path: Path, task: str, pooling: str | None, compiled: bool) -> None:
+    reference = checkpoint.load(tiny("bert", task, pooling))
+    half = CastHalf(dtype="bfloat16")(MergeQkv()(reference, context(tmp_path, "qkv")).model, context(tmp_path, "half")).model
+    unpadded = PackSequences(attention="varlen")(half, context(tmp_path, "unpadded")).model
+    agrees(unpadded, reference)
+    graphs: Any = CaptureGraphs()(unpadded, context(tmp_path, "graphs")).model
+    if compiled:
+        graphs = CompileTorch()(graphs, context(tmp_path, "compiled")).model
+    agrees(graphs, reference)
+    # As many texts as a graph of 128 tokens has places, and padding behind them.
+    dice = np.random.default_rng(0)
+    ids = dice.integers(5, reference.spec.vocabulary, (8, 12))
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    got, wanted = (open_session(model, device).run(inputs) for model, device in ((graphs, "cuda"), (reference, "cpu")))  # type: ignore[arg-type]
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, atol=0.03 * float(np.abs(value).max()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp8(tiny: Tiny, tmp_path: Path, compiled: bool) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU of sm89 or later")
+    reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    half = CastHalf(dtype="bfloat16")(UseSdpa()(reference, context(tmp_path, "sdpa")).model, context(tmp_path, "half")).model
+    model: Any = QuantizeFp8()(half, context(tmp_path, "fp8")).model
+    agrees(CompileTorch()(model, context(tmp_path, "compiled")).model if compiled else model, reference)
+
+
+@pytest.mark.parametrize("unpadded", [False, True])
+def test_package(reference: Eager, tmp_path: Path, unpadded: bool) -> None:
+    model = CastHalf(dtype="bfloat16")(UseSdpa()(reference, context(tmp_path, "sdpa")).model, context(tmp_path, "half")).model
+    if unpadded:
+        model = PackSequences(attention="varlen")(model, context(tmp_path, "unpadded")).model
+    agrees(PackageAot()(model, context(tmp_path, "package")).model, reference)
+
+
+def test_a_recipe_is_delivered_verified_and_opened(tiny: Tiny, tmp_path: Path) -> None:
+    """All passes that write for a GPU through the workers, every check on the GPU, and an artefact that opens."""
+    (tmp_path / "texts.txt").write_text("the cat sat on the mat\na very good film , not bad !\n")
+    half = {"pass": "cast_half", "dtype": "bfloat16"}
+    steps: list[dict[str, Any]] = [
+        {"pass": "use_sdpa"}, {**half, "name": "bf16"}, {"pass": "compile_torch"}, {"pass": "merge_qkv", "after": "reference"},
+        {**half, "name": "merged"}, {"pass": "pack_sequences", "attention": "varlen", "name": "unpadded"}, {"pass": "capture_graphs"},
+    ]  # fmt: skip
+    if torch.cuda.get_device_capability() >= (8, 9):
+        steps += [{"pass": "quantize_fp8", "after": "unpadded"}]
+    recipe = {
+        "schema_version": 1, "model": str(tiny("bert", "feature-extraction", "mean")), "device": "cuda", "steps": steps,
+        "inputs": {"shapes": [[1, 8], [2, 8]], "texts": str(tmp_path / "texts.txt")}, "deliver": "last",
+    }  # fmt: skip
+    report = bertopt.run(recipe, tmp_path / "out")
+    assert report.exit_code == 0, [(row.name, row.status, row.reason) for row in report.stages]
+    artifact = tmp_path / "out" / "artifact"
+    assert verify(artifact).exit_code == 0
+    code = "import bertopt, sys; print(bertopt.load(sys.argv[1], device='cuda')(['the cat sat']).shape)"
+    fresh = subprocess.run([sys.executable, "-c", code, str(artifact)], capture_output=True, text=True, check=False)
+    assert fresh.returncode == 0 and fresh.stdout.startswith("(1, "), fresh.stderr
 
 
 def test_onnxruntime_cuda(reference: Eager, tmp_path: Path) -> None:
