@@ -111,7 +111,7 @@ def best_fit(lengths: Array, row_length: int) -> Rows:
     """
     row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
     used: list[int] = []
-    having: list[list[int]] = [[] for _ in range(row_length + 1)]
+    having: dict[int, list[int]] = {}
     free = 0  # bit n is set where some row has room for n more tokens
     order = np.argsort(-lengths, kind="stable")
     rows, columns = [], []
@@ -129,9 +129,24 @@ def best_fit(lengths: Array, row_length: int) -> Rows:
         columns.append(used[at])
         used[at] += length
         if left := room - length:
-            having[left].append(at)
+            having.setdefault(left, []).append(at)
             free |= 1 << left
     row[order], column[order] = rows, columns
+    return Rows(row, column, np.array(used, np.int64))
+
+
+def in_order(lengths: Array, row_length: int) -> Rows:
+    """Each text behind the one before it, in rows of at most `row_length` tokens; a longer text gets a row of its own."""
+    ends = np.cumsum(lengths)
+    row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
+    used: list[int] = []
+    first = 0
+    while first < len(lengths):
+        before = int(ends[first] - lengths[first])
+        after = max(first + 1, int(np.searchsorted(ends, before + row_length, side="right")))
+        row[first:after], column[first:after] = len(used), ends[first:after] - lengths[first:after] - before
+        used.append(int(ends[after - 1]) - before)
+        first = after
     return Rows(row, column, np.array(used, np.int64))
 
 

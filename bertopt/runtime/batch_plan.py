@@ -26,6 +26,9 @@ FEW = 96
 CAPS = np.geomspace(0.2, 1.5, 24)
 #: How many sizes of rows are tried, the largest first.
 TRIED = 6
+#: Texts that are laid into one-row batches in their order, where there are more: finding the best places would take longer
+#: than a GPU takes to run them.
+MANY_TEXTS = 1024
 #: For a device that a call launches the best batches of many rows are sought, too, among cuts at every such share of a full
 #: batch or of all the tokens, while these are at most MOST_CUTS.
 OF_BATCH, OF_ALL, MOST_CUTS = 16, 64, 1024
@@ -65,7 +68,9 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
     attention = costs.pair * lengths.astype(float) ** 2
 
     def way(size: int) -> Plan:
-        rows = packing.best_fit(room, max(size, int(room.max())))
+        # Of many texts every row is nearly full whatever lies in it.
+        fit = packing.in_order if len(lengths) > MANY_TEXTS else packing.best_fit
+        rows = fit(room, max(size, int(room.max())))
         count = len(rows.used)
         # Without the gaps that the room leaves behind short texts.
         order = np.lexsort((rows.column, rows.row))
@@ -79,7 +84,11 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
         return Plan(Rows(rows.row, column, used), [(place, place + 1) for place in range(count)], cost)
 
     tried = sorted(size for size in sizes if size <= 2 * total) or [min(sizes)]
-    return min((way(size) for size in tried[-TRIED:]), key=lambda each: each.cost)
+    best = way(tried[-1])
+    # Two rows are two launches and no less work: mostly there is nothing to look for.
+    if len(best.batches) > 1 or best.cost > 2 * costs.call + max(2 * costs.launch, total + float(attention.sum())):
+        best = min((best, *(way(size) for size in tried[-TRIED:-1])), key=lambda each: each.cost)
+    return best
 
 
 def _one_row_each(lengths: Array, limits: BatchLimits) -> Plan:
@@ -127,9 +136,13 @@ def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
         turns = max(1, round(used.sum() / (target * limits.streams)))
         share = min(float(limits.tokens), float(used.sum()) / (turns * limits.streams))
         return _priced(rows, list(_cut(used.tolist(), share, costs, limits)), costs, limits)
-    most = costs.call + target * (1 + costs.pair * int(used[0]))
-    share = float((used + costs.pair * used * used).sum()) / limits.streams
-    caps = np.unique(np.minimum(most, costs.call + CAPS * share))
+    if costs.launch and limits.streams == 1:
+        # Smaller batches would end no sooner: each costs a launch.
+        caps = np.array([np.inf])
+    else:
+        most = costs.call + target * (1 + costs.pair * int(used[0]))
+        share = float((used + costs.pair * used * used).sum()) / limits.streams
+        caps = np.unique(np.minimum(most, costs.call + np.maximum(CAPS * share, costs.launch)))
     found = _cheapest(used, np.arange(len(used) + 1), caps, costs, limits)
     priced = (_priced(rows, batches, costs, limits) for batches in found)
     return min(priced, key=lambda each: each.cost)

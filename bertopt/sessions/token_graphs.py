@@ -67,7 +67,8 @@ class TokenGraphs:
         for name in self.spec.network_inputs:
             value = inputs[name][:, :texts] if name == "first_tokens" else inputs[name]
             fill = self.spec.pad_id if name == "input_ids" else 0
-            arrays[name] = np.pad(value, ((0, 0), (0, _length(name, size, places) - value.shape[1])), constant_values=fill)
+            arrays[name] = np.full((1, _length(name, size, places)), fill, np.int64)
+            arrays[name][:, : value.shape[1]] = value
         return Padded(size, places, arrays, tokens, texts)
 
     def inputs(self, size: int, places: int) -> tuple[torch.Tensor, ...]:

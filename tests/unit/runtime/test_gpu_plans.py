@@ -85,6 +85,34 @@ def test_a_gpu_is_kept_at_its_rate(device: Device, of: Spec, kind: str) -> None:
     assert share(device, of, lengths_of(kind), costs, limits) >= (0.76 if eleven_batches else 0.85)
 
 
+@pytest.mark.parametrize("count", [2, 16, 64, 90])
+def test_a_window_of_texts_is_one_batch_where_a_launch_is_worth_more(count: int) -> None:
+    """On its first GPU a padded model ran every text of a window by itself: no batch was allowed to cost a launch."""
+    lengths = lengths_of("mix")[:count]
+    limits = BatchLimits.of(Device(1.0, 1.0), PADDED, None)
+    assert len(plan(PADDED, lengths, Costs(call=0.0, launch=15_000.0), limits).batches) == 1
+    packed = plan(PACKED, lengths, Costs(call=0.0, launch=15_000.0), limits)
+    assert len(packed.batches) == 1
+
+
+ONE_ROW = PADDED.model_copy(update={"layout": "packed", "row_length": 32_768, "one_row": True})
+
+
+@pytest.mark.parametrize("count", [1, 7, 300, 1024, 1025, 20_000])
+def test_one_row_batches_hold_every_text_once_and_little_else(count: int) -> None:
+    lengths = lengths_of("mix")[:count]
+    sizes = tuple(sorted({64 << n for n in range(10)} | {96 << n for n in range(9)}))
+    limits = BatchLimits(16_384, 65_536, 512, buckets=sizes)
+    chosen = plan(ONE_ROW, lengths, Costs(call=0.0, pair=1e-4, launch=300.0), limits)
+    assert chosen.rows.used.sum() == lengths.sum() and chosen.rows.used.max() <= 32_768
+    for row in range(len(chosen.rows.used)):
+        inside = np.flatnonzero(chosen.rows.row == row)
+        order = inside[np.argsort(chosen.rows.column[inside])]
+        assert (chosen.rows.column[order] == np.cumsum(lengths[order]) - lengths[order]).all()
+    room = sum(limits.bucket(int(used)) for used in chosen.rows.used)
+    assert room <= max(1.35 * lengths.sum(), 256)
+
+
 def test_a_few_full_batches_are_better_than_even_ones() -> None:
     """Texts of two batches and a little more, where a launch is worth a full batch: three launches, whatever is padded."""
     lengths = np.sort(np.concatenate([np.full(200, 40), np.full(16_000, 8)]))
