@@ -26,7 +26,7 @@ MODELS = {
 }  # fmt: skip
 VOCABULARY, POSITIONS = 30522, 512
 #: Seconds of timing for each shape, and the fewest steps.
-SECONDS, STEPS = 0.25, 5
+SECONDS, STEPS = 0.15, 5
 
 
 class Missing(Exception):
