@@ -38,7 +38,7 @@ PEAK = {"fp32": "float32", "sdpa": "float32", "tf32": "tf32"} | {name: "float8" 
 _SLOW = ("max_autotune", "max_autotune_graphs")
 _SENTENCE_TRANSFORMERS = "sentence_transformers_bf16"
 #: Where the largest batch is sought, and its length.
-_LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 4096
+_LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 1024
 
 
 def cases(quick: bool) -> list[str]:
