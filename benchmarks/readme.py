@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import native_classifier, pipeline, roofline, serve, under_load
+from benchmarks.gpu import table as gpu_table
 from benchmarks.peers import tables
 from benchmarks.peers.figures import BY_CALL, figures
 from bertopt.checks.parity import DEFAULT_LIMITS
@@ -44,6 +45,7 @@ SERVE_CAMPAIGN = ROOT / "benchmarks" / "results" / "serve_campaign.json"
 RUNTIME = ROOT / "benchmarks" / "results" / "runtime_only.json"
 ROOFLINE = ROOT / "benchmarks" / "results" / "roofline.json"
 PIPELINE = ROOT / "benchmarks" / "results" / "pipeline.json"
+GPU = ROOT / "benchmarks" / "results" / "gpu.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
 
 #: README's results: the checkpoint, our artefacts, and the scenarios by the name that README gives them.
@@ -305,6 +307,11 @@ def serve_campaign(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def gpu(found: Mapping[str, Any]) -> str:
+    """What `python -m benchmarks.gpu` measured."""
+    return f"Measured on {found['date']} with the code of commit {found['code']}.\n\n{gpu_table.markdown(found['parts']).rstrip()}\n"
+
+
 def runtime(found: Mapping[str, Any]) -> str:
     """What running an artefact takes, in one line for each runtime."""
     parts = [
@@ -341,6 +348,7 @@ def updated(text: str, root: str = "") -> str:
         "serve": lambda: serving({file.stem: read(file) for file in SERVE}),
         "serve_campaign": lambda: serve_campaign(read(SERVE_CAMPAIGN)),
         "native_classifier": lambda: native_classifier.table(read(native_classifier.RESULT)),
+        "gpu": lambda: gpu(read(GPU)),
         "runtime": lambda: runtime(read(RUNTIME)),
         "recipes": shipped,
         "layers": lambda: layers(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import encoder_layers
@@ -14,6 +16,11 @@ from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
     from bertopt.core import Spec
+
+
+#: Attention kernels that take any shape at once. cuDNN's, which torch prefers on sm90 and sm100, first prepares a plan for
+#: every new batch size and length, in every thread anew: 40 ms a text of natural lengths on an H200, against 4 ms of work.
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Network(nn.Module):
@@ -89,10 +96,22 @@ class Network(nn.Module):
         return self._answers(answer, rows)
 
     def _encode(self, rows: Padded | Packed) -> Any:
-        if self.sdpa_backend is None:
+        kernels = self._kernels(rows.inputs["input_ids"].device.type)
+        if kernels is None:
             return self._run(rows)
-        with nn.attention.sdpa_kernel(self.sdpa_backend):
+        with nn.attention.sdpa_kernel(kernels):
             return self._run(rows)
+
+    def attention_kernels(self, device: str) -> AbstractContextManager[object]:
+        """Let scaled_dot_product_attention choose, inside the context, as it does in a forward on `device`."""
+        kernels = self._kernels(device)
+        return nullcontext() if kernels is None else nn.attention.sdpa_kernel(kernels)
+
+    def _kernels(self, device: str) -> Any:
+        """What scaled_dot_product_attention may choose from, None for everything."""
+        if self.sdpa_backend is not None or device != "cuda" or self.base.config._attn_implementation != "sdpa":
+            return self.sdpa_backend
+        return UNPLANNED
 
     def _run(self, rows: Padded | Packed) -> Any:
         """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count, [B, C] where bertopt pools."""

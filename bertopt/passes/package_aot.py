@@ -50,7 +50,8 @@ class PackageAot(Pass[Eager, Packaged]):
         path = ctx.workdir / "package" / "model.pt2"
         path.parent.mkdir()
         network: Any = copy.deepcopy(model.network).to(ctx.device)
-        with torch.no_grad(), warnings.catch_warnings():
+        # Lowering chooses the attention kernels, outside the network's forward.
+        with torch.no_grad(), warnings.catch_warnings(), network.attention_kernels(ctx.device):
             warnings.simplefilter("ignore")
             program = torch.export.export(network, network.example(*_TRACED), dynamic_shapes={"tensors": _dynamic(model)})
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))

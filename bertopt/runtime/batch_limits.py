@@ -11,7 +11,7 @@ MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: The same for a device that a call launches, a GPU: its rate is reached only by batches that take longer than a launch.
 LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
 #: Texts of its first piece, and full batches in each of the others.
-LAUNCHED_FIRST, PIECE_BATCHES = 2048, 16
+LAUNCHED_FIRST, PIECE_BATCHES = 2048, 2
 
 
 @dataclass(frozen=True)

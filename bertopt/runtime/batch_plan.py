@@ -85,8 +85,8 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
 
     tried = sorted(size for size in sizes if size <= 2 * total) or [min(sizes)]
     best = way(tried[-1])
-    # Two rows are two launches and no less work: mostly there is nothing to look for.
-    if len(best.batches) > 1 or best.cost > 2 * costs.call + max(2 * costs.launch, total + float(attention.sum())):
+    # Two rows are two launches and no less work: mostly there is nothing to look for, and of many rows only the last has gaps.
+    if len(lengths) <= MANY_TEXTS and best.cost > 2 * costs.call + max(2 * costs.launch, total + float(attention.sum())):
         best = min((best, *(way(size) for size in tried[-TRIED:-1])), key=lambda each: each.cost)
     return best
 

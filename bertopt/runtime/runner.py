@@ -25,6 +25,8 @@ from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: A piece of a call has the work of at least so many launches.
+LAUNCHES = 16
 #: Tasks whose answers say where in the text they are.
 LOCATED = ("token-classification", "question-answering", "fill-mask")
 
@@ -117,7 +119,7 @@ class Runner:
             coming = thread.submit(encode, 0, end)
             while end < len(texts):
                 piece = coming.result()
-                start, end = end, min(len(texts), end + following(piece.lengths, self.limits))
+                start, end = end, min(len(texts), end + following(piece.lengths, self.limits, self.costs))
                 coming = thread.submit(encode, start, end)
                 yield piece
             yield coming.result()
@@ -144,9 +146,11 @@ class Runner:
         return nullcontext() if self.session.concurrent else self._turn
 
 
-def following(lengths: Array, limits: BatchLimits) -> int:
+def following(lengths: Array, limits: BatchLimits, costs: cost_model.Costs | None) -> int:
     """Return how many texts the next piece has, after one of texts of `lengths` [N] tokens. Each is tokenised while the one
-    before is run, and is planned by itself."""
+    before is run, and is planned by itself: a GPU waits for a piece that is much larger than the one it runs, and has no full
+    batches of a smaller one than a few launches are worth."""
     if limits.together is None:
         return limits.texts
-    return max(1, min(limits.texts, int(limits.together / lengths.mean())))
+    tokens = max(limits.together, LAUNCHES * costs.launch if costs is not None else 0)
+    return max(1, min(limits.texts, int(tokens / lengths.mean())))

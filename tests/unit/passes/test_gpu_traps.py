@@ -19,13 +19,14 @@ import torch
 from bertopt.checks import parity, probes
 from bertopt.core import Context, Eager, Onnx, Pass, Profile
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.modeling import checkpoint
+from bertopt.modeling import checkpoint, network
 from bertopt.passes import (
     BuildTensorrt,
     CastHalf,
     CastOnnxHalf,
     CompileTorch,
     ExportOnnx,
+    PackageAot,
     QuantizeInt8,
     UseBetterTransformer,
     UseSdpa,
@@ -397,3 +398,30 @@ def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[st
     build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES[:1], targets=("sm86",), timing_cache=str(path))
     assert build(graphs["float16"], context()).changes["timing_cache_not_used"] == 1
     assert not path.exists()
+
+
+@pytest.mark.parametrize("step", [None, CompileTorch(), PackageAot()], ids=["eager", "compiled", "package"])
+def test_cudnn_prepares_no_plan_for_every_new_shape(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Any
+) -> None:
+    """torch prefers cuDNN's attention on sm90 and sm100: on an H200 a text of a new length took 40 ms longer."""
+    seen: list[list[Any]] = []
+    choose, own = torch.nn.attention._sdpa_kernel, network.Network._kernels
+
+    def recorded(backends: Any, *rest: Any, **named: Any) -> None:
+        seen.append(list(backends))
+        choose(backends, *rest, **named)
+
+    monkeypatch.setattr(torch.nn.attention, "_sdpa_kernel", recorded)
+    monkeypatch.setattr(network.Network, "_kernels", lambda self, device: own(self, "cuda"))
+    reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
+    inputs = {name: np.ones((2, 8), np.int64) for name in reference.spec.inputs}
+    assert open_session(reference, "cpu").run(inputs) and not seen, "nothing to choose where attention is eager"
+    model: Any = SDPA(reference, Context(tmp_path, shapes=((2, 8),))).model
+    model = model if step is None else step(model, Context(tmp_path, shapes=((2, 8),))).model
+    answers = open_session(model, "cpu").run(inputs)
+    assert network.UNPLANNED in seen and torch.nn.attention.SDPBackend.CUDNN_ATTENTION not in network.UNPLANNED
+    monkeypatch.undo()
+    np.testing.assert_allclose(
+        answers["sentence_embedding"], open_session(reference, "cpu").run(inputs)["sentence_embedding"], atol=1e-5
+    )

@@ -65,7 +65,7 @@ def share(device: Device, of: Spec, lengths: np.ndarray, costs: Costs, limits: B
     seconds, start, end = 0.0, 0, limits.first_texts
     while start < len(lengths):
         chosen = plan(of, lengths[start:end], costs, limits)
-        start, end = end, end + following(lengths[start:end], limits)
+        start, end = end, end + following(lengths[start:end], limits, costs)
         used = -np.sort(-chosen.rows.used)
         for low, high in chosen.batches:
             assert high - low <= limits.rows and (high - low) * used[low] <= limits.tokens
@@ -184,10 +184,12 @@ def test_a_processor_keeps_its_batches() -> None:
 
 
 def test_a_call_plans_as_many_texts_together_as_the_device_wants() -> None:
-    assert following(np.array([7, 9]), BatchLimits(32, 8192, 512)) == 256
-    launched = BatchLimits(8192, 65_536, 512, first_texts=2048, texts=65_536, together=1_048_576)
-    assert following(np.array([100, 28]), launched) == 16_384, "about sixteen full batches"
-    assert following(np.array([3, 3]), launched) == 65_536 and following(np.array([10**7]), launched) == 1
+    assert following(np.array([7, 9]), BatchLimits(32, 8192, 512), None) == 256
+    launched = BatchLimits(8192, 65_536, 512, first_texts=2048, texts=65_536, together=131_072)
+    assert following(np.array([100, 28]), launched, None) == 2048, "two full batches: a GPU waits for what is tokenised"
+    assert following(np.array([100, 28]), launched, Costs(launch=2000.0)) == 2048
+    assert following(np.array([100, 28]), launched, Costs(launch=60_000.0)) == 15_000, "sixteen launches"
+    assert following(np.array([1, 1]), launched, None) == 65_536 and following(np.array([10**7]), launched, None) == 1
 
 
 def test_packed_batches_hold_whole_rows(device: Device) -> None:
