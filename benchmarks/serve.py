@@ -12,7 +12,7 @@ A request is sent when it is due whether or not earlier ones were answered, and 
 every request behind it (no coordinated omission). `held` is the highest rate at which p99 kept the limit, no request failed, and the load
 itself was sent in time. p99 is of fewer requests than 1,000 where the time is short; `requests` says how many.
 `--minutes` is divided evenly among contenders; low rates take longer, for 100 requests or `--longest` seconds. The load shares the machine: `--cores 0,1` pins the servers, the client gets the others.
-The offline rate is `bertopt.load` on the same texts, in a process pinned alike.
+The offline rate is `bertopt.load` on the same texts, in a process pinned alike, before and after `bertopt serve`.
 """
 
 from __future__ import annotations
@@ -116,12 +116,14 @@ def main() -> None:
         pinned = sorted(int(core) for core in arguments.cores.split(",")) if arguments.cores else []
         texts = [text for text in probes.built_in_texts() if text]
         part = arguments.minutes * 60 / len(contenders) / (len(SHARES) + 3)
-        rows = {}
+        rows, offline = {}, [_offline(arguments.artifact, texts, folder, part, pinned)]
         for name, contender in contenders.items():
             rows[name] = _contender(contender, texts, part, arguments.longest, arguments.limit_ms, folder, pinned)
             print(name, json.dumps(rows[name]), flush=True)
+            if name == "bertopt":
+                offline.append(_offline(arguments.artifact, texts, folder, part, pinned))
         found = {"environment": environment.describe(), "limit_ms": arguments.limit_ms, "seconds_each": part, "cores": pinned, "backend": arguments.backend,
-                 "offline": _offline(arguments.artifact, texts, folder, part, pinned), "servers": rows}  # fmt: skip
+                 "offline": {key: statistics.mean(one[key] for one in offline) for key in offline[0]}, "servers": rows}  # fmt: skip
     print(table(found))
     if arguments.out:
         atomic_write.write(arguments.out, json.dumps(found, indent=2) + "\n")
