@@ -30,12 +30,13 @@ VARIANTS: dict[str, Steps] = {
     "package": [*_BF16, ("package_aot", {})],
     "unpadded_graphs_compile": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {})],
     "unpadded_graphs_fp8_compile": [*_UNPADDED, ("quantize_fp8", {}), ("capture_graphs", {}), ("compile_torch", {})],
+    "unpadded_graphs_autotune": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {"mode": "max-autotune-no-cudagraphs"})],
     "max_autotune": [*_BF16, ("compile_torch", {"mode": "max-autotune-no-cudagraphs"})],
     "max_autotune_graphs": [*_BF16, ("compile_torch", {"mode": "max-autotune"})],
 }
 PEAK = {"fp32": "float32", "sdpa": "float32", "tf32": "tf32"} | {name: "float8" for name in VARIANTS if "fp8" in name}
 #: Minutes of compiling: last, and left out by --quick.
-_SLOW = ("max_autotune", "max_autotune_graphs")
+_SLOW = ("unpadded_graphs_autotune", "max_autotune", "max_autotune_graphs")
 _SENTENCE_TRANSFORMERS = "sentence_transformers_bf16"
 #: Where the largest batch is sought, and its length.
 _LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 1024
