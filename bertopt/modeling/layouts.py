@@ -151,7 +151,7 @@ class OneRow(Packed):
         """As `Packed.pool`, from each text's tokens alone: NaN in padding reaches no text."""
         if mode == "cls":
             return self.first(hidden).float()
-        # Padding is a bag of its own: on CUDA the last bag reaches to the last token, whatever the last offset is.
+        # Padding is a separate bag: on CUDA the last bag reaches to the last token, whatever the last offset is.
         bounds = torch.cat([self.bounds[: self.places + 1], self.bounds[-1:]]).long()
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         summed = nn.functional.embedding_bag(tokens, hidden[0].float(), bounds, mode="sum", include_last_offset=True)

@@ -136,7 +136,7 @@ def best_fit(lengths: Array, row_length: int) -> Rows:
 
 
 def in_order(lengths: Array, row_length: int) -> Rows:
-    """Each text behind the one before it, in rows of at most `row_length` tokens; a longer text gets a row of its own."""
+    """Each text behind the one before it, in rows of at most `row_length` tokens; a longer text gets a separate row."""
     ends = np.cumsum(lengths)
     row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
     used: list[int] = []

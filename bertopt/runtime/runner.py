@@ -25,7 +25,7 @@ from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: A piece of a call has the work of at least so many launches.
+#: Launches that a piece of a call is worth at least.
 LAUNCHES = 16
 #: Tasks whose answers say where in the text they are.
 LOCATED = ("token-classification", "question-answering", "fill-mask")
