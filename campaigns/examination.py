@@ -135,7 +135,7 @@ class _Examiner(Examiner):
                 "coverage": covered.model_copy(update={"outputs": {**covered.outputs, **whole}}),
                 "rounding": self.roundings[draw] if self.roundings else None,
             })  # fmt: skip
-            simulated = [case for case in measured.simulated if case.probe in names]
+            simulated = [[case for case in cases if case.probe in names] for cases in measured.simulated]
             limits = gates.effective_limits(precision, *stated, peak=measured.peak, simulated=simulated)
             outcome = gates.judge(
                 step.name, part, limits, changes=manifest.changes, today=datetime.date.today(), allow_noop=step.allow_noop

@@ -251,8 +251,8 @@ class Examiner:
         names = [probe.name for probe in self.probes if probe.padding in probes.REAL]
         return self.twins.compare(name, names, manifest, mine, reference, self._answers[parent] if kept else None, timeout)
 
-    def _simulated(self, name: str, directory: Path, cases: Sequence[Case], timeout: float) -> list[Case]:
-        """Compare the twin with the reference on random probes, where the stage misses the default limit of its precision there.
+    def _simulated(self, name: str, directory: Path, cases: Sequence[Case], timeout: float) -> list[list[Case]]:
+        """Compare twins with the reference on random probes, where the stage misses the default limit of its precision there.
 
         Sharp attention makes large errors of small ones in random rows, in a simulation as in the stage.
         """
@@ -262,8 +262,11 @@ class Examiner:
             return []
         mine, reference = self._answers[directory], self._answers[self.reference]
         asked = [probe for probe in self.probes if probe.padding not in probes.REAL and probe.name in mine and probe.name in reference]
-        answers, usual = self.twins.random(name, manifest, asked, timeout), parity.scales(reference.values())
-        return [parity.compare(probe, self.spec, answers[probe.name], reference[probe.name], usual) for probe in asked]
+        usual = parity.scales(reference.values())
+        return [
+            [parity.compare(probe, self.spec, answers[probe.name], reference[probe.name], usual) for probe in asked]
+            for answers in self.twins.random(name, manifest, asked, timeout)
+        ]
 
     def _misses(self, cases: Sequence[Case], limit: float) -> bool:
         return not parity.cosine_median(cases) >= limit

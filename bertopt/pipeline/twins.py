@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ODD_BATCHES = 18
 #: One batch of real texts of this many calibrates it: as many texts as a pass takes, and of all lengths.
 CALIBRATED = 3
+#: Twins that run random probes: few rows of a padding pattern make their median a matter of luck.
+RANDOM_DRAWS = 4
 
 
 class Twins:
@@ -57,9 +59,10 @@ class Twins:
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
-    def random(self, name: str, manifest: Manifest, probes: Sequence[Probe], timeout: float) -> dict[str, Answers]:
-        """Return the answers to `probes` of the twin of a stage, by name."""
-        return self._simulated(name, manifest.precision, _int8(manifest), 0, probes, timeout)
+    def random(self, name: str, manifest: Manifest, probes: Sequence[Probe], timeout: float) -> list[dict[str, Answers]]:
+        """Return the answers to `probes` of a few twins of a stage, which round otherwise, each by name."""
+        how = _int8(manifest)
+        return [self._simulated(name, manifest.precision, how, draw, probes, timeout) for draw in range(RANDOM_DRAWS)]
 
     def _run(self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, Answers]:
         """Return one twin's answers to the real texts, by probe."""

@@ -86,14 +86,15 @@ def test_where_the_twin_is_far_on_random_rows_the_stage_may_be_too_and_no_farthe
     default = DEFAULT_LIMITS["int8"].cosine_median_min
     assert default == 0.91
 
-    def held(*cosines: float, stated: Limits = Limits()) -> float | None:
-        return gates.effective_limits("int8", stated, simulated=[case(cosine_mean=cosine) for cosine in cosines]).cosine_median_min
+    def held(*cosines: float, stated: Limits | None = None) -> float | None:
+        twins = [[case(cosine_mean=cosine)] for cosine in cosines]
+        return gates.effective_limits("int8", *([stated] if stated else []), simulated=twins).cosine_median_min
 
-    assert held() == held(0.99) == held(0.96, 0.5, 0.97) == default, "a twin that keeps the limit changes nothing"
-    assert held(0.93) == pytest.approx(0.86)
+    assert held() == held(0.99) == held(0.96, 0.97) == default, "twins that keep the limit change nothing"
+    assert held(0.93) == held(0.99, 0.93, math.nan) == pytest.approx(0.86)
     assert held(0.3) == gates.COSINE_LEAST and held(math.nan) == default
     assert held(0.93, stated=Limits(cosine_median_min=0.95)) == 0.95, "a stated limit stays"
-    assert gates.effective_limits("float32", simulated=[case(cosine_mean=0.5)]) == DEFAULT_LIMITS["float32"]
+    assert gates.effective_limits("float32", simulated=[[case(cosine_mean=0.5)]]) == DEFAULT_LIMITS["float32"]
 
 
 @pytest.mark.parametrize(("day", "holds"), [(31, True), (30, False)])
