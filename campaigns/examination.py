@@ -29,7 +29,7 @@ from bertopt.recipe import parser
 from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
 from bertopt.recipe.texts import Texts
-from bertopt.results import Case, Limits
+from bertopt.results import Limits
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
@@ -111,16 +111,11 @@ class _Examiner(Examiner):
             self.probes = every
         return self.roundings[0]
 
-    def _misses(self, cases: Sequence[Case], limit: float) -> bool:
-        """Whether those of any seed miss it."""
-        seeds = ({probe.name for probe in some} for some in self.random)
-        return any(super(_Examiner, self)._misses([case for case in cases if case.probe in names], limit) for names in seeds)
-
     def verdict(self, step: Step, recipe: Recipe, measured: StageMeasurements, directory: Path) -> StageVerdict:
         """Judge one stage for every pair of a seed and a draw."""
         manifest = stages.read_manifest(directory)
         precision = gates.judged_precision(manifest.precision, measured.proven)
-        stated = (step.limits, recipe.limits.get(precision, Limits()))
+        limits = gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=measured.peak)
         pairs = max(len(self.random), len(self.drawn))
         refused = {}
         for pair in range(pairs):
@@ -135,8 +130,6 @@ class _Examiner(Examiner):
                 "coverage": covered.model_copy(update={"outputs": {**covered.outputs, **whole}}),
                 "rounding": self.roundings[draw] if self.roundings else None,
             })  # fmt: skip
-            simulated = [[case for case in cases if case.probe in names] for cases in measured.simulated]
-            limits = gates.effective_limits(precision, *stated, peak=measured.peak, simulated=simulated)
             outcome = gates.judge(
                 step.name, part, limits, changes=manifest.changes, today=datetime.date.today(), allow_noop=step.allow_noop
             )

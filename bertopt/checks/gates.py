@@ -17,9 +17,6 @@ from bertopt.results.fidelity import Rounding
 
 #: Share of the weights of a model's products that proves a claim of reduced precision.
 PROVEN = 0.25
-#: Where a twin's random rows miss a default limit, `1 - cosine` may be twice the twin's, 1.4 times its error; and the
-#: cosine below which a stage is refused whatever the twin says.
-SIMULATED_ROOM, COSINE_LEAST = 2.0, 0.8
 #: Figures of `Rounding` that have a limit, in a message's words.
 _ROUNDING = {
     "error_ratio": "the mean error on real texts, in units of what this rounding costs the reference (error_ratio),",
@@ -166,18 +163,13 @@ def judged_precision(claimed: Precision, proven: float | None) -> Precision:
     return claimed if proven is None or proven >= PROVEN else "float32"
 
 
-def effective_limits(precision: Precision, *stated: Limits, peak: float = 0.0, simulated: Sequence[Sequence[Case]] = ()) -> Limits:
+def effective_limits(precision: Precision, *stated: Limits, peak: float = 0.0) -> Limits:
     """Return the default limits of a precision under those `stated`, the most specific first.
 
     `peak` is the largest element of the reference's outputs: where float32 has no digits left for a default limit of an absolute
-    difference, that is larger. `simulated` is the parity of twins on random probes: where the same rounding alone misses the
-    default `cosine_median_min`, the stage may be `SIMULATED_ROOM` times as far as the farthest of them, down to `COSINE_LEAST`. Stated limits stay as they are.
+    difference, that is larger. Stated limits stay as they are.
     """
     limits = parity.DEFAULT_LIMITS[precision]
-    medians = [median for cases in simulated if math.isfinite(median := parity.cosine_median(cases))]
-    if medians and limits.cosine_median_min is not None:
-        least = max(COSINE_LEAST, 1 - SIMULATED_ROOM * (1 - min(medians)))
-        limits = limits.model_copy(update={"cosine_median_min": min(limits.cosine_median_min, least)})
     least = parity.OF_PEAK * peak if math.isfinite(peak) else 0.0
     grown = {name: max(least, value) for name in ("max_abs", "invariance_max") if (value := getattr(limits, name)) is not None}
     limits = limits.model_copy(update=grown)

@@ -20,8 +20,6 @@ class StageMeasurements(BaseModel):
     """Parity with the reference, a case for each probe; empty for the reference itself."""
     peak: float = 0.0
     """The largest element of the reference's answers to the probes."""
-    simulated: list[list[Case]] = []
-    """Parity of a few twins with the reference on random probes; empty where the stage keeps its default limit there."""
     vs_parent: Comparison | None
     latency: list[Latency]
     invariance: Invariance | None

@@ -124,6 +124,7 @@ def compare(
             "rel_l2": nan_max(case.rel_l2 for case in per_output),
             "cosine_min": nan_min(case.cosine_min for case in per_output),
             "cosine_mean": nan_min(case.cosine_mean for case in per_output),
+            "cosine_median": nan_min(case.median for case in per_output),
             "label_flips": sum(flips) if flips else None,
             "finite": got[1],
         }
@@ -156,7 +157,7 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     return Case(
         batch=batch, sequence=sequence, padding=probe.padding, max_abs=float(difference[worst]),
         rel_l2=float(np.linalg.norm(difference) / size),
-        cosine_min=float(cosine.min()), cosine_mean=float(cosine.mean()), label_flips=flips, compared=len(a),
+        cosine_min=float(cosine.min()), cosine_mean=float(cosine.mean()), cosine_median=float(np.median(cosine)), label_flips=flips, compared=len(a),
         where=f"{name}{position}, {probe.name}", probe=probe.name, row=position[0],
         token=None if spec.granularity == "text" else position[1],
     )  # fmt: skip
@@ -246,14 +247,14 @@ def _held(cases: Sequence[Case], limits: Limits) -> Iterator[tuple[str, float, f
 
 
 def cosine_median(cases: Sequence[Case]) -> float:
-    """Return the median of the cases' mean cosines, of the padding pattern where it is smallest; NaN where one is NaN.
+    """Return the median of the cases' median cosines, of the padding pattern where it is smallest; NaN where one is NaN.
 
     A case counts once for each row of its batch: one long row of few tokens weighs no more than each of thirty-two others.
     """
     by_padding: dict[str, list[float]] = {}
     for case in cases:
         if case.compared:
-            by_padding.setdefault(case.padding, []).extend([case.cosine_mean] * case.batch)
+            by_padding.setdefault(case.padding, []).extend([case.median] * case.batch)
     return nan_min(float(np.median(values)) for values in by_padding.values()) if by_padding else 1.0
 
 
@@ -272,7 +273,7 @@ def worst_case(cases: Sequence[Case], metric: str) -> Case:
         value = (
             float(case.label_flips or 0) / max(case.compared, 1)
             if metric == "label_flips_max"
-            else getattr(case, "cosine_mean" if metric == "cosine_median_min" else metric)
+            else getattr(case, "median" if metric == "cosine_median_min" else metric)
         )
         return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
 

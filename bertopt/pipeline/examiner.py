@@ -162,7 +162,6 @@ class Examiner:
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
-        simulated = self._simulated(name, directory, cases, timeout) if parent is not None else []
         predicted = self._predictions(name, worker, timeout)
         self.progress(f"{name}: latency")
         racing = {"stage": worker}
@@ -179,7 +178,7 @@ class Examiner:
         certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
-            cases=cases, peak=peak, simulated=simulated, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
+            cases=cases, peak=peak, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
             ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
             quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
             answers=worker.call("replay", timeout=timeout), weights=worker.call("weights", timeout=timeout), **stats,
@@ -250,26 +249,6 @@ class Examiner:
         mine, reference = self._answers[directory], self._answers[self.reference]
         names = [probe.name for probe in self.probes if probe.padding in probes.REAL]
         return self.twins.compare(name, names, manifest, mine, reference, self._answers[parent] if kept else None, timeout)
-
-    def _simulated(self, name: str, directory: Path, cases: Sequence[Case], timeout: float) -> list[list[Case]]:
-        """Compare twins with the reference on random probes, where the stage misses the default limit of its precision there.
-
-        Sharp attention makes large errors of small ones in random rows, in a simulation as in the stage.
-        """
-        manifest = stages.read_manifest(directory)
-        limit = parity.DEFAULT_LIMITS[manifest.precision].cosine_median_min
-        if limit is None or not self._of_checkpoint or not self._misses(cases, limit):
-            return []
-        mine, reference = self._answers[directory], self._answers[self.reference]
-        asked = [probe for probe in self.probes if probe.padding not in probes.REAL and probe.name in mine and probe.name in reference]
-        usual = parity.scales(reference.values())
-        return [
-            [parity.compare(probe, self.spec, answers[probe.name], reference[probe.name], usual) for probe in asked]
-            for answers in self.twins.random(name, manifest, asked, timeout)
-        ]
-
-    def _misses(self, cases: Sequence[Case], limit: float) -> bool:
-        return not parity.cosine_median(cases) >= limit
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
         """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""

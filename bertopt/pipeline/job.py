@@ -167,9 +167,8 @@ class Job:
     def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         precision = gates.judged_precision(build.precision, measurements.proven)
         stated = (step.limits, self._stated(precision))
-        limits = gates.effective_limits(precision, *stated, peak=measurements.peak, simulated=measurements.simulated)
         return gates.judge(
-            step.name, measurements, limits, changes=build.changes,
+            step.name, measurements, gates.effective_limits(precision, *stated, peak=measurements.peak), changes=build.changes,
             today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
             ancestors=self._added(start), show=self.examiner.show,
             size_bytes=build.size_bytes,

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 ODD_BATCHES = 18
 #: One batch of real texts of this many calibrates it: as many texts as a pass takes, and of all lengths.
 CALIBRATED = 3
-#: Twins that run random probes: few rows of a padding pattern make their median a matter of luck.
-RANDOM_DRAWS = 4
 
 
 class Twins:
@@ -47,7 +45,11 @@ class Twins:
         parent: Mapping[str, Answers] | None, timeout: float,
     ) -> Rounding | None:  # fmt: skip
         """Return how far a stage is from the reference on the probes in `names`; `parent` as `twin.compare` has it."""
-        precision, how = manifest.precision, _int8(manifest)
+        precision, how = manifest.precision, None
+        if precision == "int8":
+            known = [record for record in manifest.passes if registry.get(record.name) is not None]
+            stated = (registry.restore(record).int8_rounding() for record in known)
+            how = next((one for one in stated if one is not None), Int8Rounding())
 
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(name, precision, how, draw, timeout)
@@ -59,47 +61,26 @@ class Twins:
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
-    def random(self, name: str, manifest: Manifest, probes: Sequence[Probe], timeout: float) -> list[dict[str, Answers]]:
-        """Return the answers to `probes` of a few twins of a stage, which round otherwise, each by name."""
-        how = _int8(manifest)
-        return [self._simulated(name, manifest.precision, how, draw, probes, timeout) for draw in range(RANDOM_DRAWS)]
-
     def _run(self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, Answers]:
-        """Return one twin's answers to the real texts, by probe."""
+        """Return one twin's answers by probe. Static scales are calibrated on some of the same texts and on odd inputs."""
         key = (precision, how, draw)
         if key not in self._answers:
+            self.progress(f"{name}: simulating {precision}")
             real = [probe for probe in self.probes if probe.padding in REAL]
-            self._answers[key] = self._simulated(name, precision, how, draw, real, timeout)
+            static = how is not None and how.scales == "static"
+            batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
+            arrays = {f"{number}/{which}": array for number, batch in enumerate(batches) for which, array in batch.items()}
+            with self.workers.start() as worker:
+                worker.exchange(
+                    "open_twin", arrays, timeout, directory=str(self.reference.resolve()), device=self.device, precision=precision,
+                    int8=None if how is None else asdict(how), draw=draw,
+                )  # fmt: skip
+                session = RemoteSession(worker, timeout)
+                self._answers[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
         return self._answers[key]
-
-    def _simulated(
-        self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, asked: Sequence[Probe], timeout: float
-    ) -> dict[str, Answers]:
-        """Open one twin and run it. Static scales are calibrated on some of the real texts and on odd inputs."""
-        self.progress(f"{name}: simulating {precision}")
-        real = [probe for probe in self.probes if probe.padding in REAL]
-        static = how is not None and how.scales == "static"
-        batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
-        arrays = {f"{number}/{which}": array for number, batch in enumerate(batches) for which, array in batch.items()}
-        with self.workers.start() as worker:
-            worker.exchange(
-                "open_twin", arrays, timeout, directory=str(self.reference.resolve()), device=self.device, precision=precision,
-                int8=None if how is None else asdict(how), draw=draw,
-            )  # fmt: skip
-            session = RemoteSession(worker, timeout)
-            return {probe.name: parity.answer(session, probe, self.spec) for probe in asked}
 
     def _odd_inputs(self) -> list[dict[str, Array]]:
         """Inputs that no text looks like, as passes calibrate on them."""
         (empty,) = self.encode([("", "") if self.spec.task == "question-answering" else ""])
         dice = np.random.default_rng(0)
         return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, dice) for number in range(ODD_BATCHES)]
-
-
-def _int8(manifest: Manifest) -> Int8Rounding | None:
-    """How a stage's INT8 rounds, as its passes say; None for other precisions."""
-    if manifest.precision != "int8":
-        return None
-    known = [record for record in manifest.passes if registry.get(record.name) is not None]
-    stated = (registry.restore(record).int8_rounding() for record in known)
-    return next((one for one in stated if one is not None), Int8Rounding())

@@ -50,6 +50,8 @@ class Case(_Result):
     rel_l2: float
     cosine_min: float
     cosine_mean: float
+    cosine_median: float | None = None
+    """None in reports that are older than this figure, and where nothing is compared."""
     label_flips: int | None
     compared: int
     where: str
@@ -58,6 +60,10 @@ class Case(_Result):
     """Name of the batch that `where` is in; its row there, and the token where the answer is one a token."""
     row: int | None = None
     token: int | None = None
+
+    @property
+    def median(self) -> float:
+        return self.cosine_mean if self.cosine_median is None else self.cosine_median
 
 
 class Worst(_Result):

@@ -314,6 +314,18 @@ def test_metrics() -> None:
     assert case.rel_l2 == pytest.approx(math.sqrt(8 / 5))
 
 
+def test_one_bad_row_of_four_does_not_move_the_median_cosine_of_its_batch() -> None:
+    """A right static INT8 with sharp attention was refused for one random row of four."""
+    at = probe(TEXT, "none", (4, 4))
+    right = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [2.0, 1.0]])
+    other = right.copy()
+    other[1] = (2.0, 0.5)
+    case = parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True))
+    assert case.cosine_mean < 0.91 and case.cosine_median == parity.cosine_median([case]) == pytest.approx(1.0)
+    other[:3] = np.nan
+    assert math.isnan(parity.cosine_median([parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True))]))
+
+
 @pytest.mark.parametrize(("margin", "wrong", "flips"), [(1e-6, 9.0, 0), (1e-3, 9.0, 1), (1e-6, math.nan, 1)])
 def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: float, flips: int) -> None:
     """Of many tokens, or of a constant classifier, some have two best labels that are closer than float32 rounds: either is right."""

@@ -15,7 +15,7 @@ from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.errors import StepTimeout
 from bertopt.pipeline import rows
 from bertopt.results import Invariance, Limits, Quality, Ranking, Waiver
-from tests.support.measured import case, measured
+from tests.support.measured import measured
 
 TODAY = datetime.date(2026, 6, 1)
 LIMITS = Limits(rel_l2=0.06)
@@ -79,22 +79,6 @@ def test_default_limits_of_absolute_differences_grow_with_outputs_of_many_digits
     assert gates.effective_limits("int8", peak=1000.0) == DEFAULT_LIMITS["int8"]
     for unknown in (math.nan, math.inf):
         assert gates.effective_limits("float32", peak=unknown) == usual
-
-
-def test_where_the_twin_is_far_on_random_rows_the_stage_may_be_too_and_no_farther() -> None:
-    """A right static INT8 of a classifier with sharp attention had a median cosine of 0.896 on random rows; its limit is 0.91."""
-    default = DEFAULT_LIMITS["int8"].cosine_median_min
-    assert default == 0.91
-
-    def held(*cosines: float, stated: Limits | None = None) -> float | None:
-        twins = [[case(cosine_mean=cosine)] for cosine in cosines]
-        return gates.effective_limits("int8", *([stated] if stated else []), simulated=twins).cosine_median_min
-
-    assert held() == held(0.99) == held(0.96, 0.97) == default, "twins that keep the limit change nothing"
-    assert held(0.93) == held(0.99, 0.93, math.nan) == pytest.approx(0.86)
-    assert held(0.3) == gates.COSINE_LEAST and held(math.nan) == default
-    assert held(0.93, stated=Limits(cosine_median_min=0.95)) == 0.95, "a stated limit stays"
-    assert gates.effective_limits("float32", simulated=[[case(cosine_mean=0.5)]]) == DEFAULT_LIMITS["float32"]
 
 
 @pytest.mark.parametrize(("day", "holds"), [(31, True), (30, False)])
