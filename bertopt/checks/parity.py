@@ -124,7 +124,7 @@ def compare(
             "rel_l2": nan_max(case.rel_l2 for case in per_output),
             "cosine_min": nan_min(case.cosine_min for case in per_output),
             "cosine_mean": nan_min(case.cosine_mean for case in per_output),
-            "cosine_median": nan_min(case.median for case in per_output),
+            "cosine_median": nan_min(_median(case) for case in per_output),
             "label_flips": sum(flips) if flips else None,
             "finite": got[1],
         }
@@ -254,8 +254,12 @@ def cosine_median(cases: Sequence[Case]) -> float:
     by_padding: dict[str, list[float]] = {}
     for case in cases:
         if case.compared:
-            by_padding.setdefault(case.padding, []).extend([case.median] * case.batch)
+            by_padding.setdefault(case.padding, []).extend([_median(case)] * case.batch)
     return nan_min(float(np.median(values)) for values in by_padding.values()) if by_padding else 1.0
+
+
+def _median(case: Case) -> float:
+    return case.cosine_mean if case.cosine_median is None else case.cosine_median
 
 
 def _share(value: float, limit: float, upper: bool) -> float:
@@ -273,7 +277,9 @@ def worst_case(cases: Sequence[Case], metric: str) -> Case:
         value = (
             float(case.label_flips or 0) / max(case.compared, 1)
             if metric == "label_flips_max"
-            else getattr(case, "median" if metric == "cosine_median_min" else metric)
+            else _median(case)
+            if metric == "cosine_median_min"
+            else getattr(case, metric)
         )
         return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
 

@@ -50,8 +50,7 @@ class Case(_Result):
     rel_l2: float
     cosine_min: float
     cosine_mean: float
-    cosine_median: float | None = None
-    """None in reports that are older than this figure, and where nothing is compared."""
+    cosine_median: float | None = None  # not in older reports, nor where nothing is compared
     label_flips: int | None
     compared: int
     where: str
@@ -60,10 +59,6 @@ class Case(_Result):
     """Name of the batch that `where` is in; its row there, and the token where the answer is one a token."""
     row: int | None = None
     token: int | None = None
-
-    @property
-    def median(self) -> float:
-        return self.cosine_mean if self.cosine_median is None else self.cosine_median
 
 
 class Worst(_Result):
@@ -135,7 +130,6 @@ class Parity(_Result):
     limits: Limits
     vs_parent: Comparison | None = None
     blame: Blame | None = None
-
     model_config = ConfigDict(extra="ignore")  # reports of 0.1 repeat here the stage's failures
 
 
