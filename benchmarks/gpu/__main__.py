@@ -60,6 +60,7 @@ def run_part(
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if found.get("setting") != [setting.device, setting.quick]:
         found = {"part": name, "setting": [setting.device, setting.quick], "environment": environment(), "cases": {}}
+
     def waiting() -> list[str]:
         known = PARTS[name].cases(setting.quick)
         chosen = [case for case in known if any(fnmatchcase(case, pattern) for pattern in patterns)]

@@ -24,7 +24,7 @@ WANTED = ("bf16", "unpadded", "unpadded_graphs", "unpadded_graphs_compile", "com
 _SORTED = "sentence_transformers_bf16"
 #: Windows, the most texts asked for in each, and seconds of each measurement.
 WINDOWS, TEXTS, SECONDS = (1, 16, 64), 16384, 1.0
-#: All texts at once, so many times after one to warm up.
+#: Timed runs over all texts at once, after one to warm up.
 OFFLINE = 3
 THREADS = (1, 8)
 
