@@ -124,8 +124,10 @@ def test_a_pass_that_is_not_there_is_missing_by_name(tmp_path: Path) -> None:
     assert Context is not None
 
 
-def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that is cut off is begun again with the rows that it has; a finished one and a crash are not."""
+@pytest.mark.parametrize("together", [False, True])
+def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    """A case that is cut off is begun again with the rows that it has; a finished one and a crash are not. In one process, too,
+    a crash is that of the case that ran, and the others go on."""
     script = tmp_path / "worker.py"
     script.write_text(
         "import json, os, sys\n"
@@ -146,13 +148,15 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     # The time is up when the slow case says so, whatever else this machine does.
     monkeypatch.setattr(gpu, "time", types.SimpleNamespace(monotonic=lambda: 1e9 if (tmp_path / "late").exists() else 0.0))
     here = Setting("cuda", False, tmp_path)
-    first = gpu.run_part("smoke", here, 600.0)
+    first = gpu.run_part("smoke", here, 600.0, together)
     assert first["unfinished"] == ["slow"] and first["cases"]["slow"]["rows"] == {"after 0": {}}
     assert "ended with 3" in first["cases"]["crash"]["rows"]["crash"]["failure"]
     (tmp_path / "late").unlink()
-    second = gpu.run_part("smoke", here, 600.0)
+    second = gpu.run_part("smoke", here, 600.0, together)
     assert second["unfinished"] == [] and list(second["cases"]["slow"]["rows"]) == ["after 0", "after 1"]
     assert list(second["cases"]["good"]["rows"]) == ["after 0"]
+    # Other cases are left as they are.
+    assert gpu.run_part("smoke", here, 600.0, together, ["no/*"])["cases"] == second["cases"]
     # Another device or size is another measurement.
     assert list(gpu.run_part("smoke", Setting("cpu", False, tmp_path), -1.0)["cases"]) == []
 
