@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks import coverage
-from bertopt.checks.coverage import ID_LENGTH, ID_ROWS, SHORT_ROWS
+from bertopt.checks import coverage, sweep_plan
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.row_differences import Comparer
+from bertopt.checks.sweep_plan import ID_LENGTH, ID_ROWS, SHORT_ROWS
 from bertopt.core import Spec
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
     beside = _random_ids(spec, (len(repeated), min(ID_LENGTH, spec.max_length)), rng)
     beside[np.arange(len(beside)), rng.integers(beside.shape[1], size=len(beside))] = repeated
     parts = np.array_split(beside, -(-len(beside) // ID_ROWS))  # none of one row, of which some sessions give fewer outputs
-    probes = [coverage.make_probe(spec, "suspects", i, np.ones_like(part), part.ravel(), rng) for i, part in enumerate(parts)]
+    probes = [sweep_plan.make_probe(spec, "suspects", i, np.ones_like(part), part.ravel(), rng) for i, part in enumerate(parts)]
     got, reference = run(probes)
     of = np.repeat(np.arange(len(rows)), [len(each) for each in ids])
     for name, errors in compared.errors.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt import stages
-from bertopt.checks import coverage, row_differences, suspects
+from bertopt.checks import coverage, row_differences, suspects, sweep_plan
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.reference_rows import ReferenceRows
@@ -31,7 +31,7 @@ class Sweeps:
         # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
         most_tokens = LAUNCHED_BATCH_TOKENS if device == "cuda" else MAX_BATCH_TOKENS
-        self.spec, self.plan = spec, coverage.plan(spec, seed, most_tokens, frame)
+        self.spec, self.plan = spec, sweep_plan.plan(spec, seed, most_tokens, frame)
         self.by_row, self._reference = by_row, ReferenceRows(spec)
         self._whole: dict[str, dict[str, Array]] = {}
 

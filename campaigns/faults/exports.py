@@ -17,18 +17,18 @@ ROOT = Path(__file__).parents[2]
 
 def cheapen() -> None:
     """Leave two sweeps of coverage and no run in a new interpreter: a campaign asks how an export ends, not what it proves."""
-    from bertopt.checks import coverage
+    from bertopt.checks import sweep_plan
     from bertopt.pipeline.job import Job
 
     Job._run_copy = lambda *_: None  # type: ignore[method-assign]
 
-    whole = coverage.plan
+    whole = sweep_plan.plan
 
-    def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> coverage.Plan:
+    def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> sweep_plan.Plan:
         probes = whole(spec, seed, most_tokens, frame).probes
-        return coverage.Plan(seed, (probes[0], probes[-1]), frozenset({probes[0].name}), frame)
+        return sweep_plan.Plan(seed, (probes[0], probes[-1]), frozenset({probes[0].name}), frame)
 
-    coverage.plan = plan
+    sweep_plan.plan = plan
 
 
 def recipe_in(folder: Path) -> Path:

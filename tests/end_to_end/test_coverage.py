@@ -13,7 +13,7 @@ from rich.console import Console
 
 import bertopt
 from bertopt import stages
-from bertopt.checks import coverage, probes
+from bertopt.checks import coverage, probes, sweep_plan
 from bertopt.core import ShapeLimits
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.sweeps import Sweeps
@@ -187,10 +187,10 @@ def test_an_engine_runs_the_sweeps_that_its_profiles_admit(model: Path, tmp_path
 
     run(tmp_path, model, {"pass": "use_sdpa"})
     spec = stages.read_manifest(next((tmp_path / "stages").glob("reference-*"))).spec
-    whole = coverage.plan(spec, 1, 8192)
+    whole = sweep_plan.plan(spec, 1, 8192)
     narrow = ShapeLimits(longest=32, profiles=(Profile(opt=(4, 16), max=(8, 32)),))
     some = whole.of(False, narrow)
-    assert {probe.padding for probe in some} == {"batch sizes", coverage.SHORT_ROWS}
+    assert {probe.padding for probe in some} == {"batch sizes", sweep_plan.SHORT_ROWS}
     shares = coverage.shares(spec, some)
     assert 0 < shares["batch_sizes"] <= 8 / 32 and shares["positions"] <= 0.5 and shares["ids"] == 1.0
 

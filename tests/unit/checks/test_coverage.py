@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, framing, gates, parity, row_differences
+from bertopt.checks import coverage, framing, gates, parity, row_differences, sweep_plan
 from bertopt.core import ShapeLimits, Spec
 from bertopt.report import formatting
 from bertopt.results import Limits
@@ -86,7 +86,7 @@ def test_text_by_text() -> None:
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
     spec = SPEC.model_copy(update={"task": task})
-    plan = coverage.plan(spec, 7, 8192)
+    plan = sweep_plan.plan(spec, 7, 8192)
     exact, rough = plan.of(False, WHOLE), plan.of(True, WHOLE)
     shares = coverage.shares(spec, exact)
     assert (shares["ids"], shares["positions"], shares["batch_sizes"], shares["token_types"]) == (1.0, 1.0, 1.0, 1.0)
@@ -101,7 +101,7 @@ def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
 
 
 def test_rows_of_batches_begin_and_end_as_texts_do_and_every_id_stands_between() -> None:
-    plan = coverage.plan(SPEC, 7, 8192, (101, 102))
+    plan = sweep_plan.plan(SPEC, 7, 8192, (101, 102))
     framed, between = 0, set[int]()
     for probe in plan.of(False, WHOLE):
         for ids, mask in zip(probe.inputs["input_ids"], probe.inputs["attention_mask"], strict=True):
@@ -113,7 +113,7 @@ def test_rows_of_batches_begin_and_end_as_texts_do_and_every_id_stands_between()
             else:
                 between.update(ids[:length].tolist())
     assert framed > 500 and between == set(range(SPEC.vocabulary))
-    shapes = [probe.shape for probe in coverage.plan(SPEC, 7, 8192).probes if probe.padding == "batch sizes"]
+    shapes = [probe.shape for probe in sweep_plan.plan(SPEC, 7, 8192).probes if probe.padding == "batch sizes"]
     assert [probe.shape for probe in plan.probes if probe.padding == "batch sizes"] == shapes, "no frame changes a shape"
 
 
@@ -124,16 +124,16 @@ def test_a_frame_is_what_the_empty_text_becomes(ids: list[int], frame: Any) -> N
 
 def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget() -> None:
     small = SPEC.model_copy(update={"layers": 2, "hidden": 32})
-    assert coverage.shares(small, coverage.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0
-    exact = coverage.plan(MINILM, 1, 8192).of(False, WHOLE)
+    assert coverage.shares(small, sweep_plan.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0
+    exact = sweep_plan.plan(MINILM, 1, 8192).of(False, WHOLE)
     assert 0.3 < coverage.shares(MINILM, exact)["lengths"] < 0.5
     # Of what the predictor cuts off, a sample. Ids that stand in these rows need no others in float32.
     cut = MINILM.model_copy(update={"text_length": 256})
-    exact = coverage.plan(cut, 1, 8192).of(False, WHOLE)
+    exact = sweep_plan.plan(cut, 1, 8192).of(False, WHOLE)
     assert {probe.shape[1] for probe in exact} >= set(range(1, 257)) and 0.5 < coverage.shares(cut, exact)["lengths"] < 0.8
     assert sum(probe.compared.size for probe in exact) < 2.5 * cut.vocabulary
     base = MINILM.model_copy(update={"layers": 12, "hidden": 768})
-    plan = coverage.plan(base, 1, 8192)
+    plan = sweep_plan.plan(base, 1, 8192)
     assert coverage.shares(base, plan.of(False, WHOLE))["lengths"] < 0.3
     assert coverage.shares(base, [probe for probe in plan.of(True, WHOLE) if probe.shape[1] == 4])["ids"] == 1.0
 
@@ -150,7 +150,7 @@ def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: boo
         return {"logits": logits + 0.01 * (wrong & where)[:, None]}
 
     spec = MINILM.model_copy(update={"text_length": 256})
-    plan = coverage.plan(spec, 1, 8192)
+    plan = sweep_plan.plan(spec, 1, 8192)
     compared = row_differences.Comparer({"logits": 1.0})
     for probe in plan.of(False, WHOLE):
         (got, finite), (reference, _) = (
@@ -163,13 +163,13 @@ def test_a_model_that_is_wrong_at_one_length_is_refused(length: int, padded: boo
 
 
 def test_text_lengths_count_valid_tokens() -> None:
-    probe = coverage.make_probe(SPEC, "batch sizes", 0, np.array([[1, 1, 1, 1], [1, 1, 0, 0]]), np.arange(1, 7), np.random.default_rng(0))
+    probe = sweep_plan.make_probe(SPEC, "batch sizes", 0, np.array([[1, 1, 1, 1], [1, 1, 0, 0]]), np.arange(1, 7), np.random.default_rng(0))
     shares = coverage.shares(SPEC, [probe])
     assert (shares["lengths"], shares["text_lengths"]) == (1 / 512, 2 / 512)
 
 
 def test_a_row_that_is_smaller_than_usual_is_judged_by_the_usual_size() -> None:
-    probe = coverage.plan(SPEC, 1, 8192).probes[2]
+    probe = sweep_plan.plan(SPEC, 1, 8192).probes[2]
     reference = np.ones((probe.shape[0], 3), np.float32)
     reference[0] = 0.01
     compared = row_differences.Comparer({"logits": 1.0})
@@ -179,13 +179,13 @@ def test_a_row_that_is_smaller_than_usual_is_judged_by_the_usual_size() -> None:
 
 
 def test_another_seed_has_other_lengths_and_the_same_seed_the_same() -> None:
-    shapes = [[probe.shape for probe in coverage.plan(SPEC, seed, 8192).probes] for seed in (1, 1, 2)]
+    shapes = [[probe.shape for probe in sweep_plan.plan(SPEC, seed, 8192).probes] for seed in (1, 1, 2)]
     assert shapes[0] == shapes[1] != shapes[2]
 
 
 def test_the_largest_models_are_swept_in_part_and_say_so() -> None:
     large = SPEC.model_copy(update={"layers": 24, "hidden": 1024, "vocabulary": 250_000})
-    probes = coverage.plan(large, 1, 8192).of(False, WHOLE)
+    probes = sweep_plan.plan(large, 1, 8192).of(False, WHOLE)
     shares = coverage.shares(large, probes)
     assert 0.02 < shares["ids"] < 0.2 and shares["batch_sizes"] == 1.0
 
@@ -213,15 +213,15 @@ def test_the_gates_apply_the_rules() -> None:
 
 
 def test_the_padding_token_is_run_as_a_token() -> None:
-    exact, rough = (coverage.plan(MINILM, 1, 8192).of(reduced, WHOLE) for reduced in (False, True))
+    exact, rough = (sweep_plan.plan(MINILM, 1, 8192).of(reduced, WHOLE) for reduced in (False, True))
     assert any(((probe.inputs["input_ids"] == MINILM.pad_id) & (probe.inputs["attention_mask"] == 1)).any() for probe in exact)
-    short = [probe for probe in rough if probe.padding == coverage.SHORT_ROWS]
+    short = [probe for probe in rough if probe.padding == sweep_plan.SHORT_ROWS]
     assert coverage.shares(MINILM, [probe for probe in exact if probe.shape[1] < 5])["ids"] < 1.0
     assert any((probe.inputs["input_ids"] == MINILM.pad_id).any() for probe in short)
 
 
 def test_rows_stand_beside_their_copies() -> None:
-    copies = [probe for probe in coverage.plan(MINILM, 1, 8192).of(True, WHOLE) if "beside their copies" in probe.name]
+    copies = [probe for probe in sweep_plan.plan(MINILM, 1, 8192).of(True, WHOLE) if "beside their copies" in probe.name]
     assert [probe.shape[0] for probe in copies] == [2, 32, 21]
     for probe, times in zip(copies, (2, 2, 3), strict=True):
         rows = [row.tobytes() for row in np.concatenate(list(probe.inputs.values()), axis=1)]
@@ -231,18 +231,29 @@ def test_rows_stand_beside_their_copies() -> None:
 def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
     """A model that is wrong for 9 to 31 rows of more than 20 tokens was delivered."""
     for seed in range(20):
-        shapes = [probe.shape for probe in coverage.plan(MINILM, seed, 8192).of(False, WHOLE, every=False)]
-        for least, most in coverage.LONG_BATCHES:
-            assert any(least <= batch <= most and batch * sequence >= coverage.LONG_TOKENS // 3 for batch, sequence in shapes)
-        assert {batch for batch, _ in shapes} >= set(range(1, coverage.MAX_BATCH + 1))
+        shapes = [probe.shape for probe in sweep_plan.plan(MINILM, seed, 8192).of(False, WHOLE, every=False)]
+        for least, most in sweep_plan.LONG_BATCHES:
+            assert any(least <= batch <= most and batch * sequence >= sweep_plan.LONG_TOKENS // 3 for batch, sequence in shapes)
+        assert {batch for batch, _ in shapes} >= set(range(1, sweep_plan.MAX_BATCH + 1))
     for longest in (1, 2, 12, 40):
         small = SPEC.model_copy(update={"max_length": longest, "text_length": longest})
-        assert {probe.shape[0] for probe in coverage.plan(small, 1, 8192).probes} >= set(range(1, coverage.MAX_BATCH + 1))
+        assert {probe.shape[0] for probe in sweep_plan.plan(small, 1, 8192).probes} >= set(range(1, sweep_plan.MAX_BATCH + 1))
+
+
+def test_a_gpu_runs_batch_sizes_between_a_processors_and_the_largest() -> None:
+    """A model that was wrong for 64 to 200 rows could be delivered: a GPU's predictor makes batches of up to 16,384."""
+    for seed in range(20):
+        plan = sweep_plan.plan(MINILM, seed, 65_536)
+        sizes = {probe.shape[0] for probe in plan.of(False, WHOLE, every=False)}
+        assert sizes >= set(range(1, sweep_plan.MAX_BATCH + 1)) and any(64 <= size <= 200 for size in sizes)
+        assert any(600 < size <= 1024 for size in sizes)
+        assert max(probe.shape[0] * probe.shape[1] for probe in plan.probes) == 65_536
+    assert max(probe.shape[0] for probe in sweep_plan.plan(MINILM, 1, 8192).of(False, WHOLE, every=False)) == 32
 
 
 def test_the_docs_say_what_is_run_of_minilm() -> None:
     spec = MINILM.model_copy(update={"text_length": 256})
-    shares = coverage.shares(spec, coverage.plan(spec, 788393475, 8192).of(False, WHOLE))
+    shares = coverage.shares(spec, sweep_plan.plan(spec, 788393475, 8192).of(False, WHOLE))
     swept = Coverage(seed=788393475, outputs={}, rows=0, tokens=0, finite=True, **shares)
     docs = (Path(__file__).parents[3] / "docs/checks.md").read_text("utf-8")
     assert f"checked: {formatting.coverage(swept)}\n" in docs

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, reference_rows
+from bertopt.checks import coverage, reference_rows, sweep_plan
 from bertopt.checks.reference_rows import ReferenceRows
 from bertopt.core import ShapeLimits, Spec
 
@@ -42,7 +42,7 @@ def network(spec: Spec) -> Any:
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
 def test_vectors_are_those_of_the_sweeps_as_they_are(task: Any) -> None:
     spec = SPEC.model_copy(update={"task": task})
-    sweeps, run = coverage.plan(spec, 3, 1024).of(True, WHOLE), network(spec)
+    sweeps, run = sweep_plan.plan(spec, 3, 1024).of(True, WHOLE), network(spec)
     rows = ReferenceRows(spec)
     batches = rows.missing(sweeps)
     for batch in batches:
@@ -57,7 +57,7 @@ def test_vectors_are_those_of_the_sweeps_as_they_are(task: Any) -> None:
 
 
 def test_each_row_is_run_once_in_batches_of_bounded_size() -> None:
-    sweeps = coverage.plan(SPEC, 3, 1024).of(True, WHOLE)
+    sweeps = sweep_plan.plan(SPEC, 3, 1024).of(True, WHOLE)
     batches = ReferenceRows(SPEC).missing([*sweeps, *sweeps])
     keys = [key for batch in batches for key in batch.keys]
     assert len(keys) == len(set(keys)) < sum(probe.shape[0] for probe in sweeps), "copies are run once"
@@ -71,7 +71,7 @@ def test_each_row_is_run_once_in_batches_of_bounded_size() -> None:
 def test_rows_that_differ_in_one_id_type_or_compared_place_are_told_apart() -> None:
     rng = np.random.default_rng(0)
     mask = np.ones((4, 3), np.int64)
-    probe = coverage.make_probe(SPEC, "batch sizes", 0, mask, np.tile([5, 6, 7], 4), rng)
+    probe = sweep_plan.make_probe(SPEC, "batch sizes", 0, mask, np.tile([5, 6, 7], 4), rng)
     probe.inputs["token_type_ids"][:] = 0
     probe.inputs["input_ids"][1, 2] = 8
     probe.inputs["token_type_ids"][2, 1] = 1

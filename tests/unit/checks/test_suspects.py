@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, row_differences, suspects
-from bertopt.checks.coverage import SHORT_ROWS
+from bertopt.checks import coverage, row_differences, suspects, sweep_plan
 from bertopt.checks.probes import Probe
+from bertopt.checks.sweep_plan import SHORT_ROWS
 from tests.unit.checks.test_coverage import SPEC, WHOLE
 
 Vectors = dict[str, dict[str, np.ndarray]]
@@ -64,7 +64,7 @@ def swept(
     model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS), alone: bool = False
 ) -> Any:
     """How far the worst row is from what is allowed. With `alone` a batch of one row gives another output less."""
-    plan = coverage.plan(SPEC, 3, 8192)
+    plan = sweep_plan.plan(SPEC, 3, 8192)
     probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in paddings]
     size = float(np.sqrt(8 * 4 / 8))
     compared = row_differences.Comparer({"logits": size, "hidden": size})
@@ -123,7 +123,7 @@ def test_other_ids_keep_what_is_equal_and_none_is_the_padding() -> None:
 
 def test_padding_stays_and_its_id_as_a_token_is_replaced() -> None:
     """A row whose own tokens hold the padding's id may stand out for it; what is masked must not change."""
-    plan = coverage.plan(SPEC, 3, 8192)
+    plan = sweep_plan.plan(SPEC, 3, 8192)
     probe = next(each for each in plan.probes if each.padding == "batch sizes" and (each.inputs["attention_mask"] == 0).any())
     valid = probe.inputs["attention_mask"] == 1
     ids = np.where(valid & (np.arange(valid.shape[1]) == 1), SPEC.pad_id, probe.inputs["input_ids"])
@@ -143,7 +143,7 @@ def test_padding_stays_and_its_id_as_a_token_is_replaced() -> None:
 
 
 def test_the_tokens_around_texts_stay_in_batches_that_are_run_again() -> None:
-    plan = coverage.plan(SPEC, 3, 8192, (5, 6))
+    plan = sweep_plan.plan(SPEC, 3, 8192, (5, 6))
     probe = next(probe for probe in plan.probes if probe.padding == "batch sizes" and probe.shape[0] > 1 and probe.shape[1] > 3)
     seen = []
 
