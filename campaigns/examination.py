@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import stages
-from bertopt.checks import gates, probes
+from bertopt.checks import coverage, gates, probes
 from bertopt.checks.framing import Frame
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.probes import Probe
@@ -139,6 +139,10 @@ class _Examiner(Examiner):
         worst = {key: round(max(values), 3) for key in (figures[0] if figures else {}) if (values := [one[key] for one in figures if one[key] is not None])}
         swept = [output for found in self.sweeps.found for output in found.outputs.values()]
         sizes = [(output.large_batches, output.small_batches) for output in swept if output.large_batches and output.small_batches]
+        if precision != "float32":
+            # One row, relative to the most that the median alone would allow it.
+            rows = [output.worst / coverage.allowed_row(output.median, 0.0) for found in self.sweeps.found for name, output in found.outputs.items() if name != coverage.END_TO_END and output.median > 0]
+            worst["row"] = round(max(rows, default=0.0), 3)
         if sizes and precision != "float32":
             worst["large_batches"] = round(max(large / small for large, small in sizes), 3)
         return StageVerdict(step.name, precision, pairs, refused, worst)

@@ -29,8 +29,8 @@ ID_LENGTH, ID_ROWS = 4, 128
 MAX_BATCH, BATCH_TOKENS = 32, 256
 #: Of each range one batch size, at random, has long rows: about this many tokens. Programs choose code by rows and by length.
 LONG_BATCHES, LONG_TOKENS = ((9, 15), (17, 23), (25, 31)), 1536
-#: Sizes of batches between `MAX_BATCH` and `MORE_ROWS` for a device that runs so many rows, and most of their tokens. Few rows and
-#: short ones, since they count in the medians as all others do.
+#: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
+#: rows, since each counts in the medians as any other.
 MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
 #: Length of the rows of the largest batch, and its tokens where each one has an answer over a vocabulary.
 LARGEST_LENGTH, WIDE_TOKENS = 256, 2048

@@ -82,6 +82,12 @@ class FloatHead:
         return np.asarray(values)
 
 
+def plain(encoder: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the configuration and the tensors, in float32, of a network of transformers without its classes or torch's."""
+    tensors = {name: tensor.detach().float().cpu().numpy() for name, tensor in encoder.state_dict().items()}
+    return json.loads(encoder.config.to_json_string(use_diff=False)), tensors
+
+
 def _relu(x: Any) -> Any:
     return np.maximum(x, np.float32(0))
 

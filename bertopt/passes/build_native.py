@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -48,17 +47,15 @@ class BuildNative(Pass[Eager, Native]):
         return "the native encoder runs on a CPU; say device: cpu" if device == "cuda" else None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Native]:
-        from bertopt.modeling.float_head import FILE, FloatHead
+        from bertopt.modeling.float_head import FILE, FloatHead, plain
 
         module = native_import.native()
         if not module.supported():
             raise Unsupported("the native encoder needs a CPU with AVX512-VNNI; this one has none: use convert_openvino")
-        encoder: Any = model.network.encoder
-        tensors = {name: tensor.detach().float().numpy() for name, tensor in encoder.state_dict().items()}
+        config, tensors = plain(model.network.encoder)
         head = FloatHead.of(model.spec, tensors)
         path = ctx.workdir / "native" / "model.bin"
         path.parent.mkdir()
-        config = json.loads(encoder.config.to_json_string(use_diff=False))
         kept = self._kept(model.spec)
         if model.spec.family == "albert" and (kept or config["inner_group_num"] != 1):
             raise Unsupported("ALBERT's layers share weights: the native encoder takes groups of one layer, and no keep_bf16")

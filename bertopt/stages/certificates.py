@@ -5,7 +5,7 @@ A certificate looks at the files on disk. It does not look at what a runtime doe
 
 from __future__ import annotations
 
-from bertopt.core import Compiled, Eager, Model, Onnx, OpenVino, Rewrite
+from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino, Rewrite
 from bertopt.results.fidelity import Certificate
 
 
@@ -28,4 +28,8 @@ def certify(model: Model, parent: Model, record: Rewrite) -> Certificate:
         from bertopt.stages import openvino_certificate
 
         return openvino_certificate.certify(model, parent)
+    if isinstance(model, Native) and isinstance(parent, Eager):
+        from bertopt.stages import native_certificate
+
+        return native_certificate.certify(model, parent)
     return Certificate(status="none", reason=f"weights of form '{model.form}' cannot be compared with form '{parent.form}'")

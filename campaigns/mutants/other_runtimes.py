@@ -12,7 +12,7 @@ import numpy as np
 from bertopt.core import Context, Eager, Native, Onnx, OpenVino, Result
 from bertopt.passes import BuildNative, ConvertOpenvino, register
 from campaigns.mutants import loose_limits
-from campaigns.mutants.plant import LABELS, ONNX_LINE, SDPA, Fault, fault_of, mutant, write_graph
+from campaigns.mutants.plant import LABELS, ONNX_LINE, SDPA, Fault, Gate, fault_of, mutant, write_graph
 from campaigns.mutants.torch_forms import swap
 
 
@@ -85,12 +85,12 @@ NATIVE: tuple[Callable[[Any], None], ...] = (
 )  # fmt: skip
 
 
-def _planted(fault: Fault, step: str, name: str, about: str, line: Any) -> None:
+def _planted(fault: Fault, step: str, name: str, about: str, line: Any, gate: Gate = "certificate") -> None:
     def plant(of: Any) -> None:
         fault(of)
 
     plant.__name__, plant.__doc__ = f"{fault.__name__}_{name}", f"{(fault.__doc__ or '').strip()} {about}"
-    mutant("rounding", step, LABELS, line)(plant)
+    mutant(gate, step, LABELS, line)(plant)
 
 
 for _fault in NATIVE:
@@ -108,4 +108,4 @@ def _float(fault: Callable[[Any, Any], None]) -> Callable[[Any], None]:
 
 for _graph_fault in loose_limits.GRAPH:
     if _graph_fault.__name__ != "low_bits_lost":
-        _planted(_float(_graph_fault), "plant_openvino", "in_openvino", "Committed by what converts to OpenVINO in INT8.", ONNX_LINE)
+        _planted(_float(_graph_fault), "plant_openvino", "in_openvino", "Committed by what converts to OpenVINO in INT8.", ONNX_LINE, "rounding")

@@ -6,9 +6,10 @@
 """
 
 from bertopt_native._core import LAYOUT_VERSION, float_linear, isa, supported
+from bertopt_native.comparison import compare
 from bertopt_native.encoder import Encoder
 from bertopt_native.errors import BadFile, Unsupported
 from bertopt_native.packing import pack
 
 __version__ = "0.1.0"
-__all__ = ["LAYOUT_VERSION", "BadFile", "Encoder", "Unsupported", "__version__", "float_linear", "isa", "pack", "supported"]
+__all__ = ["LAYOUT_VERSION", "BadFile", "Encoder", "Unsupported", "__version__", "compare", "float_linear", "isa", "pack", "supported"]

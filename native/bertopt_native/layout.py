@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertopt_native.errors import BadFile
+
 MAGIC = b"BERTNAT\n"
 LAYOUT_VERSION = 1
 ALIGNMENT = 64
@@ -33,6 +35,9 @@ class Type(IntEnum):
     U32 = 1
     INT8 = 2
     BF16 = 3
+
+
+_TYPES = {Type.F32: np.float32, Type.U32: np.uint32, Type.INT8: np.int8, Type.BF16: np.uint16}
 
 
 class Tensor(IntEnum):
@@ -107,6 +112,11 @@ def panels(weight: NDArray[Any], step: int) -> NDArray[Any]:
     return np.ascontiguousarray(weight.reshape(n // PANEL, 2, 16, k // step, step).transpose(0, 3, 1, 2, 4)).reshape(-1)
 
 
+def from_panels(data: NDArray[Any], n: int, k: int, step: int) -> NDArray[Any]:
+    """Return the weight [N, K] whose order in the file `data` is."""
+    return np.ascontiguousarray(data.reshape(n // PANEL, k // step, 2, 16, step).transpose(0, 2, 3, 1, 4)).reshape(n, k)
+
+
 def padded(offset: int) -> int:
     """Return the next multiple of the alignment."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
@@ -140,3 +150,22 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
+    """Return the numbers of a packed file and its tensors by number and layer, their data as it lies in the file, flat.
+
+    Raises `BadFile` for a file of another layout or one that is cut short.
+    """
+    whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+    if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
+        raise BadFile(f"'{path.name}' is no packed file")
+    _, version, _, size, table, count, *numbers, epsilon, family, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
+    if version != LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
+        raise BadFile(f"'{path.name}' must have layout {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
+    tensors: dict[tuple[int, int], Stored] = {}
+    for at in range(table, table + count * ENTRY.size, ENTRY.size):
+        tensor, layer, kind, rows, cols, _, offset, length = ENTRY.unpack(whole[at : at + ENTRY.size].tobytes())
+        data = whole[offset : offset + length].view(_TYPES[Type(kind)])
+        tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
+    return Sizes(*numbers, epsilon=epsilon, family=family.rstrip(b"\0").decode()), tensors

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,27 @@ from bertopt_native.layout import Part, Sizes, Stored, Tensor, Type
 
 Precision = Literal["int8", "bf16"]
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear product in float32: `weight` [N, K], `bias` [N]."""
+
+    tensor: Tensor
+    layer: int
+    weight: Floats
+    bias: Floats
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a packed file holds before anything is rounded: its numbers, tables as they are stored, and products, which are
+    made one at a time and can be asked for once."""
+
+    sizes: Sizes
+    tables: list[Stored]
+    products: Iterator[Linear]
+
 
 PRODUCTS: Mapping[str, Tensor] = {
     "qkv": Tensor.QKV,
@@ -103,16 +125,16 @@ def _products(
     }
 
 
-def _linear(tensor: Tensor, layer: int, weight: Floats, bias: Floats, int8: bool) -> list[Stored]:
+def _rounded(product: Linear, int8: bool) -> list[Stored]:
     """Return the tensors of one product."""
-    n, k = weight.shape
-    vectors = {Part.BIAS: bias}
+    (n, k), tensor, layer = product.weight.shape, product.tensor, product.layer
+    vectors = {Part.BIAS: product.bias}
     if int8:
-        q, vectors[Part.SCALE] = quantize.to_int8(weight)
+        q, vectors[Part.SCALE] = quantize.to_int8(product.weight)
         vectors[Part.SUM] = q.sum(1, dtype=np.int64).astype(np.float32)
         stored = [Stored(tensor, layer, Type.INT8, n, k, layout.panels(q, 4))]
     else:
-        stored = [Stored(tensor, layer, Type.BF16, n, k, layout.panels(quantize.to_bf16(weight), 2))]
+        stored = [Stored(tensor, layer, Type.BF16, n, k, layout.panels(quantize.to_bf16(product.weight), 2))]
     return stored + [Stored(tensor + part, layer, Type.F32, 1, n, v.astype(np.float32)) for part, v in vectors.items()]
 
 
@@ -121,25 +143,11 @@ def _table(tensor: Tensor, values: Floats) -> Stored:
     return Stored(tensor, 0, Type.F32, rows, cols, values)
 
 
-def pack(
-    path: str | os.PathLike[str],
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    precision: Precision = "int8",
-    keep_bf16: Iterable[int | str] = (),
-) -> None:
-    """Write the packed file of a checkpoint.
+def content(network: families.Network, copies: bool) -> Content:
+    """Return what the file of a network holds, with `copies` of neurons that have a far weight.
 
-    `config` is transformers' config.json, `tensors` its state dict as numpy arrays (a prefix such as `bert.` may be
-    there; heads are ignored). With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
-    products are qkv, attention_out, ffn_in, ffn_out). Shared layers share it.
-
-    Raises `Unsupported` for networks that the library does not run, `ValueError` for weights that are missing, of
-    another shape, or not finite.
+    Raises `Unsupported` for sizes that the library does not run.
     """
-    if precision not in ("int8", "bf16"):
-        raise ValueError(f"precision must be one of 'int8', 'bf16'; got {precision!r}")
-    network = families.read(config, tensors)
     t = network.tensors
     hidden, width = len(t["layers.0.attention_norm.bias"]), len(t["embeddings.norm.bias"])
     for name, size in (("hidden size", hidden), ("embedding size", width)):
@@ -149,8 +157,7 @@ def pack(
     if head > 1024:
         raise Unsupported(f"head size must be at most 1024; got {head}: use another runtime")
     stride, inner = _up(head), _up(len(t["layers.0.ffn_in.bias"]))
-    kept = _bf16_products(keep_bf16, network)
-    if precision == "int8" and any(len(_copies(t[f"layers.{i}.ffn_out.weight"])) for i in set(network.layer_map)):
+    if copies and any(len(_copies(t[f"layers.{i}.ffn_out.weight"])) for i in set(network.layer_map)):
         inner += layout.PANEL
 
     stored = [_table(Tensor.WORD, t["embeddings.word"]), _table(Tensor.POSITION, t["embeddings.position"])]
@@ -169,13 +176,7 @@ def pack(
         ) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
         bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - distances)))
         stored.append(_table(Tensor.RELATIVE_BIAS, bias))
-    if "embeddings.projection.weight" in t:
-        stored += _linear(
-            Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"], False
-        )
     for i in sorted(set(network.layer_map)):
-        for name, (weight, bias) in _products(network, i, head, stride, inner).items():
-            stored += _linear(PRODUCTS[name], i, weight, bias, precision == "int8" and (i, name) not in kept)
         for gain, shift, name in (
             (Tensor.ATTENTION_GAIN, Tensor.ATTENTION_SHIFT, "attention_norm"),
             (Tensor.FFN_GAIN, Tensor.FFN_SHIFT, "ffn_norm"),
@@ -202,4 +203,42 @@ def pack(
         epsilon=network.epsilon,
         family=network.family,
     )
-    layout.write(Path(path), sizes, stored)
+    return Content(sizes, stored, _linear(network, head, stride, inner))
+
+
+def _linear(network: families.Network, head: int, stride: int, inner: int) -> Iterator[Linear]:
+    """Yield the projection of narrow embeddings and every stored layer's products."""
+    t = network.tensors
+    if "embeddings.projection.weight" in t:
+        yield Linear(Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"])
+    for i in sorted(set(network.layer_map)):
+        for name, (weight, bias) in _products(network, i, head, stride, inner).items():
+            yield Linear(PRODUCTS[name], i, weight, bias)
+
+
+def pack(
+    path: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    precision: Precision = "int8",
+    keep_bf16: Iterable[int | str] = (),
+) -> None:
+    """Write the packed file of a checkpoint.
+
+    `config` is transformers' config.json, `tensors` its state dict as numpy arrays (a prefix such as `bert.` may be
+    there; heads are ignored). With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
+    products are qkv, attention_out, ffn_in, ffn_out). Shared layers share it.
+
+    Raises `Unsupported` for networks that the library does not run, `ValueError` for weights that are missing, of
+    another shape, or not finite.
+    """
+    if precision not in ("int8", "bf16"):
+        raise ValueError(f"precision must be one of 'int8', 'bf16'; got {precision!r}")
+    network = families.read(config, tensors)
+    kept = {(layer, PRODUCTS[product]) for layer, product in _bf16_products(keep_bf16, network)}
+    found = content(network, copies=precision == "int8")
+    stored = list(found.tables)
+    for product in found.products:
+        int8 = precision == "int8" and product.tensor != Tensor.PROJECTION and (product.layer, product.tensor) not in kept
+        stored += _rounded(product, int8)
+    layout.write(Path(path), found.sizes, stored)

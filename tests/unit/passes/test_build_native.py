@@ -23,6 +23,7 @@ from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.native import NativeSession
+from bertopt.stages import certificates
 from tests.support.tiny_models import WORDS, Tiny
 
 native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
@@ -71,6 +72,27 @@ def test_every_family_and_task_is_close_in_every_padding(family: str, task: str,
             assert case.finite and case.cosine_mean > limit, (precision, probe.name, case)
             compared += 1
         assert compared >= 5
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize(("family", "task", "pooling"), MODELS)
+def test_what_is_packed_is_certified(family: str, task: str, pooling: str | None, precision: str, tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(family=family, task=task, pooling=pooling))
+    build = BuildNative(precision=precision)
+    found = certificates.certify(build(reference, Context(tmp_path)).model, reference, build.record())
+    assert found.status == "certified" and found.weights > 10, found
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["classifier.bias", "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.weight"])
+def test_a_wrong_weight_contradicts_its_certificate(name: str, precision: str, tiny: Tiny, tmp_path: Path) -> None:
+    """A rare token with another's embedding was delivered: in short rows of a classifier it changed little."""
+    parent, wrong = checkpoint.load(tiny()), checkpoint.load(tiny())
+    tensor = dict(wrong.network.encoder.named_parameters())[name].data
+    tensor[1] += 0.05
+    build = BuildNative(precision=precision)
+    found = certificates.certify(build(wrong, Context(tmp_path)).model, parent, build.record())
+    assert found.status == "contradicted" and "is not the checkpoint's" in found.reason, found
 
 
 @pytest.mark.parametrize(("family", "task", "pooling"), MODELS)

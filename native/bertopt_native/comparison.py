@@ -1,0 +1,75 @@
+"""Compare a packed file with the checkpoint that it was made from: numbers and tables equal, weights rounded and no more.
+
+The order of channels and what is folded into weights are taken from `packing`; that they are right is for outputs to show.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt_native import families, layout, packing, quantize
+from bertopt_native.layout import Part, Stored, Type
+from bertopt_native.packing import Linear
+
+#: A weight at the end of the range of INT8 may be beyond it: scales go down to this share of the largest weight.
+_LEAST_SCALE = 0.7
+#: What rounding in float32 adds to half a step.
+_SLACK = 1e-4
+
+
+def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Return how many tensors of a packed file were compared with a checkpoint's, and the first difference, if any.
+
+    `config` and `tensors` are as `pack` takes them. Tables, norms and biases must be equal; a bf16 weight the checkpoint's,
+    rounded; an INT8 weight within half a step of its scale, or at the end of the range. Which products are in INT8 is not
+    compared. Raises what `pack` raises, and `BadFile`.
+    """
+    sizes, stored = layout.read(Path(path))
+    network = families.read(config, tensors)
+    expected = packing.content(network, copies=False)
+    if sizes.intermediate != expected.sizes.intermediate:
+        expected = packing.content(network, copies=True)
+    for name, value in asdict(expected.sizes).items():
+        # The header's epsilon is a float32.
+        found = getattr(sizes, name)
+        if (np.float32(value) if isinstance(value, float) else value) != found:
+            return 0, f"the file's {name} is {found}, the checkpoint's {value}"
+    compared = 0
+    for table in expected.tables:
+        compared += 1
+        if not _equal(stored.get((table.tensor, table.layer)), table.data):
+            return compared, f"{layout.Tensor(table.tensor).name} of layer {table.layer} is not the checkpoint's"
+    for product in expected.products:
+        compared += 1
+        if not _rounds(product, stored):
+            return compared, f"{product.tensor.name} of layer {product.layer} is not the checkpoint's, rounded"
+    return compared, None
+
+
+def _equal(found: Stored | None, data: Any) -> bool:
+    flat = np.ascontiguousarray(data).reshape(-1)
+    return found is not None and found.data.dtype == flat.dtype and np.array_equal(found.data, flat)
+
+
+def _rounds(product: Linear, stored: Mapping[tuple[int, int], Stored]) -> bool:
+    """Whether the weight, its scales and sums, and the bias are those of `product`."""
+    weight, scale, sums, bias = (stored.get((product.tensor + part, product.layer)) for part in (Part.WEIGHT, Part.SCALE, Part.SUM, Part.BIAS))
+    if weight is None or (weight.rows, weight.cols) != product.weight.shape or not _equal(bias, product.bias):
+        return False
+    if weight.type is Type.BF16:
+        return np.array_equal(weight.data, layout.panels(quantize.to_bf16(product.weight), 2))
+    if weight.type is not Type.INT8 or scale is None or sums is None:
+        return False
+    q, step = layout.from_panels(weight.data, weight.rows, weight.cols, 4), scale.data[:, None]
+    half = step * np.float32(0.5 + _SLACK)
+    largest = np.abs(product.weight).max(axis=1, keepdims=True)
+    inside = np.abs(product.weight - q * step) <= half
+    beyond = (np.abs(q) == 127) & (product.weight * np.sign(q) > 127 * step)
+    least = step * np.float32(127 + 127 * _SLACK) >= np.float32(_LEAST_SCALE) * largest
+    return bool((inside | beyond).all() and least.all() and (step > 0).all() and np.array_equal(sums.data, q.sum(axis=1, dtype=np.int64)))

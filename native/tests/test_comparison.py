@@ -1,0 +1,83 @@
+"""A packed file is compared with its checkpoint: right ones agree, one wrong number does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import bertopt_native
+import numpy as np
+import pytest
+from bertopt_native import layout
+from bertopt_native.layout import Part, Tensor
+from conftest import network, state
+
+KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet")
+
+
+def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:
+    model = network(kind)
+    config, tensors = model.config.to_dict(), state(model)
+    if far:
+        name = "encoder.layer.1.output.dense.weight"
+        tensors = {**tensors, name: tensors[name].copy()}
+        tensors[name][3, 7] = 40.0
+    bertopt_native.pack(tmp_path / "m.bin", config, tensors, precision, keep)
+    return tmp_path / "m.bin", config, tensors
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_agrees_with_its_checkpoint(kind: str, precision: str, tmp_path: Path) -> None:
+    compared, difference = bertopt_native.compare(*packed(tmp_path, kind, precision))
+    assert difference is None and compared > 20
+
+
+def test_products_left_in_bf16_and_copies_of_neurons_agree(tmp_path: Path) -> None:
+    assert bertopt_native.compare(*packed(tmp_path, keep=[0, "2.ffn_out"]))[1] is None
+    path, config, tensors = packed(tmp_path, far=True)
+    assert layout.read(path)[0].intermediate > 160 and bertopt_native.compare(path, config, tensors)[1] is None
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.LayerNorm.bias", "encoder.layer.2.attention.self.key.weight",
+                                  "encoder.layer.0.intermediate.dense.bias", "encoder.layer.1.output.dense.weight"])  # fmt: skip
+def test_another_checkpoint_differs(name: str, precision: str, tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path, precision=precision)
+    other = tensors[name].copy()
+    other[(5,) * other.ndim] += 0.1 * np.abs(other).max()
+    _, difference = bertopt_native.compare(path, config, {**tensors, name: other})
+    assert difference is not None and "is not the checkpoint's" in difference
+
+
+@pytest.mark.parametrize(("change", "said"), [({"layer_norm_eps": 1e-5}, "file's epsilon is"), ({"hidden_act": "relu"}, "file's activation is"),
+                                              ({"num_attention_heads": 4}, "file's heads is")])  # fmt: skip
+def test_another_configuration_differs(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path)
+    assert said in str(bertopt_native.compare(path, {**config, **change}, tensors)[1])
+
+
+@pytest.mark.parametrize(("tensor", "layer", "change"), [
+    (Tensor.QKV, 1, 3), (Tensor.FFN_OUT + Part.SCALE, 0, 1.02), (Tensor.FFN_IN + Part.SUM, 2, 1.5), (Tensor.ATTENTION_OUT + Part.BIAS, 0, 1.01),
+])  # fmt: skip
+def test_one_wrong_number_differs(tensor: int, layer: int, change: float, tmp_path: Path) -> None:
+    """A step of INT8 but one, a scale, a sum or a bias."""
+    path, config, tensors = packed(tmp_path)
+    stored = layout.read(path)[1][tensor, layer]
+    whole = bytearray(path.read_bytes())
+    at = whole.find(stored.data.tobytes())
+    data = stored.data.copy()
+    place = int(np.argmin(np.abs(data))) if data.dtype == np.int8 else int(np.argmax(np.abs(data)))
+    data[place] = data[place] + change if data.dtype == np.int8 else data[place] * change
+    whole[at : at + data.nbytes] = data.tobytes()
+    path.write_bytes(whole)
+    assert bertopt_native.compare(path, config, tensors)[1] is not None
+
+
+def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-64], whole[:8] + b"\x02\0\0\0" + whole[12:], b"", b"something else" * 40):
+        path.write_bytes(damaged)
+        with pytest.raises(bertopt_native.BadFile):
+            bertopt_native.compare(path, config, tensors)
