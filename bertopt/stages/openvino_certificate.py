@@ -8,44 +8,136 @@ import numpy as np
 
 from bertopt.core import Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
-from bertopt.stages.onnx_certificate import _SMALL, _content
+from bertopt.stages.onnx_certificate import _ROOM, _SMALL, _content
 from bertopt.system import openvino_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: How NNCF names what it puts before a product whose weights it multiplied by the inverse.
+_SMOOTH = "nncf_smooth_quant"
+
 
 def certify(model: OpenVino, parent: Onnx) -> Certificate:
-    """Return `certified` where every large floating constant is one of the ONNX graph's, transposed or not.
+    """Return `certified` where every large floating constant is one of the ONNX graph's, transposed or not, and every INT8 weight
+    within half a step of one, less what SmoothQuant moved from the activations into it.
 
-    The operators between them are not compared. INT8 weights that SmoothQuant changed have no certificate.
+    An INT8 weight that is of no weight of its shape contradicts. The operators are not compared, nor scales of activations.
     """
-    import onnx_ir as ir
-
-    known: set[Any] = set()
-    for value in ir.load(parent.path).graph.initializers.values():
-        array: Array = value.const_value.numpy()
-        if value.dtype.is_floating_point():
-            array = array.astype(np.float32)
-            known |= {_content(array), *([_content(array.T)] if array.ndim == 2 else [])}
+    weights = _Weights(parent)
     graph = openvino_import.openvino().Core().read_model(model.path)
-    compared = 0
+    compared, unknown = 0, ""
     for node in graph.get_ops():
-        if node.get_type_name() != "Constant":
-            continue
-        kind = node.get_output_element_type(0).to_string()
-        if kind in ("i8", "u8", "boolean") or not kind.startswith(("f", "bf")):
-            if kind in ("i8", "u8"):
-                return Certificate(
-                    status="none", reason="INT8 weights, moved and scaled by NNCF, cannot be compared with the float graph's"
-                )
-            continue
-        array = node.get_data() if hasattr(node, "get_data") else node.data
-        if array.size <= _SMALL:
-            continue
-        compared += 1
-        if _content(np.asarray(array, np.float32)) not in known:
-            return Certificate(
-                status="none", reason=f"the constant '{node.get_friendly_name()}' is none of the ONNX graph's", weights=compared
-            )
-    return Certificate(status="certified", reason="every weight is the ONNX graph's, bit for bit; operators are not compared", weights=compared)
+        kind = node.get_output_element_type(0).to_string() if node.get_type_name() == "Constant" else ""
+        if kind in ("i8", "u8"):
+            compared += 1
+            user, found = _stored(node, weights)
+            if found is False:
+                reason = f"the INT8 weights of '{user}' are further than half a step from the ONNX graph's"
+                return Certificate(status="contradicted", reason=reason, weights=compared)
+            if found is None:
+                unknown = unknown or f"the INT8 weights of '{user}' have no counterpart in the ONNX graph"
+        elif kind.startswith(("f", "bf")) and not _of_quantisation(node):
+            array = _data(node)
+            if array.size > _SMALL:
+                compared += 1
+                if _content(array) not in weights.contents:
+                    unknown = unknown or f"the constant '{node.get_friendly_name()}' is none of the ONNX graph's"
+    if unknown:
+        return Certificate(status="none", reason=unknown, weights=compared)
+    how = "bit for bit" if model.precision != "int8" else "equal or within half a step of INT8"
+    return Certificate(status="certified", reason=f"every weight is the ONNX graph's, {how}; operators are not compared", weights=compared)
+
+
+class _Weights:
+    """The floating initialisers of an ONNX graph: their contents, those of each shape, and those of each node by its name."""
+
+    def __init__(self, model: Onnx) -> None:
+        import onnx_ir as ir
+
+        graph = ir.load(model.path).graph
+        self.contents: set[Any] = set()
+        self.by_shape: dict[tuple[int, ...], list[Array]] = {}
+        self.by_node: dict[str, list[Array]] = {}
+        for value in graph.initializers.values():
+            if not value.dtype.is_floating_point():
+                continue
+            array: Array = value.const_value.numpy().astype(np.float32)
+            forms = [array, *([array.T] if array.ndim == 2 else [])]
+            self.contents |= {_content(each) for each in forms}
+            for each in forms:
+                self.by_shape.setdefault(each.shape, []).append(each)
+            for node, _ in value.uses():
+                self.by_node.setdefault(node.name or "", []).extend(forms)
+
+    def of(self, node: Any, shape: tuple[int, ...]) -> list[Array]:
+        """Return the weights of `shape` that the ONNX node of the same name reads, or of any node where none has its name."""
+        own = [each for each in self.by_node.get(node.get_friendly_name(), []) if each.shape == shape]
+        return own or self.by_shape.get(shape, [])
+
+
+def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
+    """Return what reads INT8 weights, and whether they are the ONNX graph's within half a step; None where it has none of their shape."""
+    (convert,) = _users(node)
+    (scaled,) = _users(convert)
+    values = _data(node)
+    zero: Array | None = np.zeros((), np.float32)
+    if scaled.get_type_name() == "Subtract":
+        zero = _constant(scaled, 1)
+        (scaled,) = _users(scaled)
+    step = _constant(scaled, 1)
+    if scaled.get_type_name() != "Multiply" or step is None or zero is None:
+        return node.get_friendly_name(), None
+    for user in _users(scaled):
+        candidates = weights.of(user, values.shape)
+        if not candidates:
+            return user.get_friendly_name(), None
+        # What a product multiplies its input by, its weights were divided by.
+        moved = _moved(user)
+        mine, room = (values - zero) * step * moved, 0.5 * (1 + _ROOM) * np.abs(step * moved) + 1e-12
+        if not any(bool((np.abs(mine - each) <= room).all()) for each in candidates):
+            return user.get_friendly_name(), False
+    return scaled.get_friendly_name(), True
+
+
+def _moved(product: Any) -> Array:
+    """Return what SmoothQuant multiplies the input of a product by, to be multiplied with weights [K, N] or [N, K]; else 1."""
+    one = np.ones((), np.float32)
+    if product.get_type_name() != "MatMul":
+        return one
+    source = product.input_value(0).get_node()
+    if source.get_type_name() == "FakeQuantize":
+        source = source.input_value(0).get_node()
+    factor = _constant(source, 1) if source.get_type_name() == "Multiply" and _SMOOTH in source.get_friendly_name() else None
+    if factor is None:
+        return one
+    transposed = product.get_attributes()["transpose_b"]
+    return factor.reshape((1, -1) if transposed else (-1, 1)) if factor.size > 1 else factor.reshape(())
+
+
+def _of_quantisation(node: Any) -> bool:
+    """Whether a constant is a scale of weights, of SmoothQuant, or a bound of a range."""
+    for user in _users(node):
+        kind, source = user.get_type_name(), user.input_value(0).get_node()
+        of_weights = kind in ("Multiply", "Subtract") and source.get_type_name() in ("Convert", "Subtract")
+        if not (kind == "FakeQuantize" or of_weights or (kind == "Multiply" and _SMOOTH in user.get_friendly_name())):
+            return False
+    return True
+
+
+def _constant(node: Any, port: int) -> Array | None:
+    """Return the values of an input that is a constant, in float32; None where it is none."""
+    if port >= len(node.inputs()):
+        return None
+    source = node.input_value(port).get_node()
+    if source.get_type_name() == "Convert":
+        source = source.input_value(0).get_node()
+    return _data(source) if source.get_type_name() == "Constant" else None
+
+
+def _data(node: Any) -> Array:
+    return np.asarray(node.get_data() if hasattr(node, "get_data") else node.data, np.float32)
+
+
+def _users(node: Any) -> list[Any]:
+    return [target.get_node() for target in node.output(0).get_target_inputs()]

@@ -12,10 +12,10 @@ class Encoder:
     def __init__(self, path: str, threads: int, isa: str, huge_pages: bool) -> None: ...
     def run(
         self,
-        ids: NDArray[np.int32],
+        ids: NDArray[np.int64],
         starts: NDArray[np.int64],
-        token_types: NDArray[np.int32] | None,
-        positions: NDArray[np.int32] | None,
+        token_types: NDArray[np.int64] | None,
+        positions: NDArray[np.int64] | None,
         output: int,
         normalize: bool,
     ) -> NDArray[np.float32]: ...

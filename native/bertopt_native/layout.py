@@ -168,4 +168,4 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
         tensor, layer, kind, rows, cols, _, offset, length = ENTRY.unpack(whole[at : at + ENTRY.size].tobytes())
         data = whole[offset : offset + length].view(_TYPES[Type(kind)])
         tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
-    return Sizes(*numbers, epsilon=epsilon, family=family.rstrip(b"\0").decode()), tensors
+    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode())), tensors
