@@ -46,6 +46,12 @@ def test_a_row_that_stands_out_is_refused(limit: float | None, median: float, wo
     assert (coverage.failures(swept(median, worst), Limits(rel_l2=limit)) == []) == passes
 
 
+@pytest.mark.parametrize(("median", "worst", "passes"), [(7.6e-4, 0.071, False), (7.6e-4, 0.022, True), (1e-4, 0.009, True), (0.012, 0.15, False)])
+def test_a_row_is_held_to_the_others_where_only_cosines_are_limited(median: float, worst: float, passes: bool) -> None:
+    """Two rare tokens that changed places were delivered in bf16: 94 times the median row, half of what 0.99 is as a distance."""
+    assert (coverage.failures(swept(median, worst), Limits(cosine_median_min=0.91)) == []) == passes
+
+
 def test_outputs_that_are_not_finite_are_refused() -> None:
     assert coverage.failures(swept(0.0, 0.0, finite=False), Limits(rel_l2=9.0))
 

@@ -25,7 +25,7 @@ from bertopt.passes import (
 )  # fmt: skip
 from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
-from bertopt.stages import certificates, claims
+from bertopt.stages import certificates, claims, torch_certificate
 from tests.support.tiny_models import Tiny
 
 TEXTS = Texts(("the cat sat on the mat .", "a very good film !", "it was bad") * 4).texts
@@ -90,6 +90,28 @@ def test_one_wrong_bit_of_a_cast_contradicts(make: Make, tiny: Tiny) -> None:
     weight[1, 3] *= 1 + 2**-7
     found = certificates.certify(cast, parent, BF16.record())
     assert found.status == "contradicted" and "classifier.weight" in found.reason
+
+
+class OnAnotherDevice:
+    """A tensor that can be brought to the CPU and nothing else, as one of a GPU cannot be compared with one of the CPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def detach(self) -> OnAnotherDevice:
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        return self.tensor
+
+
+def test_weights_on_two_devices_are_compared() -> None:
+    """The first recipe on a GPU stopped at its first step: a session had moved the stage's network, the parent's was on the CPU."""
+    weight, step = torch.linspace(-3, 3, 64).reshape(8, 8), torch.full((8, 1), 3 / 448)
+    stored = (weight / step).to(torch.float8_e4m3fn)
+    for right, scale in ((weight, None), (weight.bfloat16(), None), (stored, OnAnotherDevice(step))):
+        assert torch_certificate._rounds(OnAnotherDevice(weight), OnAnotherDevice(right), scale)
+        assert not torch_certificate._rounds(OnAnotherDevice(weight * 1.2), OnAnotherDevice(right), scale)
 
 
 def test_what_keeps_its_precision_keeps_its_weights(make: Make) -> None:
