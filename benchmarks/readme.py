@@ -34,6 +34,7 @@ RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 MATRIX = ROOT / "benchmarks" / "results" / "matrix.json"
 MUTANTS = ROOT / "benchmarks" / "results" / "mutants.json"
+RIGHT_MODELS = ROOT / "benchmarks" / "results" / "right_models.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
 FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
@@ -181,13 +182,16 @@ def _cell(outcomes: Sequence[str]) -> str:
     return ", ".join(f"{kind} {kinds.count(kind)}/{len(kinds)}" for kind in dict.fromkeys(kinds))
 
 
-def proof(found: dict[str, Any], planted: dict[str, Any]) -> str:
-    """Outcomes of the campaigns: mutants, clean runs, orders of passes."""
+def proof(found: dict[str, Any], planted: dict[str, Any], right: dict[str, Any]) -> str:
+    """Outcomes of the campaigns: mutants, right models, clean runs, orders of passes."""
+    examined, refused = (sum(part[what] for part in right["parts"].values()) for what in ("examinations", "refused"))
     mutants, clean = planted["findings"], found["clean_runs"]
     caught = [mutant for mutant in mutants if mutant["exit_code"]]
     lines = [
         f"- Wrong models: {len(caught)} of {len(mutants)} end the run with another exit code than 0, "
         f"{sum(mutant['expected'] in mutant['caught_by'] for mutant in caught)} by the expected check.",
+        f"- Right models: {refused} of {examined:,} examinations of a stage refused, "
+        f"in {len({model for part in right['parts'].values() for model in part['models']})} models.",
         f"- Clean runs: {len(clean['alarms'])} false alarms in {clean['runs']} runs "
         f"({', '.join(f'{n} stages {status}' for status, n in clean['statuses'].items())}).",
     ]
@@ -337,7 +341,7 @@ def updated(text: str, root: str = "") -> str:
         "support": lambda: support(read(MATRIX)),
         "limits": lambda: limits(read(LIMITS)),
         "matrix": lambda: matrix(read(MATRIX)),
-        "proof": lambda: proof(read(PROOF), read(MUTANTS)),
+        "proof": lambda: proof(read(PROOF), read(MUTANTS), read(RIGHT_MODELS)),
         "faults": lambda: faults(read(FAULTS)),
         "aa": lambda: verdicts(read(AA)),
         "cpu_peers": lambda: cpu_peers({file.stem: read(file) for file in CPU_PEERS}),
