@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #: Rows of 4 ids: one wrong embedding changes such a row by 0.54 at least, dynamic INT8 of MiniLM by 0.24 at most (rows of
 #: 8: 0.23 and 0.21; a row of 1 says nothing where post-norm layers forget a lone token).
 ID_LENGTH, ID_ROWS = 4, 128
-#: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn up to this share of them.
-MAX_BATCH, BATCH_TOKENS = 32, 256
+#: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
+#: no place for what frames a text, and a batch size of such rows alone ran no text.
+MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
 #: Of each range one batch size, at random, has long rows: about this many tokens. Programs choose code by rows and by length.
 LONG_BATCHES, LONG_TOKENS = ((9, 15), (17, 23), (25, 31)), 1536
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
@@ -113,7 +114,7 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     sizes = [(1, spec.max_length)]
     long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
     for batch in range(1, MAX_BATCH + 1):
-        shortest, longest = (LONG_TOKENS // batch // 2, LONG_TOKENS // batch) if batch in long else (2, BATCH_TOKENS // batch)
+        shortest, longest = (LONG_TOKENS // batch // 2, LONG_TOKENS // batch) if batch in long else (SHORTEST, BATCH_TOKENS // batch)
         longest = max(2, min(spec.max_length, longest))
         length = int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))))
         sizes.append((batch, min(spec.max_length, length)))

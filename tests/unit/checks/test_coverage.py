@@ -46,7 +46,7 @@ def test_a_row_that_stands_out_is_refused(limit: float | None, median: float, wo
     assert (coverage.failures(swept(median, worst), Limits(rel_l2=limit)) == []) == passes
 
 
-@pytest.mark.parametrize(("median", "worst", "passes"), [(7.6e-4, 0.071, False), (7.6e-4, 0.034, True), (1e-4, 0.009, True), (0.012, 0.16, False)])
+@pytest.mark.parametrize(("median", "worst", "passes"), [(7.6e-4, 0.071, False), (7.6e-4, 0.05, True), (1e-4, 0.009, True), (0.012, 0.21, True), (0.012, 0.26, False)])
 def test_a_row_is_held_to_the_others_where_only_cosines_are_limited(median: float, worst: float, passes: bool) -> None:
     """Two rare tokens that changed places were delivered in bf16: 94 times the median row, half of what 0.99 is as a distance."""
     assert (coverage.failures(swept(median, worst), Limits(cosine_median_min=0.91)) == []) == passes
@@ -240,7 +240,7 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
         shapes = [probe.shape for probe in sweep_plan.plan(MINILM, seed, 8192).of(False, WHOLE, every=False)]
         for least, most in sweep_plan.LONG_BATCHES:
             assert any(least <= batch <= most and batch * sequence >= sweep_plan.LONG_TOKENS // 3 for batch, sequence in shapes)
-        assert {batch for batch, _ in shapes} >= set(range(1, sweep_plan.MAX_BATCH + 1))
+        assert {batch for batch, length in shapes if length >= 4} >= set(range(1, sweep_plan.MAX_BATCH + 1)), "no row of a frame alone"
     for longest in (1, 2, 12, 40):
         small = SPEC.model_copy(update={"max_length": longest, "text_length": longest})
         assert {probe.shape[0] for probe in sweep_plan.plan(small, 1, 8192).probes} >= set(range(1, sweep_plan.MAX_BATCH + 1))
