@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _SMALL = 16
 #: Room over half a step of quantisation for the float32 arithmetic of quantisers.
 _ROOM = 1e-3
+#: Steps of quantisation between zero and a channel's largest weight, at least: 8 bits have 127, with half of the range 63.
+_LEAST_STEPS = 50
 #: Operators that carry a value through: its type changes at most.
 _CASTS = ("Cast", "Identity")
 
@@ -140,9 +142,22 @@ class _Walk:
             if mine.tobytes() != theirs.tobytes() and not np.array_equal(mine, theirs):
                 raise _Contradicted(f"{name}: not the parent's, rounded to {mine.dtype}")
             return
+        if coarse(theirs, step):
+            raise _Contradicted(f"{name}: steps of its quantisation of more than a {_LEAST_STEPS}th of its largest weight")
         far = np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + _ROOM) + 1e-12)
         if not far.max() <= 1:
             raise _Contradicted(f"{name}: {far.max() / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
+
+
+def coarse(weights: Array, step: Array | float) -> bool:
+    """Whether a step is so large for the weights that share it that most values are within half of it.
+
+    `step` has one value, or is of the form of `weights` [..., N] with one value an index of one axis.
+    """
+    steps = np.broadcast_to(np.asarray(step, np.float64), weights.shape)
+    shared = tuple(axis for axis in range(steps.ndim) if not np.ptp(steps, axis=axis).any())
+    largest = np.abs(weights).max(axis=shared, keepdims=True)
+    return bool(((_LEAST_STEPS * steps > largest) & (largest > 0)).any())
 
 
 class _Product:

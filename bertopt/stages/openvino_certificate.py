@@ -8,7 +8,7 @@ import numpy as np
 
 from bertopt.core import Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
-from bertopt.stages.onnx_certificate import _ROOM, _SMALL, _content
+from bertopt.stages.onnx_certificate import _ROOM, _SMALL, _content, coarse
 from bertopt.system import openvino_import
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
         # What a product multiplies its input by, its weights were divided by.
         moved = _moved(user)
         mine, room = (values - zero) * step * moved, 0.5 * (1 + _ROOM) * np.abs(step * moved) + 1e-12
-        if not any(bool((np.abs(mine - each) <= room).all()) for each in candidates):
+        if not any(bool((np.abs(mine - each) <= room).all()) and not coarse(each / moved, step) for each in candidates):
             return user.get_friendly_name(), False
     return scaled.get_friendly_name(), True
 

@@ -71,5 +71,8 @@ def _rounds(product: Linear, stored: Mapping[tuple[int, int], Stored]) -> bool:
     largest = np.abs(product.weight).max(axis=1, keepdims=True)
     inside = np.abs(product.weight - q * step) <= half
     beyond = (np.abs(q) == 127) & (product.weight * np.sign(q) > 127 * step)
-    least = step * np.float32(127 + 127 * _SLACK) >= np.float32(_LEAST_SCALE) * largest
-    return bool((inside | beyond).all() and least.all() and (step > 0).all() and np.array_equal(sums.data, q.sum(axis=1, dtype=np.int64)))
+    # A scale that is too large would let any weight be within half a step.
+    range_ = step * np.float32(127)
+    fitting = (range_ * np.float32(1 + _SLACK) >= np.float32(_LEAST_SCALE) * largest) & (range_ * np.float32(1 - _SLACK) <= largest)
+    fitting |= (largest == 0) & (step > 0)
+    return bool((inside | beyond).all() and fitting.all() and np.array_equal(sums.data, q.sum(axis=1, dtype=np.int64)))

@@ -74,6 +74,17 @@ def test_one_wrong_number_differs(tensor: int, layer: int, change: float, tmp_pa
     assert bertopt_native.compare(path, config, tensors)[1] is not None
 
 
+def test_a_channel_without_weights_is_not_half_a_step_off(tmp_path: Path) -> None:
+    """Zeros get the scale 1, of which every small weight is within half a step."""
+    path, config, tensors = packed(tmp_path)
+    name = "encoder.layer.1.attention.self.value.weight"
+    wrong = tensors[name].copy()
+    wrong[: len(wrong) // 2] = 0
+    bertopt_native.pack(path, config, {**tensors, name: wrong}, "int8")
+    assert bertopt_native.compare(path, config, tensors)[1] is not None
+    assert bertopt_native.compare(path, config, {**tensors, name: wrong})[1] is None
+
+
 def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> None:
     path, config, tensors = packed(tmp_path)
     whole = path.read_bytes()

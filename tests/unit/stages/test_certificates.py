@@ -26,6 +26,7 @@ from bertopt.passes import (
 from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages import certificates, claims, torch_certificate
+from bertopt.stages.onnx_certificate import coarse
 from tests.support.tiny_models import Tiny
 
 TEXTS = Texts(("the cat sat on the mat .", "a very good film !", "it was bad") * 4).texts
@@ -223,3 +224,12 @@ def test_weights_of_openvinos_int8_that_are_not_the_graphs_contradict(make: Make
     build = ConvertOpenvino(precision="int8", smooth_quant=smooth)
     found = certificates.certify(build(replace(right, path=tmp_path / "wrong.onnx"), context).model, right, build.record())
     assert found.status == "contradicted" and "further than half a step" in found.reason, found
+
+
+def test_a_step_that_is_too_large_hides_no_weight() -> None:
+    """Zeros with the scale 1 are within half a step of every small weight."""
+    weights = np.linspace(-0.3, 0.4, 96, dtype=np.float32).reshape(8, 12)
+    largest = np.abs(weights).max(axis=0, keepdims=True)
+    assert not coarse(weights, largest / 127) and not coarse(weights, largest / 63) and not coarse(weights, 0.4 / 127)
+    assert coarse(weights, np.where(np.arange(12) == 7, 1.0, largest / 127)) and coarse(weights, 1.0)
+    assert not coarse(weights * (np.arange(12) != 7), np.where(np.arange(12) == 7, 1.0, largest / 127)), "a channel of zeros"
