@@ -84,7 +84,7 @@ def first_unseen(out: Path) -> int:
 
 
 def test_right_models_pass_and_the_report_says_what_was_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
+    monkeypatch.setattr(sweep_plan, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
     steps = [{"pass": "use_sdpa"}, {"pass": "cast_half", "dtype": "bfloat16"}, {"pass": "export_onnx", "after": "use_sdpa"},
              {"pass": "quantize_int8"}]  # fmt: skip
     report = run(tmp_path, model, *steps)
@@ -148,7 +148,7 @@ def test_a_fault_that_only_the_stage_to_deliver_shows(
     model: Path, tmp_path: Path, on_fail: str, deliver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One wrong id passes the checks of every stage, and is found before delivery: then another stage is delivered, or none."""
-    monkeypatch.setattr(coverage, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
+    monkeypatch.setattr(sweep_plan, "STAGE_LENGTHS_BUDGET", 0)  # as in a larger model
     run(tmp_path, model, {"pass": "use_sdpa"})
     wrong = {"pass": "zero_embeddings", "ids": [first_unseen(tmp_path)], "on_fail": on_fail}
     first, sweep = [], Examiner.sweep
