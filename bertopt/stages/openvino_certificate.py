@@ -78,13 +78,14 @@ class _Weights:
 
 def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
     """Return what reads INT8 weights, and whether they are the ONNX graph's within half a step; None where it has none of their shape."""
-    (convert,) = _users(node)
-    (scaled,) = _users(convert)
     values = _data(node)
     zero: Array | None = np.zeros((), np.float32)
-    if scaled.get_type_name() == "Subtract":
+    scaled = _only_user(_only_user(node, "Convert"))
+    if scaled is not None and scaled.get_type_name() == "Subtract":
         zero = _constant(scaled, 1)
-        (scaled,) = _users(scaled)
+        scaled = _only_user(scaled)
+    if scaled is None:
+        return node.get_friendly_name(), None
     step = _constant(scaled, 1)
     if scaled.get_type_name() != "Multiply" or step is None or zero is None:
         return node.get_friendly_name(), None
@@ -141,3 +142,9 @@ def _data(node: Any) -> Array:
 
 def _users(node: Any) -> list[Any]:
     return [target.get_node() for target in node.output(0).get_target_inputs()]
+
+
+def _only_user(node: Any, kind: str | None = None) -> Any:
+    """Return the one operator, of `kind` if stated, that reads a node; None where it has another number of readers."""
+    users = [] if node is None else _users(node)
+    return users[0] if len(users) == 1 and kind in (None, users[0].get_type_name()) else None

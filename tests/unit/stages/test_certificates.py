@@ -25,7 +25,7 @@ from bertopt.passes import (
 )  # fmt: skip
 from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
-from bertopt.stages import certificates, claims, torch_certificate
+from bertopt.stages import certificates, claims, openvino_certificate, torch_certificate
 from bertopt.stages.onnx_certificate import coarse
 from tests.support.tiny_models import Tiny
 
@@ -233,3 +233,13 @@ def test_a_step_that_is_too_large_hides_no_weight() -> None:
     assert not coarse(weights, largest / 127) and not coarse(weights, largest / 63) and not coarse(weights, 0.4 / 127)
     assert coarse(weights, np.where(np.arange(12) == 7, 1.0, largest / 127)) and coarse(weights, 1.0)
     assert not coarse(weights * (np.arange(12) != 7), np.where(np.arange(12) == 7, 1.0, largest / 127)), "a channel of zeros"
+
+
+def test_integers_that_are_no_weights_have_no_certificate_and_stop_nothing() -> None:
+    """A constant of 8 bits may be a mask, which several operators read or none converts."""
+    ov = pytest.importorskip("openvino")
+    ops = ov.opset13
+    read, flags = ops.parameter([4], np.uint8), ops.constant(np.ones(4, np.uint8))
+    for graph in (ov.Model([ops.add(read, flags), ops.multiply(read, flags)], [read]), ov.Model([ops.add(read, flags)], [read])):
+        (node,) = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
+        assert openvino_certificate._stored(node, None)[1] is None  # type: ignore[arg-type]
