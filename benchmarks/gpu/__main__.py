@@ -1,6 +1,7 @@
-"""What a GPU does with BERT: peaks, every variant, texts end to end, ONNX Runtime, TensorRT. No network, random weights.
+"""What a GPU does with BERT: peaks, every variant, texts end to end, ONNX Runtime, TensorRT, and the shipped recipes run to
+their ends. No network; random weights, but in the recipes.
 
-    python -m benchmarks.gpu --part smoke|torch|mix|onnxruntime|tensorrt [--out DIR]   each under 9 minutes; call again to go on
+    python -m benchmarks.gpu --part smoke|torch|mix|onnxruntime|tensorrt|recipes [--out DIR]   each under 9 minutes; call again to go on
     python -m benchmarks.gpu                                                          all parts
     python -m benchmarks.gpu --table                                                  the table of what is in DIR
     python -m benchmarks.gpu --device cpu --quick                                     all of it small, to see that it works
@@ -27,7 +28,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import graph_runtimes, mix, smoke, table, torch_part
+from benchmarks.gpu import graph_runtimes, mix, recipes, smoke, table, torch_part
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
@@ -47,7 +48,7 @@ class Part(NamedTuple):
 PARTS = {
     "smoke": Part(smoke.cases, smoke.run), "torch": Part(torch_part.cases, torch_part.run), "mix": Part(mix.cases, mix.run),
     "onnxruntime": Part(graph_runtimes.onnx_cases, graph_runtimes.run_onnx),
-    "tensorrt": Part(graph_runtimes.engine_cases, graph_runtimes.run_engine),
+    "tensorrt": Part(graph_runtimes.engine_cases, graph_runtimes.run_engine), "recipes": Part(recipes.cases, recipes.run),
 }  # fmt: skip
 
 
@@ -78,6 +79,7 @@ def run_part(
 def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Setting, path: Path, end: float) -> None:
     done = {case: sorted(found["cases"].get(case, {}).get("rows", {})) for case in group}
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", name, "--device", setting.device, "--worker", json.dumps(done)]
+    command += ["--out", str(setting.out.resolve())]
     command += ["--quick"] if setting.quick else []
     print(f"{name}: {', '.join(group)}", file=sys.stderr, flush=True)
     with (setting.out / f"{name}.log").open("a", encoding="utf-8") as log:
@@ -119,14 +121,14 @@ def _kill(session: int) -> None:
         os.killpg(session, signal.SIGKILL)
 
 
-def work(name: str, done: dict[str, list[str]], device: str, quick: bool) -> None:
+def work(name: str, done: dict[str, list[str]], device: str, quick: bool, out: Path) -> None:
     """Run cases in this process and print every row as it comes."""
 
     def say(case: str, row: dict[str, Any]) -> None:
         print(_ROW + json.dumps({"case": case, **row}), flush=True)
 
     for case, keys in done.items():
-        setting = Setting(device, quick, Path(), frozenset(keys))
+        setting = Setting(device, quick, out, frozenset(keys))
         try:
             for row in PARTS[name].run(case, setting):
                 say(case, row)
@@ -180,7 +182,7 @@ def main() -> int:
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker is not None:
-        work(asked.part[0], asked.worker, asked.device, asked.quick)
+        work(asked.part[0], asked.worker, asked.device, asked.quick, asked.out)
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
     if not asked.table:

@@ -25,7 +25,7 @@ def markdown(parts: Parts) -> str:
         lines += ["| matrix products | TFLOP/s |", "| :-- | --: |", *(f"| {kind} | {value:.4g} |" for kind, value in peaks.items()), ""]
     quick = any(part["setting"][1] for part in parts.values())
     # Of tiny shapes a share means nothing.
-    lines += [*_smoke(parts), *_times(parts, {} if quick else peaks), *_mix(parts), *_builds(parts)]
+    lines += [*_smoke(parts), *_times(parts, {} if quick else peaks), *_mix(parts), *_builds(parts), *_recipes(parts)]
     missing = sorted({f"{part}/{case}: {reason}" for part, case, key, reason in _said(parts, "missing") if key in ("missing", "run")})
     if missing:
         lines += ["Missing:", "", *(f"- {line}" for line in missing), ""]
@@ -129,3 +129,18 @@ def _builds(parts: Parts) -> list[str]:
         for case, row in built.items()
     ]
     return ["engines", "", *lines, ""] if lines else []
+
+
+def _recipes(parts: Parts) -> list[str]:
+    lines: list[str] = []
+    for case, entry in parts.get("recipes", {}).get("cases", {}).items():
+        if (row := entry["rows"].get("export")) is None:
+            continue
+        ended = {key: entry["rows"].get(key, {}).get("exit_code", "–") for key in ("export", "verify", "open")}
+        lines += [f"- {case}: exit codes {', '.join(f'{key} {code}' for key, code in ended.items())}; {row['seconds']:.0f} s"]
+        for stage in row.get("stages", ()):
+            why = f": {stage['reason']}" if stage["reason"] else ""
+            speed = f", {stage['mix']['texts_per_s']:,.0f} texts/s" if stage["mix"] else ""
+            chosen = ", delivered" if stage["name"] == row["delivered"] else ""
+            lines.append(f"  - {stage['name']}: {stage['status']}{speed}{chosen}{why}")
+    return ["shipped recipes", "", *lines, ""] if lines else []

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import graph_runtimes, mix, setting, smoke, table, torch_part, wheels
+from benchmarks.gpu import graph_runtimes, mix, recipes, setting, smoke, table, torch_part, wheels
 from benchmarks.gpu.setting import Missing, Setting
+from bertopt.commands.recipes import find
 from bertopt.core import Context
 from bertopt.passes import registry
+from bertopt.recipe import parser
 
 # Wheels
 
@@ -180,7 +182,7 @@ def test_the_table_names_figures_gaps_and_failures() -> None:
 
 
 _WITHOUT = """
-import sys
+import pathlib, sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"pydantic", "optimum", "onnx", "onnxscript", "onnxruntime", "psutil", "scipy", "yaml", "sentence_transformers"}:
@@ -188,8 +190,8 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 from benchmarks.gpu import __main__ as gpu
 for part, case in (("torch", "tiny/bf16"), ("torch", "tiny/sentence_transformers_bf16"), ("mix", "tiny/bf16"), ("smoke", "masked_rows"),
-                   ("smoke", "graphs"), ("smoke", "aa"), ("onnxruntime", "tiny/fp32"), ("tensorrt", "tiny/tensorrt/fp16")):
-    gpu.work(part, {case: []}, "cpu", True)
+                   ("smoke", "graphs"), ("smoke", "aa"), ("onnxruntime", "tiny/fp32"), ("tensorrt", "tiny/tensorrt/fp16"), ("recipes", "ort_cuda_fp16")):
+    gpu.work(part, {case: []}, "cpu", True, pathlib.Path())
 """
 
 
@@ -197,7 +199,7 @@ def test_what_is_not_installed_is_named_and_nothing_fails() -> None:
     """A GPU machine may have torch and little else."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     rows = [json.loads(line.removeprefix("row ")) for line in done.stdout.splitlines() if line.startswith("row ")]
-    assert done.returncode == 0 and sum("finished" in row for row in rows) == 8, done.stderr
+    assert done.returncode == 0 and sum("finished" in row for row in rows) == 9, done.stderr
     assert not [row for row in rows if "failure" in row]
     said = {row["case"]: row["missing"] for row in rows if row.get("key") == "missing"}
     assert "pydantic" in said["tiny/bf16"] and "onnxruntime" in said["tiny/fp32"] and "optimum" in said["aa"]
@@ -209,3 +211,59 @@ def test_peaks_and_copies_need_torch_alone(tmp_path: Path) -> None:
     assert [row["kind"] for row in rows] == ["float32", "tf32", "float16", "float8"]
     assert all("tflops" in row or "missing" in row for row in rows)
     assert {row["key"] for row in smoke.run("copies", here)} == {"device", "pageable"}
+
+
+# Recipes
+
+
+REPORT = {
+    "delivered": {"stage": "cast_onnx_half", "path": "artifact"}, "reason": None, "wall_s": 24.0,
+    "stages": [
+        {"name": "reference", "status": "ok", "reason": None, "build_s": None, "peak_gpu_bytes": None, "latency": None},
+        {"name": "cast_onnx_half", "status": "ok", "reason": None, "build_s": 1.0, "peak_gpu_bytes": 7,
+         "latency": [{"kind": "shape"}, {"kind": "mix", "texts_per_s": 4082.4, "vs_reference": None}]},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
+    """The commands that a case runs. `export` writes a report; each ends with 0, but `export` of `trt_fp16` ends with 3."""
+    seen: list[tuple[str, ...]] = []
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        seen.append(words)
+        failed = "trt_fp16" in words
+        if "export" in words:
+            out = Path(words[words.index("--out") + 1])
+            out.mkdir(parents=True)
+            found = REPORT | ({"delivered": None, "reason": "build_tensorrt failed: no"} if failed else {})
+            (out / "report.json").write_text(json.dumps(found))
+        return subprocess.CompletedProcess(words, 3 if failed else 0, "", "")
+
+    monkeypatch.setattr(recipes, "_python", run)
+    monkeypatch.setattr(setting, "need", lambda *modules: None)
+    return seen
+
+
+def test_a_recipe_is_exported_verified_and_opened_on_the_device(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
+    rows = {row["key"]: row for row in recipes.run("ort_cuda_fp16", Setting("cuda", False, tmp_path))}
+    assert [rows[key]["exit_code"] for key in ("export", "verify", "open")] == [0, 0, 0]
+    artifact = str(tmp_path / "recipes" / "ort_cuda_fp16" / "artifact")
+    assert "device=cuda" in commands[0] and commands[1][-2:] == ("verify", artifact) and commands[2][-2:] == (artifact, "cuda")
+    part = {"setting": ["cuda", False], "environment": {"packages": {}, "python": "3"}, "cases": {"ort_cuda_fp16": {"rows": rows}}}
+    text = table.markdown({"recipes": part})
+    assert "export 0, verify 0, open 0" in text and "  - cast_onnx_half: ok, 4,082 texts/s, delivered" in text
+
+
+def test_a_recipe_that_fails_fails_the_benchmark(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
+    (row,) = recipes.run("trt_fp16", Setting("cuda", False, tmp_path))
+    assert row["failure"] == "exit code 3: build_tensorrt failed: no" and len(commands) == 1
+
+
+def test_every_recipe_of_the_part_is_shipped_and_runs_on_a_gpu() -> None:
+    for name in recipes.RECIPES:
+        before: list[Any] = []
+        for step in parser.load(find(name), ["device=cuda"]).steps:
+            assert step.pass_.device_conflict("cuda", before) is None
+            before.append(step.pass_)
