@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = ("MatMul", "Gemm")
 #: Where a normalisation has its weight and its bias.
-_NORMS = {"LayerNormalization": (1, 2), "SkipLayerNormalization": (2, 3)}
+NORMS = {"LayerNormalization": (1, 2), "SkipLayerNormalization": (2, 3)}
 #: Largest magnitude of a bias in units of its scale: int32 holds it with room for the sum.
 _BIAS_LEVELS = 2**30
 
@@ -78,7 +78,7 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
     for name, readers in _by_input(nodes).items():
         value = readers[0].inputs[0]
         norm = value.producer()
-        if norm is None or norm.op_type not in _NORMS or value is not norm.outputs[0] or value.is_graph_output():
+        if norm is None or norm.op_type not in NORMS or value is not norm.outputs[0] or value.is_graph_output():
             continue
         seen = np.asarray(ranges[name].channels)
         largest = np.max([np.abs(_matrix(node)).max(axis=1) for node in readers], axis=0)
@@ -86,7 +86,7 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
             factor = seen**alpha / largest ** (1 - alpha)
         factor = np.where(np.isfinite(factor) & (factor > 0), factor, 1.0).astype(np.float32)
         others = [(user, at) for user, at in value.uses() if user not in readers]
-        for at in _NORMS[norm.op_type]:
+        for at in NORMS[norm.op_type]:
             if len(norm.inputs) > at and norm.inputs[at] is not None:
                 scaled = norm.inputs[at].const_value.numpy() / factor
                 norm.replace_input_with(at, _constant(graph, f"{name}_smoothed_{at}", scaled))

@@ -5,12 +5,12 @@ A certificate looks at the files on disk. It does not look at what a runtime doe
 
 from __future__ import annotations
 
-from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino, Rewrite
+from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
 
 
-def certify(model: Model, parent: Model, record: Rewrite) -> Certificate:
-    """Return what the weights of `model`, made from `parent` by the pass in `record`, show."""
+def certify(model: Model, parent: Model) -> Certificate:
+    """Return what the weights of `model`, made from `parent` by one pass, show."""
     if isinstance(model, Eager | Compiled) and isinstance(parent, Eager):
         from bertopt.stages import torch_certificate
 
@@ -21,8 +21,6 @@ def certify(model: Model, parent: Model, record: Rewrite) -> Certificate:
         if isinstance(parent, Eager):
             return onnx_certificate.exported(model, parent)
         if isinstance(parent, Onnx):
-            if record.options.get("smooth_quant") is not None:
-                return Certificate(status="none", reason="SmoothQuant moves scales of activations into the weights")
             return onnx_certificate.rewritten(model, parent)
     if isinstance(model, OpenVino) and isinstance(parent, Onnx):
         from bertopt.stages import openvino_certificate

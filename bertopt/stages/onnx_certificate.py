@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from bertopt.core import Eager, Onnx
+from bertopt.quantization.qdq import NORMS
 from bertopt.results.fidelity import Certificate, contradiction
+from bertopt.stages import onnx_smoothing
+from bertopt.stages.onnx_products import Product, constant_of, dequantised, product_of, through
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -18,8 +21,6 @@ _SMALL = 16
 _ROOM = 1e-3
 #: Steps of quantisation between zero and a channel's largest weight, at least: 8 bits have 127, with half of the range 63.
 _LEAST_STEPS = 50
-#: Operators that carry a value through: its type changes at most.
-_CASTS = ("Cast", "Identity")
 
 
 class _Differs(Exception):
@@ -52,7 +53,8 @@ def exported(model: Onnx, parent: Eager) -> Certificate:
 
 
 def rewritten(model: Onnx, parent: Onnx) -> Certificate:
-    """Return `certified` where `model` is its parent's graph but for casts, quantisation and rounded weights.
+    """Return `certified` where `model` is its parent's graph but for casts, quantisation, rounded weights, and the channels
+    that SmoothQuant moved from normalisations into weights.
 
     `contradicted` where a weight of a graph that is built alike is not its parent's, rounded. A graph that was fused or
     rebuilt has no certificate. Scales of activations are not compared: they are measured.
@@ -76,30 +78,39 @@ def rewritten(model: Onnx, parent: Onnx) -> Certificate:
     )
 
 
+class _Pair(NamedTuple):
+    """A value and the parent's; `divisor` [H] is what SmoothQuant divided the channels of `mine` by, None where nothing."""
+
+    mine: Any
+    theirs: Any
+    divisor: Array | None = None
+
+
 class _Walk:
     """One walk over two graphs, from their outputs to their inputs."""
 
     def __init__(self) -> None:
-        self.met: set[tuple[Any, Any]] = set()
+        self.met: set[tuple[Any, Any, bytes | None]] = set()
         self.weights = 0
 
     def equal(self, mine: Any, theirs: Any) -> None:
         """Follow two values back until both are inputs, constants, or met before. Raises _Differs, _Contradicted."""
-        waiting = [(mine, theirs)]
+        waiting = [_Pair(mine, theirs)]
         while waiting:
-            mine, theirs = waiting.pop()
+            mine, theirs, divisor = waiting.pop()
             if mine is None or theirs is None:
                 if mine is not theirs:
                     raise _Differs("a node has other inputs")
                 continue
-            mine, theirs = _through(mine), _through(theirs)
-            if (mine, theirs) in self.met:
-                continue
-            self.met.add((mine, theirs))
-            waiting += self._step(mine, theirs)
+            pair = _Pair(through(mine), through(theirs), divisor)
+            key = (pair.mine, pair.theirs, None if divisor is None else divisor.tobytes())
+            if key not in self.met:
+                self.met.add(key)
+                waiting += self._step(pair)
 
-    def _step(self, mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
-        first, second = _value(mine), _value(theirs)
+    def _step(self, pair: _Pair) -> list[_Pair]:
+        mine, theirs, divisor = pair
+        first, second = constant_of(mine), constant_of(theirs)
         if first is not None or second is not None:
             if first is None or second is None:
                 raise _Differs(f"'{theirs.name if second is not None else mine.name}' is a constant in one of the graphs alone")
@@ -109,17 +120,34 @@ class _Walk:
             if mine.name != theirs.name or mine.producer() is not theirs.producer():
                 raise _Differs(f"input '{mine.name}' is read where the parent reads '{theirs.name}'")
             return []
-        product, source = _product(mine), _product(theirs)
+        if divisor is None and (back := onnx_smoothing.multiplied_back(mine, theirs)) is not None:
+            return [_Pair(mine.producer().inputs[0], theirs, back)]
+        product, source = product_of(mine), product_of(theirs)
         if product is not None and source is not None:
-            self._constants(f"weights of '{theirs.producer().name}'", product.weights, source.weights, product.step)
-            return [(product.reads, source.reads), *([(product.bias, source.bias)] if product.bias or source.bias else [])]
-        return self._nodes(mine, theirs)
+            moved = onnx_smoothing.divisor(product.reads, source.reads)
+            weights = source.weights if moved is None else source.weights * moved[:, None]
+            self._constants(f"weights of '{theirs.producer().name}'", product.weights, weights, product.step)
+            return [_Pair(product.reads, source.reads, moved), *self._bias(product, source)]
+        return self._nodes(pair)
 
-    def _nodes(self, mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
-        one, other = mine.producer(), theirs.producer()
+    def _bias(self, product: Product, source: Product) -> list[_Pair]:
+        """Compare a bias in integers, as one beside integer products is; return any other to be compared."""
+        whole = None if source.bias is None else constant_of(through(source.bias))
+        mine, step = (None, 0.0) if product.bias is None else dequantised(product.bias)
+        if whole is None or mine is None or not np.any(step):
+            return [_Pair(product.bias, source.bias)] if product.bias or source.bias else []
+        if np.any(step > product.step):
+            raise _Differs("a bias has larger steps than the weights beside it")
+        self.weights += 1
+        if mine.shape != whole.shape or not _half_steps(mine, whole, step) <= 1:
+            raise _Contradicted(f"'{source.bias.name}' is not the parent's, rounded")
+        return []
+
+    def _nodes(self, pair: _Pair) -> list[_Pair]:
+        one, other = pair.mine.producer(), pair.theirs.producer()
         if (one.domain, one.op_type) != (other.domain, other.op_type) or len(one.inputs) != len(other.inputs):
             raise _Differs(f"{one.op_type} '{one.name}' stands where the parent has {other.op_type} '{other.name}'")
-        if mine.index() != theirs.index():
+        if pair.mine.index() != pair.theirs.index():
             raise _Differs(f"another output of {other.op_type} '{other.name}' is read")
         if set(one.attributes) != set(other.attributes):
             raise _Differs(f"{one.op_type} '{one.name}' has other attributes")
@@ -129,7 +157,14 @@ class _Walk:
                 self._constants(f"{one.name}.{name}", attribute.value.numpy(), before.numpy(), 0.0)
             elif attribute.value != before:
                 raise _Differs(f"{name} of {one.op_type} '{one.name}' is {attribute.value}, the parent's {before}")
-        return list(zip(one.inputs, other.inputs, strict=True))
+        pairs = list(zip(one.inputs, other.inputs, strict=True))
+        # The other outputs of a normalisation, its mean among them, do not depend on its weight and bias.
+        affine = NORMS.get(one.op_type, ()) if pair.divisor is not None or pair.mine.index() else ()
+        if pair.divisor is not None:
+            self.weights += len(affine)
+            if not onnx_smoothing.is_divided(one, other, pair.divisor):
+                raise _Contradicted(f"weight and bias of '{other.name}' are not the parent's, divided as what reads them is multiplied")
+        return [_Pair(*each) for at, each in enumerate(pairs) if at not in affine]
 
     def _constants(self, name: str, mine: Array, theirs: Array, step: Array | float) -> None:
         self.weights += 1
@@ -144,9 +179,14 @@ class _Walk:
             return
         if coarse(theirs, step):
             raise _Contradicted(f"{name}: steps of its quantisation of more than a {_LEAST_STEPS}th of its largest weight")
-        far = np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + _ROOM) + 1e-12)
-        if not far.max() <= 1:
-            raise _Contradicted(f"{name}: {far.max() / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
+        far = _half_steps(mine, theirs, step)
+        if not far <= 1:
+            raise _Contradicted(f"{name}: {far / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
+
+
+def _half_steps(mine: Array, theirs: Array, step: Array | float) -> float:
+    """Half steps of quantisation between two arrays, at most; 1 is the most that rounding can be off."""
+    return float((np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + _ROOM) + 1e-12)).max())
 
 
 def coarse(weights: Array, step: Array | float) -> bool:
@@ -158,116 +198,6 @@ def coarse(weights: Array, step: Array | float) -> bool:
     shared = tuple(axis for axis in range(steps.ndim) if not np.ptp(steps, axis=axis).any())
     largest = np.abs(weights).max(axis=shared, keepdims=True)
     return bool(((_LEAST_STEPS * steps > largest) & (largest > 0)).any())
-
-
-class _Product:
-    """A product by a constant matrix: what it reads, the weights [H, N] as floats, one step of theirs, a bias."""
-
-    def __init__(self, reads: Any, weights: Array, step: Array | float, bias: Any) -> None:
-        self.reads, self.weights, self.step, self.bias = reads, weights, step, bias
-
-
-def _product(value: Any) -> _Product | None:
-    """What gives `value`, as x · W + b: a MatMul, a Gemm, a MatMul and an Add, or what quantises one of them."""
-    node = value.producer()
-    if node.op_type == "Add" and not node.domain:
-        # A Gemm that was split, or any MatMul with a bias: the same form either way.
-        for index in (0, 1):
-            made = _through(node.inputs[index])
-            inner = _plain_product(made)
-            if inner is not None and _value(_through(node.inputs[1 - index])) is not None:
-                inner.bias = node.inputs[1 - index]
-                return inner
-        return None
-    return _plain_product(value)
-
-
-def _plain_product(value: Any) -> _Product | None:
-    node = value.producer()
-    if node is None or node.domain:
-        return None
-    if node.op_type == "Mul":
-        return _dynamic(node)
-    if node.op_type not in ("MatMul", "Gemm"):
-        return None
-    weights, step = _dequantised(node.inputs[1])
-    if weights is None or weights.ndim != 2:
-        return None
-    flags = {name: attribute.value for name, attribute in node.attributes.items()}
-    if flags.get("transA") or any(flags.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        return None
-    if flags.get("transB"):
-        weights, step = weights.T, step.T if isinstance(step, np.ndarray) else step
-    return _Product(_unquantised(node.inputs[0]), weights, step, node.inputs[2] if len(node.inputs) > 2 else None)
-
-
-def _dynamic(node: Any) -> _Product | None:
-    """ONNX Runtime's dynamic quantisation: Cast(MatMulInteger(q(x), W, zx, zw)) · (sx · sw)."""
-    for index in (0, 1):
-        product, scale = _through(node.inputs[index]).producer(), _through(node.inputs[1 - index]).producer()
-        if product is None or scale is None or product.op_type != "MatMulInteger" or scale.op_type != "Mul":
-            continue
-        source = _through(product.inputs[0]).producer()
-        if source is None or source.op_type != "DynamicQuantizeLinear":
-            return None
-        scales = [_value(_through(value)) for value in scale.inputs]
-        sides = [i for i, known in enumerate(scales) if known is not None]
-        stored = _value(product.inputs[1])
-        zero = _value(product.inputs[3]) if len(product.inputs) > 3 else None
-        if len(sides) != 1 or stored is None or scale.inputs[1 - sides[0]] is not source.outputs[1]:
-            return None
-        known = scales[sides[0]]
-        assert known is not None
-        step = np.broadcast_to(known, stored.shape).astype(np.float64)
-        shift = 0 if zero is None else zero.astype(np.int32)
-        return _Product(source.inputs[0], (stored.astype(np.int32) - shift) * step, step, None)
-    return None
-
-
-def _dequantised(value: Any) -> tuple[Array | None, Array | float]:
-    """A constant as floats and its quantisation's step [H, N], 0 where it is not quantised; None where it is no constant."""
-    value = _through(value)
-    if (known := _value(value)) is not None:
-        return known, 0.0
-    node = value.producer()
-    if node is None or node.op_type not in ("DequantizeLinear", "Transpose"):
-        return None, 0.0
-    if node.op_type == "Transpose":
-        weights, step = _dequantised(node.inputs[0])
-        return (None, 0.0) if weights is None or weights.ndim != 2 else (weights.T, step.T if isinstance(step, np.ndarray) else step)
-    stored, scale = _value(node.inputs[0]), _value(node.inputs[1])
-    if stored is None or scale is None:
-        return None, 0.0
-    zero = _value(node.inputs[2]) if len(node.inputs) > 2 else None
-    zero = np.zeros_like(scale) if zero is None else zero
-    axis = node.attributes["axis"].value if "axis" in node.attributes else 1
-    shape = [-1 if dim == axis % stored.ndim else 1 for dim in range(stored.ndim)] if scale.ndim else []
-    step = np.broadcast_to(scale.astype(np.float64).reshape(shape), stored.shape)
-    return (stored.astype(np.int32) - zero.astype(np.int32).reshape(shape)) * step, step
-
-
-def _unquantised(value: Any) -> Any:
-    """What a value was before it was quantised and dequantised, or the value."""
-    made = _through(value).producer()
-    if made is not None and made.op_type == "DequantizeLinear":
-        source = made.inputs[0].producer()
-        if source is not None and source.op_type == "QuantizeLinear":
-            return source.inputs[0]
-    return value
-
-
-def _through(value: Any) -> Any:
-    """The value that casts and identities only carry."""
-    while (node := value.producer()) is not None and node.op_type in _CASTS and not node.domain:
-        value = node.inputs[0]
-    return value
-
-
-def _value(value: Any) -> Array | None:
-    if value is not None and value.is_initializer() and value.const_value is not None:
-        found: Array = value.const_value.numpy()
-        return found
-    return None
 
 
 def _clipped(array: Array, dtype: Any) -> Array:

@@ -185,7 +185,7 @@ class Ops(BuildOps):
         from bertopt.stages import certificates
 
         assert self.model is not None
-        return certificates.certify(self.model, stages.open_stage(Path(parent)), self.passes[-1]).model_dump(), {}
+        return certificates.certify(self.model, stages.open_stage(Path(parent))).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """The open model's hash: the same for a stage that changes nothing of its parent."""

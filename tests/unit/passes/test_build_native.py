@@ -79,7 +79,7 @@ def test_every_family_and_task_is_close_in_every_padding(family: str, task: str,
 def test_what_is_packed_is_certified(family: str, task: str, pooling: str | None, precision: str, tiny: Tiny, tmp_path: Path) -> None:
     reference = checkpoint.load(tiny(family=family, task=task, pooling=pooling))
     build = BuildNative(precision=precision)
-    found = certificates.certify(build(reference, Context(tmp_path)).model, reference, build.record())
+    found = certificates.certify(build(reference, Context(tmp_path)).model, reference)
     assert found.status == "certified" and found.weights > 10, found
 
 
@@ -91,7 +91,7 @@ def test_a_wrong_weight_contradicts_its_certificate(name: str, precision: str, t
     tensor = dict(wrong.network.encoder.named_parameters())[name].data
     tensor[1] += 0.05
     build = BuildNative(precision=precision)
-    found = certificates.certify(build(wrong, Context(tmp_path)).model, parent, build.record())
+    found = certificates.certify(build(wrong, Context(tmp_path)).model, parent)
     assert found.status == "contradicted" and "is not the checkpoint's" in found.reason, found
 
 

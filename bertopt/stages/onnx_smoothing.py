@@ -1,0 +1,69 @@
+"""What SmoothQuant moved in an ONNX graph: it divides the answer of a normalisation and multiplies the weights that read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertopt.quantization.qdq import NORMS
+from bertopt.stages.onnx_products import constant_of, through
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Room for a division and a multiplication in float32.
+_RELATIVE = 1e-6
+
+
+def divisor(mine: Any, theirs: Any) -> Array | None:
+    """Return what the channels of a normalisation's answer are divided by [H], as its weight and bias show; None where it is no
+    such answer, or divided by nothing."""
+    one, other = _norm(mine), _norm(theirs)
+    if one is None or other is None or one.op_type != other.op_type:
+        return None
+    found: Array | None = None
+    for divided, whole in reversed(_affine(one, other)):
+        if divided is None or whole is None or divided.shape != whole.shape:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = whole / divided
+        # A channel whose weight is 0 is divided as its bias is, and one that is always 0 by nothing.
+        found = np.where(divided != 0, ratio, np.ones_like(ratio) if found is None else found)
+    return None if found is None or (found == 1).all() else found
+
+
+def multiplied_back(mine: Any, theirs: Any) -> Array | None:
+    """Return the factor [H] by which a divided answer of a normalisation is multiplied for what else reads it; None where `mine`
+    is no such product."""
+    node = mine.producer()
+    if node.op_type != "Mul" or node.domain or _norm(theirs) is None or _norm(node.inputs[0]) is None:
+        return None
+    return constant_of(node.inputs[1])
+
+
+def is_divided(mine: Any, theirs: Any, by: Array) -> bool:
+    """Return whether weight and bias of a normalisation are another's, divided."""
+    for divided, whole in _affine(mine, theirs):
+        if divided is None or whole is None:
+            if divided is not whole:
+                return False
+        elif divided.shape != whole.shape or not np.allclose(divided * by, whole, rtol=_RELATIVE, atol=0):
+            return False
+    return True
+
+
+def _norm(value: Any) -> Any:
+    """The normalisation whose first output a value is, or None."""
+    value = through(value)
+    node = value.producer()
+    return node if node is not None and node.op_type in NORMS and value.index() == 0 else None
+
+
+def _affine(one: Any, other: Any) -> list[tuple[Array | None, Array | None]]:
+    """Weight and bias of two normalisations of a kind; None for what one has not, or what is no constant."""
+
+    def held(node: Any, at: int) -> Array | None:
+        return constant_of(through(node.inputs[at])) if len(node.inputs) > at and node.inputs[at] is not None else None
+
+    return [(held(one, at), held(other, at)) for at in NORMS[one.op_type]]
