@@ -1,4 +1,4 @@
-"""Carry out a recipe: build each step in a worker, verify, measure, judge and record it, and deliver the result."""
+"""Run a recipe: build each step in a worker, verify, measure, judge and record it, and deliver the result."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from bertopt.results import Report
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 
-#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
 #: What the report of a run says until the run has ended.
 INTERRUPTED = 130
 UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
 
+#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
 ProgressCallback = Callable[[Report, str | None], None]
 
 
 def run(
     recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, on_progress: ProgressCallback | None = None
 ) -> Report:
-    """Carry out `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
+    """Run `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
 
     Failures of a stage are rows of the report; UsageError, IntegrityError and the like end the run and are raised.
     """

@@ -136,7 +136,7 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
 
 
 def serve(connection: Connection, operations: str) -> None:
-    """Carry out requests of `Ops` in the module `operations` until the other end is closed."""
+    """Run requests of `Ops` in the module `operations` until the other end is closed."""
     ops = importlib.import_module(operations).Ops()
     while True:
         try:
