@@ -266,6 +266,7 @@ class Stage(_Result):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def mix(self) -> Latency | None:
+        """Return the end-to-end timing on real texts, None where there is none."""
         return next((case for case in self.latency or [] if case.kind == "mix"), None)
 
     def slow(self) -> str | None:
@@ -297,4 +298,8 @@ class Report(_Result):
     reason: str | None = None
 
     def stage(self, name: str) -> Stage:
-        return next(stage for stage in self.stages if stage.name == name)
+        """Return the row of that name. Raises KeyError where there is none."""
+        found = next((stage for stage in self.stages if stage.name == name), None)
+        if found is None:
+            raise KeyError(f"no stage '{name}'; the report has {', '.join(stage.name for stage in self.stages) or 'none'}")
+        return found
