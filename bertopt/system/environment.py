@@ -88,7 +88,7 @@ def describe() -> dict[str, Any]:
     name = re.search(r"model name\s*:\s*(.+)", cpuinfo)
     return {
         "cpu": name.group(1).strip() if name else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": limits.cores(),
         "isa": isa(cpuinfo),
         "memory_gib": round(limits.memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
