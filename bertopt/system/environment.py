@@ -121,7 +121,7 @@ def check_isa(precision: str, measured_with: Sequence[str], device: str) -> None
 #: The extra that brings a module which running an artefact does not need.
 _EXTRA_OF = {
     **dict.fromkeys(("torch", "transformers", "optimum", "requests", "scipy", "onnx", "onnx_ir", "onnxscript", "nncf"), "cpu"),
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "httptools", "orjson"), "serve"),
 }  # fmt: skip
 
 
