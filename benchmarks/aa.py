@@ -22,7 +22,7 @@ from bertopt import stages
 from bertopt.checks import latency, ratio
 from bertopt.pipeline.race import Budget, race
 from bertopt.results import DEAD_BAND, Latency, Ratio
-from bertopt.system import environment
+from bertopt.system import atomic_write, environment
 from bertopt.workers.client import Worker, Workers
 
 RESULT = Path(__file__).parent / "results" / "aa.json"
@@ -153,17 +153,10 @@ def main() -> None:
                     f"{figures.warning or ''}",
                     flush=True,
                 )
-                write(arguments.out, document)
+                atomic_write.write(arguments.out, json.dumps(document, indent=1) + "\n")
     print(json.dumps(document["settings"]))
     print(summary(rows, arguments.share))
     print(f"{document['seconds']:.0f} s; {arguments.out}")
-
-
-def write(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    part.replace(path)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from benchmarks.peers import models, race, roster, tables
 from benchmarks.peers.contender import ContenderError, decoded
 from benchmarks.peers.environments import BuildError
 from bertopt.errors import BertoptError
-from bertopt.system import environment
+from bertopt.system import atomic_write, environment
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "cpu_peers.json"
@@ -178,10 +178,7 @@ def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict
     folder.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        part = options.out.with_suffix(".part")
-        part.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        part.replace(options.out)
+        atomic_write.write(options.out, json.dumps(result, indent=1) + "\n")
 
     answers = expected(reference, folder, job(False, 0))
     if options.prepare:

@@ -49,10 +49,10 @@ def openvino_product(m: int, k: int, n: int, threads: int, dtype: str) -> tuple[
     import openvino as ov
     from openvino import opset13 as ops
 
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     entry = node = ops.parameter([m, k], np.float32)
     for _ in range(CHAIN):
-        weights = ops.constant((dice.standard_normal((k, n)) / np.sqrt(k)).astype(np.float32))
+        weights = ops.constant((rng.standard_normal((k, n)) / np.sqrt(k)).astype(np.float32))
         if dtype == "int8":
             node = ops.fake_quantize(node, *(np.float32(x) for x in (-4, 4, -4, 4)), 256)
             weights = ops.fake_quantize(weights, *(np.float32(x) for x in (-0.2, 0.2, -0.2, 0.2)), 255)
@@ -60,7 +60,7 @@ def openvino_product(m: int, k: int, n: int, threads: int, dtype: str) -> tuple[
     hint = "bf16" if dtype == "bfloat16" else "f32"
     properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
     request = ov.Core().compile_model(ov.Model([node], [entry]), "CPU", properties).create_infer_request()
-    request.set_input_tensor(ov.Tensor(dice.standard_normal((m, k)).astype(np.float32)))
+    request.set_input_tensor(ov.Tensor(rng.standard_normal((m, k)).astype(np.float32)))
     return request.infer, CHAIN
 
 
@@ -69,9 +69,9 @@ def onnxruntime_product(m: int, k: int, n: int, threads: int, dtype: str) -> tup
     from onnx import TensorProto, helper, numpy_helper
 
     integer = dtype == "int8"
-    dice = np.random.default_rng(0)
-    weights = dice.integers(-127, 128, (k, n)).astype(np.int8 if integer else np.float32)
-    given = dice.integers(0, 256, (m, k)).astype(np.uint8 if integer else np.float32)
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-127, 128, (k, n)).astype(np.int8 if integer else np.float32)
+    given = rng.integers(0, 256, (m, k)).astype(np.uint8 if integer else np.float32)
     kind_in, kind_out = (TensorProto.UINT8, TensorProto.INT32) if integer else (TensorProto.FLOAT,) * 2
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger" if integer else "MatMul", ["a", "b"], ["c"])], "product",

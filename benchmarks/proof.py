@@ -37,7 +37,9 @@ def gathered(clean: Path, orders: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    document = gathered(*(Path(name) for name in sys.argv[1:3]))
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    document = gathered(*map(Path, sys.argv[1:]))
     RESULT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -29,8 +29,8 @@ WORDS = ["price", "order", "return", "battery", "screen", "late", "refund", "bro
 
 
 def texts() -> list[str]:
-    dice = np.random.default_rng(0)
-    return [" ".join(dice.choice(WORDS, int(n))) + f" {i}" for i, n in enumerate(dice.integers(1, 13, DISTINCT))]
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, int(n))) + f" {i}" for i, n in enumerate(rng.integers(1, 13, DISTINCT))]
 
 
 def rss_bytes() -> int:

@@ -56,23 +56,23 @@ GOOD = ("ok", "unsupported", "unverified", "skipped")
 
 def draw(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
     """What the seed stands for, and its recipe; the checkpoint is written to `folder`."""
-    dice = random.Random(seed)
-    family, task = dice.choice(FAMILIES + OTHER_FAMILIES), dice.choice(TASKS)
-    pooling = dice.choice((None, *POOLINGS)) if task == "feature-extraction" else None
+    rng = random.Random(seed)
+    family, task = rng.choice(FAMILIES + OTHER_FAMILIES), rng.choice(TASKS)
+    pooling = rng.choice((None, *POOLINGS)) if task == "feature-extraction" else None
     head: dict[str, Any] = {
         "schema_version": 1, "model": str(write_tiny(folder / "tiny", family, task, pooling, seed=seed)), "device": "cpu",
-        "limits": LIMITS, "inputs": {"shapes": [[1, 8], [dice.choice((2, 3)), dice.choice((8, 13, 32))]]},
+        "limits": LIMITS, "inputs": {"shapes": [[1, 8], [rng.choice((2, 3)), rng.choice((8, 13, 32))]]},
     }  # fmt: skip
-    compiling = dice.random() < COMPILING
+    compiling = rng.random() < COMPILING
     known = [entry for entry in PASSES if compiling or entry[0]["pass"] not in SLOW]
     steps: list[dict[str, Any]] = []
-    length = dice.randint(1, LONGEST)
+    length = rng.randint(1, LONGEST)
     while len(steps) < length:
         used = {step["pass"] for step in steps}
         offered = [entry for entry in known if entry[0]["pass"] not in used and accepted(head, [*steps, entry[0]])]
         if not offered:
             break
-        steps.append(dice.choices([step for step, _ in offered], [weight for _, weight in offered])[0])
+        steps.append(rng.choices([step for step, _ in offered], [weight for _, weight in offered])[0])
     line = " ".join(":".join(str(value) for value in step.values()) for step in steps)
     return f"{family} {task} {pooling or '-'}: {line}", {**head, "steps": steps}
 

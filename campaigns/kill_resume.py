@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    dice = random.Random(arguments.seed)
+    rng = random.Random(arguments.seed)
     problems: list[str] = []
     damaged = resumed = 0
     with tempfile.TemporaryDirectory(prefix="bertopt-kill-") as scratch:
@@ -127,7 +127,7 @@ def main() -> int:
             print(expected)
             return 1
         for number in range(arguments.times):
-            out, moment = folder / f"run-{number}", dice.uniform(0, duration)
+            out, moment = folder / f"run-{number}", rng.uniform(0, duration)
             process = start(recipe, out)
             time.sleep(moment)
             os.kill(process.pid, signal.SIGKILL)

@@ -71,7 +71,8 @@ def run(artifact: Path, rows: int, actors: int, mark: Path) -> dict[str, Any]:
         for batch in bertopt_ray.predict(dataset, artifact, actors=actors).iter_batches(batch_size=4096, batch_format="numpy"):
             seen.update(batch["row"].tolist())
             errors = np.abs(np.stack(list(batch["embedding"])) - right[batch["known"]]).max(1)
-            wrong += int((errors > LIMIT).sum()) + sum(numbers[row] != known for row, known in zip(batch["row"].tolist(), batch["known"].tolist(), strict=True))
+            # NaN is wrong too.
+            wrong += int((~(errors <= LIMIT)).sum()) + sum(numbers[row] != known for row, known in zip(batch["row"].tolist(), batch["known"].tolist(), strict=True))
             worst = max(worst, float(errors.max()))
     finally:
         ray.shutdown()

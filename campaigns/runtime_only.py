@@ -41,7 +41,7 @@ ABSENT = ("torch", "transformers", "optimum", "requests", "onnx", "nncf", "scipy
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifacts", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

@@ -44,8 +44,10 @@ def main() -> None:
     texts = [" ".join(rng.choices(words, k=min(100, int(rng.lognormvariate(2.5, 0.8)) + 3))) for _ in range(POOL)]
     spec = predictor.spec
     right, output = np.concatenate([predictor([text]) for text in texts]), spec.outputs[0]
-    count: Counter[str] = Counter()
-    worst, left = [0.0], iter(range(arguments.requests))
+    # Lists, since clients are threads: append is atomic, adding to a counter is not.
+    outcomes: list[str] = []
+    errors: list[float] = []
+    left = iter(range(arguments.requests))
 
     def client(seed: int) -> None:
         module, url = (tritonclient.http, arguments.url) if seed % 2 else (tritonclient.grpc, arguments.grpc)
@@ -57,11 +59,11 @@ def main() -> None:
             try:
                 got = server.infer(arguments.model, [tensor]).as_numpy(output)
             except Exception as error:
-                count[f"{module.__name__}: {type(error).__name__}: {str(error)[:80]}"] += 1
+                outcomes.append(f"{module.__name__}: {type(error).__name__}: {str(error)[:80]}")
                 continue
-            error = float(np.abs(got - right[numbers]).max()) if got.shape == right[numbers].shape else float("inf")
-            worst[0] = max(worst[0], error)
-            count["right" if error <= LIMIT else "wrong"] += 1
+            difference = float(np.abs(got - right[numbers]).max()) if got.shape == right[numbers].shape else float("inf")
+            errors.append(difference)
+            outcomes.append("right" if difference <= LIMIT else "wrong")
 
     before = _merged(tritonclient.http, arguments)
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(CLIENTS)]
@@ -71,9 +73,10 @@ def main() -> None:
         thread.join()
     after = _merged(tritonclient.http, arguments)
     calls, rows = after[0] - before[0], after[1] - before[1]
+    count = Counter(outcomes)
     result: dict[str, Any] = {
         "artefact": f"{spec.family} of {spec.layers} layers of {spec.hidden}",
-        "environment": environment.describe(), "requests": sum(count.values()), "outcomes": dict(count), "largest_error": worst[0],
+        "environment": environment.describe(), "requests": sum(count.values()), "outcomes": dict(count), "largest_error": max(errors, default=0.0),
         "limit": LIMIT, "model_calls": calls, "texts": rows,
         "server": tritonclient.http.InferenceServerClient(arguments.url).get_server_metadata()["version"],
         "holds": count["right"] == arguments.requests and calls < arguments.requests,

@@ -1,4 +1,4 @@
-"""Carry out a recipe from Python and read its report.
+"""Run a recipe from Python and read its report.
 
 python examples/run_recipe.py [MODEL]
 """

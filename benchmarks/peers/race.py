@@ -111,7 +111,7 @@ def rounds(
     """Scenarios and contenders in random order, every contender once a scenario, until all have their rounds.
     Who fails leaves `running`."""
     slowest = 0.0
-    dice = np.random.default_rng(len(race_["turns"]))
+    rng = np.random.default_rng(len(race_["turns"]))
     first = 1 + max((turn["round"] for turn in race_["turns"]), default=-1)
     number = first
     while owed := missing(race_, list(running), job):
@@ -120,10 +120,10 @@ def rounds(
             say(f"the budget of {job.budget_s:.0f} s is spent after {number - first} rounds")
             break
         machine.calibrate()
-        for i in dice.permutation(len(job.scenarios)):
+        for i in rng.permutation(len(job.scenarios)):
             scenario = job.scenarios[i]
             names = owed.get(scenario.name, [])
-            for k in dice.permutation(len(names)):
+            for k in rng.permutation(len(names)):
                 name = names[k]
                 if name not in running:
                     continue

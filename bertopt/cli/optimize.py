@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from bertopt.cli.app import Json, Verbose, app, exit_codes
 from bertopt.cli.export import show, watched
-
-if TYPE_CHECKING:
-    from bertopt.results import Report
 
 Model = Annotated[
     str, typer.Argument(help="The checkpoint: hub id, directory or pkg://package/path.", metavar="MODEL")
@@ -60,13 +57,13 @@ def optimize(
         report = watched(lambda listen: run(chosen.recipe, chosen.out, progress=True, listen=listen), chosen.out)
         show(report, chosen.out, json_, verbose)
         if report.delivered and not json_:
-            _next_steps(report, chosen.out / report.delivered.path, model, portable)
+            _next_steps(chosen.out / report.delivered.path, model, portable)
         raise typer.Exit(report.exit_code)
 
 
-def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> None:
+def _next_steps(artifact: Path, model: str, portable: bool) -> None:
     from bertopt.stages import read_manifest
-    from bertopt.stages.model_card import opened_by
+    from bertopt.stages.model_card import BACKENDS, opened_by
 
     manifest = read_manifest(artifact)
     spec = manifest.spec
@@ -76,8 +73,7 @@ def _next_steps(report: Report, artifact: Path, model: str, portable: bool) -> N
         ("check it where it runs", f"bertopt verify {artifact} --against {model}"),
         ("look at the figures", str(artifact.parent / "report.html")),
     ]
-    backend = {"eager": "torch", "onnx": "onnx", "openvino": "openvino"}.get(manifest.form)
-    if portable and spec.pooling and backend:
+    if portable and spec.pooling and (backend := BACKENDS.get(manifest.form)):
         lines.insert(1, ("or with sentence-transformers", f'SentenceTransformer("{artifact}", backend="{backend}")'))
     print("\nNext:")
     for what, how in lines:

@@ -11,6 +11,7 @@ from bertopt.cli.app import Verbose, app, exit_codes
 from bertopt.serve.settings import Settings, named
 
 _D = Settings()
+_MB = 10**6
 
 
 @app.command()
@@ -25,7 +26,7 @@ def serve(
     queue_tokens: Annotated[int, typer.Option(help="Tokens that may wait; beyond, 429.")] = _D.queue_tokens,
     concurrent_requests: Annotated[int, typer.Option(help="Requests at work at once; beyond, 429.")] = _D.concurrent_requests,
     request_texts: Annotated[int, typer.Option(help="Texts of one request at most; beyond, 422.")] = _D.request_texts,
-    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / 2**20,
+    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / _MB,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer; beyond, 504.")] = _D.timeout_s,
     cache_mb: Annotated[float, typer.Option(help="Outputs kept for texts seen before [MB]; 0 keeps none.")] = 0,
     truncate: Annotated[bool, typer.Option(help="Cut long texts where a request does not say.")] = _D.truncate,
@@ -47,7 +48,8 @@ def serve(
 
         settings = Settings(
             host=host, port=port, queue_tokens=queue_tokens, concurrent_requests=concurrent_requests, request_texts=request_texts,
-            request_bytes=round(request_mb * 2**20), timeout_s=timeout, cache_bytes=round(cache_mb * 2**20), truncate=truncate, api_key=api_key, drain_s=drain, grace_s=grace,
+            request_bytes=round(request_mb * _MB), timeout_s=timeout, cache_bytes=round(cache_mb * _MB), truncate=truncate, api_key=api_key,
+            drain_s=drain, grace_s=grace,
             threads=threads, streams=streams, warm_up=warm_up, key=key,
         )  # fmt: skip
         run(named(directories), settings, log_level)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -125,27 +125,42 @@ def _text(row: Row, column: str, pair: str | None, number: int) -> Text:
 
 
 def _rows(source: Path) -> Iterator[Row]:
+    """Yield the rows of a file. Raises UsageError, when it gets there, for what is not UTF-8, CSV or JSON Lines."""
     if source.suffix == ".parquet":
-        parquet = _parquet()
-        for batch in parquet.ParquetFile(source).iter_batches():
+        for batch in _parquet().ParquetFile(source).iter_batches():
             yield from batch.to_pylist()
         return
-    with source.open(encoding="utf-8", newline="" if source.suffix == ".csv" else None) as file:
-        if source.suffix == ".csv":
-            csv.field_size_limit(_FIELD)
-            for number, row in enumerate(csv.DictReader(file)):
-                if None in row:
-                    raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
-                yield row
-            return
-        for number, line in enumerate(file):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UsageError(f"'{source}', line {number + 1} is not JSON ({error}); expected one object on each line") from error
-            if not isinstance(row, dict):
-                raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
+    read = _csv_rows if source.suffix == ".csv" else _jsonl_rows
+    try:
+        # Spreadsheets begin a UTF-8 file with a byte order mark.
+        with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
+            yield from read(source, file)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"'{source}' must be UTF-8 text ({error.reason}); save it as UTF-8") from error
+
+
+def _csv_rows(source: Path, file: IO[str]) -> Iterator[Row]:
+    before = csv.field_size_limit(_FIELD)
+    try:
+        for number, row in enumerate(csv.DictReader(file)):
+            if None in row:
+                raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
             yield row
+    except csv.Error as error:
+        raise UsageError(f"'{source}' is not CSV ({error}); check its quotes, or give JSON Lines") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _jsonl_rows(source: Path, file: IO[str]) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"'{source}', line {number} is not JSON ({error}); expected one object on each line") from error
+        if not isinstance(row, dict):
+            raise UsageError(f"'{source}', line {number} must be a JSON object; got {type(row).__name__}")
+        yield row
 
 
 def _write(path: Path, rows: list[Row]) -> None:

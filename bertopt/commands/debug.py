@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertopt import stages
 from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Device
@@ -73,9 +74,9 @@ def _row(out: Path, name: str) -> dict[str, Any]:
     """The stage's row in the last report, and which stages were reverted there."""
     path = out / "report.json"
     try:
-        stages = json.loads(path.read_text("utf-8"))["stages"] if path.is_file() else []
-        mine: dict[str, Any] = next((dict(row) for row in stages if row["name"] == name), {})
-        return {**mine, "reverted": [row["name"] for row in stages if row["status"] == "reverted"]}
+        rows = json.loads(path.read_text("utf-8"))["stages"] if path.is_file() else []
+        mine: dict[str, Any] = next((dict(row) for row in rows if row["name"] == name), {})
+        return {**mine, "reverted": [row["name"] for row in rows if row["status"] == "reverted"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{path}' is not a report of bertopt; remove it, or give the --out of an export") from error
 
@@ -97,9 +98,7 @@ def _build(
 
 
 def _limits(recipe: Recipe, step: Step, path: Path, peak: float) -> Limits:
-    from bertopt.stages import read_manifest
-
-    precision = read_manifest(path).precision
+    precision = stages.read_manifest(path).precision
     return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=peak)
 
 

@@ -25,7 +25,7 @@ def run(
     progress: bool = False,
     listen: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Carry out a recipe (a YAML file, the name of a shipped recipe, a dict of the same layout, or a Recipe) in `out`, by
+    """Run a recipe (a YAML file, the name of a shipped recipe, a dict of the same layout, or a Recipe) in `out`, by
     default `out/<its name>`.
 
     Leaves `report.json`, `report.html` and, where every gate holds, `artifact/`. A stage that fails is a row of the

@@ -11,7 +11,6 @@ from bertopt import stages
 from bertopt._version import __version__
 from bertopt.checks import gates, probes
 from bertopt.checks.gates import GateOutcome
-from bertopt.core import Spec
 from bertopt.errors import Unsupported
 from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
@@ -46,7 +45,6 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
         bertopt_version=__version__, recipe=timed_in_full(manifest.recipe or {}), environment=environment.describe(),
         model={"source": str(source), "warnings": _differences(manifest)},
     )  # fmt: skip
-    spec = manifest.spec
     found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
     if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
         examine(resolve(against))
@@ -57,7 +55,7 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
             if against is None:
                 report.reason = f"files are as exported and the model answers{runs}; give --against CHECKPOINT to check parity"
             else:
-                _compare(report, workers, directory, manifest, spec, against, found)
+                _compare(report, workers, directory, manifest, against, found)
         except Unsupported as error:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
     _expired(report, manifest)
@@ -118,15 +116,16 @@ def _kernels(facts: Mapping[str, Any]) -> str:
 
 
 def _compare(
-    report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, spec: Spec, against: str, texts: Texts
+    report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, against: str, texts: Texts
 ) -> None:
+    """Measure the artefact beside the checkpoint `against`, and fill in the report's stages, exit code and reason."""
     recorded = manifest.gates or {}
     with (
         temporary_directory.make() as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
     ):
         with workers.start() as worker:
-            reference = store.reference(worker, against, spec.task, None, manifest.device)
+            reference = store.reference(worker, against, manifest.spec.task, None, manifest.device)
         report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks

@@ -58,7 +58,10 @@ class StageInspector:
 
     def _probes(self) -> list[Probe]:
         sample = list(dict.fromkeys([*self.texts[:64], *probes.built_in_texts()]))
-        encode = lambda batch: [self.tokenizer.batch(self.tokenizer.encode(list(batch)))]  # noqa: E731
+
+        def encode(batch: Sequence[Any]) -> list[dict[str, Array]]:
+            return [self.tokenizer.batch(self.tokenizer.encode(list(batch)))]
+
         found = [*probes.grid(self.spec, self.shapes, None), *probes.texts(self.spec, encode, sample)]
         # The stage is also held to what it answers while it is timed, to other tokens each time.
         timed = [shape for shape in self.shapes if shape[0] * shape[1] <= SMALL_TOKENS]
@@ -94,6 +97,7 @@ class StageInspector:
         return self._attempts.nodes() if isinstance(self._attempts.model, Onnx) else self._attempts.modules()
 
     def on_cpu_half(self) -> bool:
+        """Whether ONNX Runtime's CPU kernels run the stage's half precision, much of it in float32."""
         return (
             self.device == "cpu"
             and isinstance(self._attempts.model, Onnx)
@@ -101,6 +105,7 @@ class StageInspector:
         )
 
     def attempt(self, keep: list[str], every: bool) -> list[str]:
+        """See `Attempts.attempt`."""
         return self._attempts.attempt(keep, every)
 
     def compare(self) -> dict[str, Any]:

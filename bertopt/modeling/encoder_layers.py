@@ -107,7 +107,7 @@ def _eager(
 
 
 def distinct(base: Any) -> list[Any]:
-    """Every layer of a base model once, in order, the last one also where `part_with_last` took it out."""
+    """Every layer of a base model once, in order, the last one also where `detach_last_layer` took it out."""
     stack = getattr(base, PARTS[base.config.model_type].stack)
     if base.config.model_type == "albert":
         layers = [layer for group in stack.albert_layer_groups for layer in group.albert_layers]
@@ -127,8 +127,8 @@ def attention(layer: Any, base: Any) -> Attention:
     return there
 
 
-def part_with_last(base: Any) -> None:
-    """Take the last layer out of the base model's stack, which then gives what that layer reads: see `last_layer`."""
+def detach_last_layer(base: Any) -> None:
+    """Take the last layer out of the base model's stack, which then gives what that layer reads: see `run_detached_layer`."""
     config = base.config
     stack = getattr(base, PARTS[config.model_type].stack)
     if config.model_type == "albert":
@@ -146,8 +146,8 @@ def part_with_last(base: Any) -> None:
     attention(stack.last, base)
 
 
-def last_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any) -> torch.Tensor:
-    """The layer that `part_with_last` took out, for the tokens `first` [R, Q, H] of `hidden` [R, L, H] alone.
+def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any) -> torch.Tensor:
+    """The layer that `detach_last_layer` took out, for the tokens `first` [R, Q, H] of `hidden` [R, L, H] alone.
 
     `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens.
     """

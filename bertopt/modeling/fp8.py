@@ -10,7 +10,7 @@ DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
 #: GPUs multiply fp8 matrices whose sizes are multiples of this.
 MULTIPLE = 16
-#: So many scales are tried for a row of a weight; its rounding error falls by 8 %.
+#: Scales that are tried for each row of a weight; its rounding error falls by 8 %.
 STEPS = 8
 
 

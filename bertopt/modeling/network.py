@@ -127,7 +127,7 @@ class Network(nn.Module):
         hidden = self.base(**inputs).last_hidden_state
         first = rows.first(hidden)
         if self.first_only:
-            first = encoder_layers.last_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
+            first = encoder_layers.run_detached_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
         if not classifies:
             return first
         return encoder_layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)

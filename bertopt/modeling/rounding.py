@@ -25,29 +25,29 @@ def simulate(
     Every `draw` but 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random: other errors of
     the same size.
     """
-    dice = torch.Generator().manual_seed(draw) if draw else None
+    generator = torch.Generator().manual_seed(draw) if draw else None
     if precision == "int8":
-        _simulate_int8(network, int8 or Int8Rounding(), dice, calibrate)
+        _simulate_int8(network, int8 or Int8Rounding(), generator, calibrate)
         return
     if precision == "float8":
         for module in network.base.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _float8(module.weight.data, dice)
-                module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0], dice), *inputs[1:]))
+                module.weight.data = _float8(module.weight.data, generator)
+                module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0], generator), *inputs[1:]))
     dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
     for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
         if tensor.is_floating_point():
-            tensor.data = _rounded(tensor.data, dtype, dice)
+            tensor.data = _rounded(tensor.data, dtype, generator)
     run = network.encoder.forward
 
     def rounding(*args: Any, **named: Any) -> Any:
-        with _Rounding(dtype, dice):
+        with _Rounding(dtype, generator):
             return run(*args, **named)
 
     network.encoder.forward = rounding
 
 
-def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
+def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
     modules = list(network.encoder.modules())
     layers = [module for module in modules if isinstance(module, nn.Linear)]
     tables = [module for module in modules if isinstance(module, nn.Embedding)]
@@ -67,7 +67,7 @@ def _simulate_int8(network: Any, how: Int8Rounding, dice: torch.Generator | None
     for module in (*layers, *(tables if how.embeddings else ())):
         if id(module.weight) not in done:
             done.add(id(module.weight))
-            module.weight.data = _int8_weights(module.weight.data, dice)
+            module.weight.data = _int8_weights(module.weight.data, generator)
 
 
 class _StaticInputs:
@@ -121,9 +121,9 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Round the float32 results of every operator to `dtype`. Beyond its range lies infinity, as in a cast network, but the
     lowest number of float32, with which scores are masked, becomes the lowest of `dtype`."""
 
-    def __init__(self, dtype: torch.dtype, dice: torch.Generator | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, generator: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.dice = dtype, dice
+        self.dtype, self.generator = dtype, generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
@@ -133,26 +133,26 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dtype != torch.float32:
             return tensor
         lowest = tensor == torch.finfo(torch.float32).min
-        return _rounded(tensor, self.dtype, self.dice).masked_fill_(lowest, torch.finfo(self.dtype).min)
+        return _rounded(tensor, self.dtype, self.generator).masked_fill_(lowest, torch.finfo(self.dtype).min)
 
 
-def _rounded(tensor: torch.Tensor, dtype: torch.dtype, dice: torch.Generator | None = None) -> torch.Tensor:
-    """`tensor` rounded to `dtype`; with `dice` multiplied by a random number before and divided after, so that its elements round otherwise."""
-    factor = 1.0 if dice is None else 0.5 + 0.5 * float(torch.rand((), generator=dice))
-    return tensor.to(dtype).to(tensor.dtype) if dice is None else (tensor * factor).to(dtype).to(tensor.dtype) / factor
+def _rounded(tensor: torch.Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> torch.Tensor:
+    """`tensor` rounded to `dtype`; with `generator` multiplied by a random number before and divided after, so that its elements round otherwise."""
+    factor = 1.0 if generator is None else 0.5 + 0.5 * float(torch.rand((), generator=generator))
+    return tensor.to(dtype).to(tensor.dtype) if generator is None else (tensor * factor).to(dtype).to(tensor.dtype) / factor
 
 
-def _int8_weights(weight: torch.Tensor, dice: torch.Generator | None = None) -> torch.Tensor:
-    """Weights [out, in] rounded to 255 steps an output channel, moved at random with `dice`."""
+def _int8_weights(weight: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Weights [out, in] rounded to 255 steps an output channel, moved at random with `generator`."""
     scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    moved = torch.rand(weight.shape, generator=dice).to(weight) - 0.5 if dice else torch.zeros_like(weight)
+    moved = torch.rand(weight.shape, generator=generator).to(weight) - 0.5 if generator else torch.zeros_like(weight)
     return ((weight / scale + moved).round() - moved) * scale
 
 
-def _float8(values: torch.Tensor, dice: torch.Generator | None = None) -> torch.Tensor:
-    """Values [..., N] rounded to e4m3 with one scale for each row; `dice` as `_rounded` has them."""
+def _float8(values: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Values [..., N] rounded to e4m3 with one scale for each row; `generator` as `_rounded` has them."""
     scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / torch.finfo(torch.float8_e4m3fn).max
-    return _rounded(values / scale, torch.float8_e4m3fn, dice) * scale
+    return _rounded(values / scale, torch.float8_e4m3fn, generator) * scale
 
 
 def _round_inputs(_: Any, inputs: Any) -> Any:

@@ -46,7 +46,7 @@ class KeepClsOnly(Pass[Eager, Eager]):
             raise Unsupported(f"{model.spec.task} answers for every token; leave keep_cls_only out")
         if model.first_only:
             return {"narrowed_products": 0}
-        encoder_layers.part_with_last(model.base)
+        encoder_layers.detach_last_layer(model.base)
         model.first_only = True
         return {"narrowed_products": _products(model)[0]}
 

@@ -1,16 +1,14 @@
-"""Carry out a recipe: build each step in a worker, verify, measure, judge and record it, and deliver the result."""
+"""Run a recipe: build each step in a worker, verify, measure, judge and record it, and deliver the result."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bertopt._version import __version__
 from bertopt.checks import probes
-from bertopt.errors import ResourceError
 from bertopt.pipeline.job import Job
 from bertopt.pipeline.progress import Progress, TimeLeft
 from bertopt.pipeline.race import Budget
@@ -18,21 +16,21 @@ from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Report
-from bertopt.system import environment
+from bertopt.system import disk_full, environment
 from bertopt.workers.client import Workers
 
-#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
 #: What the report of a run says until the run has ended.
 INTERRUPTED = 130
 UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
 
+#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
 ProgressCallback = Callable[[Report, str | None], None]
 
 
 def run(
     recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, on_progress: ProgressCallback | None = None
 ) -> Report:
-    """Carry out `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
+    """Run `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
 
     Failures of a stage are rows of the report; UsageError, IntegrityError and the like end the run and are raised.
     """
@@ -58,7 +56,7 @@ def run(
         job.open_reference()
         left.reference_done()
         for step in recipe.steps:
-            job.take(step)
+            job.run_step(step)
             row = report.stages[-1]
             left.step_done(counts=not row.reused and row.status != "skipped")
             record()
@@ -77,8 +75,6 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not disk_full.is_full(error):
             raise
-        raise ResourceError(
-            f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
-        ) from error
+        raise disk_full.resource_error(error) from error

@@ -123,7 +123,7 @@ class Job:
 
     # A step: build → verify → measure → judge → record.
 
-    def take(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         """Build, measure and judge one step; whatever happens becomes its row."""
         parent = self.done[step.after or REFERENCE].stage
         start = self.done[parent]
@@ -133,9 +133,9 @@ class Job:
             outcome = GateOutcome("skipped", f"the run stopped at '{self.stopped}'" if self.stopped else reason)
             self._record(Done(self._row(len(self.done), step, outcome), step.name, parent, exit_code=start.exit_code))
         else:
-            self._record(self._carry_out(step, start))
+            self._record(self._run_step(step, start))
 
-    def _carry_out(self, step: Step, start: Done) -> Done:
+    def _run_step(self, step: Step, start: Done) -> Done:
         build, measurements, path = None, None, None
         try:
             build, path = self._build(step, start)

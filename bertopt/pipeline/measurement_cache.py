@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.stages import source_hash
+from bertopt.system import limits
 
 #: Whoever changes how something is measured, runs it otherwise: what was recorded before is then measured anew.
 MEASURING = (
@@ -52,8 +53,7 @@ class Records:
     def __init__(self, directory: Path, inputs: Sequence[Any]) -> None:
         self.directory = directory
         threads = [os.environ.get(name) for name in THREAD_VARIABLES]
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self._inputs = [source_hash.of_package(*MEASURING), threads, processors, *inputs]
+        self._inputs = [source_hash.of_package(*MEASURING), threads, limits.cores(), *inputs]
 
     def read(self, names: Sequence[str | None]) -> StageMeasurements | None:
         """Return what was measured of these stages, by their `identity`: the one measured and its parent.
@@ -66,7 +66,7 @@ class Records:
             if record.sha256 != _hash(path.stem, record.measurements):
                 return None
             return StageMeasurements.model_validate_json(record.measurements)
-        except (OSError, ValidationError, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def write(self, names: Sequence[str | None], measurements: StageMeasurements) -> None:

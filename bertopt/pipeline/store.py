@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
-from bertopt.modeling.source import examine, read_json, resolve, sha256, weight_files
+from bertopt.modeling.source import examine, resolve, sha256, weight_files
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
@@ -231,8 +231,4 @@ def _content(directory: Path) -> str:
     sha = hashlib.sha256()
     for path in names:
         sha.update(f"{path.relative_to(directory)} {sha256(path)}\n".encode())
-    if not (directory / "config.json").is_file():
-        raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
-    if not isinstance(read_json(directory / "config.json"), dict):
-        raise IntegrityError("config.json must be a JSON object")
     return sha.hexdigest()

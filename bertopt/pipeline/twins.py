@@ -82,5 +82,5 @@ class Twins:
     def _odd_inputs(self) -> list[dict[str, Array]]:
         """Inputs that no text looks like, as passes calibrate on them."""
         (empty,) = self.encode([("", "") if self.spec.task == "question-answering" else ""])
-        dice = np.random.default_rng(0)
-        return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, dice) for number in range(ODD_BATCHES)]
+        rng = np.random.default_rng(0)
+        return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, rng) for number in range(ODD_BATCHES)]

@@ -117,7 +117,6 @@ class Recipe(RecipeFields):
         return data
 
 
-RESERVED = RESERVED_KEYS
 #: Bytes; a recipe has a few thousand.
 LARGEST_FILE = 2**20
 
@@ -198,10 +197,10 @@ def _draft(doc: Document, index: int, data: Any) -> StepDraft:
         doc.report((*path, "name"), f"{who}name {rule} and be none of {', '.join(RESERVED_STEP_NAMES)}; got {format_value(name)}")
     keys = {key: data[key] for key in StepKeys.model_fields if key in data and (key, data[key]) != ("limits", None)}
     draft.keys = validate_model(StepKeys, keys, doc, path, who)
-    options = {key: value for key, value in data.items() if key not in RESERVED}
+    options = {key: value for key, value in data.items() if key not in RESERVED_KEYS}
     draft.cls = passes.get(pass_name) if pass_name else None
     if draft.cls is not None:
-        draft.pass_ = validate_model(draft.cls, options, doc, path, who, noun="option", other_keys=RESERVED)
+        draft.pass_ = validate_model(draft.cls, options, doc, path, who, noun="option", other_keys=RESERVED_KEYS)
     elif "pass" in data:
         got = data["pass"]
         doc.report((*path, "pass"), f"unknown pass {format_value(got)}{nearest(str(got), passes.all_passes())}")

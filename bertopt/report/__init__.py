@@ -1,1 +1,1 @@
-"""What a run found, for people: `table` for the terminal and markdown, `html` for the page, `cells` their words."""
+"""What a run found, for people: `terminal` and `html` show it, `junit` and `markdown_summary` hand it to CI, in the words of `formatting`."""

@@ -7,21 +7,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field
 
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.results.limits import Limits as Limits
 from bertopt.results.margin import Gate as Gate
 from bertopt.results.margin import Margin as Margin
+from bertopt.results.timing import DEAD_BAND as DEAD_BAND
+from bertopt.results.timing import Latency as Latency
+from bertopt.results.timing import Ratio as Ratio
+from bertopt.results.timing import factor as factor
 
 Status = Literal["ok", "noop", "failed", "reverted", "unsupported", "unverified", "skipped"]
-Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
-
-#: Half-width of the band around 1.0 in which two stages count as equally fast.
-DEAD_BAND = 0.02
-#: An interval whose ends are further apart than this factor tells nothing: [1.4, 350] is no "faster".
-WIDEST = 3.0
 
 
 def nan_max(values: Iterable[float]) -> float:
@@ -133,59 +131,6 @@ class Parity(_Result):
     model_config = ConfigDict(extra="ignore")  # reports of 0.1 repeat here the stage's failures
 
 
-def factor(value: float) -> str:
-    """Return a speed-up in words: `1.98`, `350`, `>10,000`, `<0.01`; an interval that is so wide needs no digits."""
-    usual = f"{value:.2f}" if value < 99.995 else f"{value:,.0f}"
-    return ">10,000" if value > 10_000 else "<0.01" if 0 < value < 0.01 else usual
-
-
-class Ratio(_Result):
-    """How many times faster than the other: other's time / this one's, with a 95 % interval over paired rounds."""
-
-    model_config = ConfigDict(extra="ignore")  # `verdict` comes back when a report is read
-
-    ratio: float
-    low: float
-    high: float
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def verdict(self) -> Verdict:
-        if not self.high <= WIDEST * self.low:
-            return "INCONCLUSIVE"
-        if self.low > 1 + DEAD_BAND:
-            return "FASTER"
-        if self.high < 1 - DEAD_BAND:
-            return "SLOWER"
-        if self.low >= 1 - DEAD_BAND and self.high <= 1 + DEAD_BAND:
-            return "NO DIFFERENCE"
-        return "INCONCLUSIVE"
-
-    def __str__(self) -> str:
-        return f"{self.verdict} {factor(self.ratio)}x [{factor(self.low)}, {factor(self.high)}]"
-
-
-class Latency(_Result):
-    """One timed case: a `shape` is the session's step alone; the `mix` is real texts through the Predictor."""
-
-    kind: Literal["shape", "mix"]
-    batch: int | None
-    sequence: int | None
-    n: int  # samples of a shape, texts of the mix
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float | None
-    texts_per_s: float
-    vs_reference: Ratio | None = None
-    vs_parent: Ratio | None = None
-    warning: str | None = None
-
-    @property
-    def what(self) -> str:
-        """`end to end`, of real texts through the predictor, or `8 × 128`."""
-        return "end to end" if self.kind == "mix" else f"{self.batch} × {self.sequence}"
-
-
 class Quality(_Result):
     metric: str
     value: float
@@ -266,6 +211,7 @@ class Stage(_Result):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def mix(self) -> Latency | None:
+        """Return the end-to-end timing on real texts, None where there is none."""
         return next((case for case in self.latency or [] if case.kind == "mix"), None)
 
     def slow(self) -> str | None:
@@ -297,4 +243,8 @@ class Report(_Result):
     reason: str | None = None
 
     def stage(self, name: str) -> Stage:
-        return next(stage for stage in self.stages if stage.name == name)
+        """Return the row of that name. Raises KeyError where there is none."""
+        found = next((stage for stage in self.stages if stage.name == name), None)
+        if found is None:
+            raise KeyError(f"no stage '{name}'; the report has {', '.join(stage.name for stage in self.stages) or 'none'}")
+        return found

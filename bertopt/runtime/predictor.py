@@ -71,8 +71,8 @@ class Predictor:
     masks as transformers' pipelines give them, entities with `aggregation_strategy`. A text is a string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
     A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
-    batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled and ONNX models on the CPU: a text's
-    outputs there depend on its batch, by 1e-7 in float32 and more in dynamic INT8, and every load gives the same batches. For
+    batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled, ONNX and native models on the CPU, so that
+    every load gives the same batches: a text's outputs may depend on its batch, by 1e-7 in float32 and more in dynamic INT8. For
     others the costs are measured at the first call with several texts, in the time of two or three thousand tokens.
 
     It works only in the process that loaded it: calls in a fork raise UsageError.

@@ -28,7 +28,9 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    return np.asarray(1.0 / (1.0 + np.exp(-logits)))
+    # A float32 logit below -88 overflows, and its score is the 0 that it should be.
+    with np.errstate(over="ignore"):
+        return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
 def label_scores(spec: Spec, logits: Array) -> Array:

@@ -46,8 +46,8 @@ def _of(tensor: Any) -> list[float]:
     # Masks hold the least number there is, whose square is infinite.
     matrix = tensor.detach().cpu().float().nan_to_num().clamp(-1e6, 1e6)
     matrix = matrix.reshape(matrix.shape[0] if matrix.dim() > 1 else 1, -1)
-    dice = torch.Generator().manual_seed(0)
-    left = torch.randn((PROJECTIONS, matrix.shape[0]), generator=dice, dtype=torch.float32)
-    right = torch.randn((matrix.shape[1], PROJECTIONS), generator=dice, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn((PROJECTIONS, matrix.shape[0]), generator=generator, dtype=torch.float32)
+    right = torch.randn((matrix.shape[1], PROJECTIONS), generator=generator, dtype=torch.float32)
     projected = (left * (matrix @ right).T).sum(dim=1)
     return [float(matrix.norm()), *projected.tolist()]

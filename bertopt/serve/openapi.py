@@ -9,13 +9,21 @@ from bertopt.serve import payloads
 from bertopt.serve.call import Call
 from bertopt.serve.payloads import Payload
 
-_POSTS: dict[str, type[Payload]] = {
+_TEI: dict[str, type[Payload]] = {
     "/embed": payloads.Embed, "/predict": payloads.Predict, "/rerank": payloads.Rerank, "/similarity": payloads.Similarity,
-    "/tokenize": payloads.Tokenize, "/v1/embeddings": payloads.OpenAiEmbeddings, "/v2/models/{name}/infer": payloads.KServeInfer,
+    "/tokenize": payloads.Tokenize,
 }  # fmt: skip
+_POSTS: dict[str, type[Payload]] = {
+    **_TEI, **{f"/models/{{name}}{path}": payload for path, payload in _TEI.items()},
+    "/v1/embeddings": payloads.OpenAiEmbeddings, "/v2/models/{name}/infer": payloads.KServeInfer,
+}  # fmt: skip
+#: What `/` takes, by what the model is made for.
+_ROOT = (payloads.Embed, payloads.Rerank, payloads.Predict)
+_INFO, _READY = "The model, the bounds, and what was proven", "200 while requests are accepted"
 _GETS = {
-    "/info": "The model, the bounds, and what was proven", "/health": "200 while requests are accepted", "/metrics": "Prometheus's text format",
-    "/v1/models": "OpenAI's list of models", "/v2/models/{name}": "KServe's metadata",
+    "/info": _INFO, "/models/{name}/info": _INFO, "/health": _READY, "/metrics": "Prometheus's text format", "/openapi.json": "This document",
+    "/v1/models": "OpenAI's list of models", "/v2": "KServe's metadata of the server", "/v2/health/live": "200 while the process answers",
+    "/v2/health/ready": _READY, "/v2/models/{name}": "KServe's metadata", "/v2/models/{name}/ready": "Whether the model accepts requests",
 }  # fmt: skip
 _ERRORS = {"401": "No key, or a wrong one", "413": "The body is too large", "422": "The payload names the wrong field", "424": "Not a task of this model",
            "429": "The queue is full; see Retry-After", "504": "Not answered in time"}  # fmt: skip
@@ -29,9 +37,18 @@ async def document(call: Call) -> Any:
         schema = payload.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[payload.__name__] = schema
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{payload.__name__}"}}}
-        paths[path] = {"post": _operation(path, (payload.__doc__ or "").strip()) | {"requestBody": {"required": True, "content": content}}}
+        paths[path] = {"post": _operation(path, (payload.__doc__ or "").strip()) | _body(_reference(payload))}
+    summary = "What Hugging Face's clients send that know no route: a payload of /embed, /rerank or /predict"
+    paths["/"] = {"post": _operation("/", summary) | _body({"anyOf": [_reference(payload) for payload in _ROOT]})}
     return {"openapi": "3.1.0", "info": {"title": "bertopt", "version": __version__}, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _reference(payload: type[Payload]) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{payload.__name__}"}
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _operation(path: str, text: str) -> dict[str, Any]:

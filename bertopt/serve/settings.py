@@ -22,7 +22,7 @@ class Settings:
     concurrent_requests: int = 512
     """Requests at work at once, of all models; beyond, requests get 429 before their bodies are read."""
     request_texts: int = 1024
-    request_bytes: int = 4 << 20
+    request_bytes: int = 4_000_000
     timeout_s: float = 30.0
     """A request that is not answered by then gets 504 and leaves the queue; a body that is not there by then, 408."""
     cache_bytes: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import Counter, deque
@@ -13,7 +12,7 @@ from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
-from bertopt.system import openvino_import
+from bertopt.system import limits, openvino_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -49,7 +48,7 @@ class OpenVinoSession(Session):
                 "export with precision: f32 or int8"
             )
         self.spec = model.spec
-        self.streams, self.concurrent = streams or min(threads or _cores(), MOST_STREAMS), True
+        self.streams, self.concurrent = streams or min(threads or limits.cores(), MOST_STREAMS), True
         # Packed floats need no blocks: what they differ by is 1e-7.
         self.block = 1 if model.spec.layout == "packed" and model.precision != "int8" else BLOCK
         properties: dict[str, Any] = {
@@ -191,8 +190,3 @@ def executed(compiled: Any) -> dict[str, int]:
         if "layerType" in info and info["layerType"].astype(str) in _PRODUCTS:
             found[info["runtimePrecision"].astype(str)] += 1
     return dict(found)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from bertopt._version import __version__
 from bertopt.core import PackageBuild, Precision, Profile, Rewrite, Spec
@@ -168,7 +168,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
         manifest = Manifest.model_validate_json(text)
         # As it was written, not as this version would write it: an older one knew fewer fields.
         whole = _text(fields) == text and _own_hash(fields) == manifest.manifest_sha256
-    except (ValueError, RecursionError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
     if not whole:
         raise IntegrityError(f"'{path}' is not as it was written (its own hash differs); export again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: Constants of up to this number of elements are shapes, scales and epsilons, which exporters compute themselves.
-_SMALL = 16
+SMALL = 16
 #: Room over half a step of quantisation for the float32 arithmetic of quantisers.
-_ROOM = 1e-3
+ROOM = 1e-3
 #: Steps of quantisation between zero and a channel's largest weight, at least: 8 bits have 127, with half of the range 63.
 _LEAST_STEPS = 50
 
@@ -39,13 +40,13 @@ def exported(model: Onnx, parent: Eager) -> Certificate:
     known: set[Any] = set()
     for tensor in (*parent.network.parameters(), *parent.network.buffers()):
         array: Array = tensor.detach().float().numpy()
-        known |= {_content(array), *([_content(array.T)] if array.ndim == 2 else [])}
+        known |= {content(array), *([content(array.T)] if array.ndim == 2 else [])}
     constants = {
         name: value.const_value.numpy()
         for name, value in ir.load(model.path).graph.initializers.items()
-        if value.dtype.is_floating_point() and value.const_value.size > _SMALL
+        if value.dtype.is_floating_point() and value.const_value.size > SMALL
     }
-    foreign = [name for name, array in constants.items() if _content(array.astype(np.float32)) not in known]
+    foreign = [name for name, array in constants.items() if content(array.astype(np.float32)) not in known]
     if foreign:
         reason = f"the constant '{foreign[0]}' is no tensor of the network ({len(foreign)} of {len(constants)} constants)"
         return Certificate(status="none", reason=reason, weights=len(constants))
@@ -186,7 +187,7 @@ class _Walk:
 
 def _half_steps(mine: Array, theirs: Array, step: Array | float) -> float:
     """Half steps of quantisation between two arrays, at most; 1 is the most that rounding can be off."""
-    return float((np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + _ROOM) + 1e-12)).max())
+    return float((np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + ROOM) + 1e-12)).max())
 
 
 def coarse(weights: Array, step: Array | float) -> bool:
@@ -208,8 +209,7 @@ def _clipped(array: Array, dtype: Any) -> Array:
     return np.clip(array, -largest, largest)
 
 
-def _content(array: Array) -> tuple[Any, ...]:
-    import hashlib
-
+def content(array: Array) -> tuple[int, bytes]:
+    """Return what is equal for arrays of the same elements in the same order, whatever their shape."""
     flat = np.ascontiguousarray(array)
     return (flat.size, hashlib.sha256(flat.tobytes()).digest())

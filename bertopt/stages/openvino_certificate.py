@@ -8,7 +8,7 @@ import numpy as np
 
 from bertopt.core import Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
-from bertopt.stages.onnx_certificate import _ROOM, _SMALL, _content, coarse
+from bertopt.stages.onnx_certificate import ROOM, SMALL, coarse, content
 from bertopt.system import openvino_import
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def certify(model: OpenVino, parent: Onnx) -> Certificate:
                 unknown = unknown or f"the INT8 weights of '{user}' have no counterpart in the ONNX graph"
         elif kind.startswith(("f", "bf")) and not _of_quantisation(node):
             array = _data(node)
-            if array.size > _SMALL:
+            if array.size > SMALL:
                 compared += 1
-                if _content(array) not in weights.contents:
+                if content(array) not in weights.contents:
                     unknown = unknown or f"the constant '{node.get_friendly_name()}' is none of the ONNX graph's"
     if unknown:
         return Certificate(status="none", reason=unknown, weights=compared)
@@ -64,7 +64,7 @@ class _Weights:
                 continue
             array: Array = value.const_value.numpy().astype(np.float32)
             forms = [array, *([array.T] if array.ndim == 2 else [])]
-            self.contents |= {_content(each) for each in forms}
+            self.contents |= {content(each) for each in forms}
             for each in forms:
                 self.by_shape.setdefault(each.shape, []).append(each)
             for node, _ in value.uses():
@@ -95,7 +95,7 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
             return user.get_friendly_name(), None
         # What a product multiplies its input by, its weights were divided by.
         moved = _moved(user)
-        mine, room = (values - zero) * step * moved, 0.5 * (1 + _ROOM) * np.abs(step * moved) + 1e-12
+        mine, room = (values - zero) * step * moved, 0.5 * (1 + ROOM) * np.abs(step * moved) + 1e-12
         if not any(bool((np.abs(mine - each) <= room).all()) and not coarse(each / moved, step) for each in candidates):
             return user.get_friendly_name(), False
     return scaled.get_friendly_name(), True

@@ -88,7 +88,7 @@ def describe() -> dict[str, Any]:
     name = re.search(r"model name\s*:\s*(.+)", cpuinfo)
     return {
         "cpu": name.group(1).strip() if name else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": limits.cores(),
         "isa": isa(cpuinfo),
         "memory_gib": round(limits.memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -121,7 +121,7 @@ def check_isa(precision: str, measured_with: Sequence[str], device: str) -> None
 #: The extra that brings a module which running an artefact does not need.
 _EXTRA_OF = {
     **dict.fromkeys(("torch", "transformers", "optimum", "requests", "scipy", "onnx", "onnx_ir", "onnxscript", "nncf"), "cpu"),
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "httptools", "orjson"), "serve"),
 }  # fmt: skip
 
 

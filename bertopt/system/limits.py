@@ -34,6 +34,11 @@ def cgroup_memory_bytes(root: Path = _ROOT, membership: str | None = None) -> in
     return limit if limit < _NO_LIMIT else None
 
 
+def cores() -> int:
+    """Return the number of CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
 def cgroup_cpus(root: Path = _ROOT, membership: str | None = None) -> float | None:
     """Return the CPUs that the cgroup's quota allows, such as 1.5, or None where there is no quota."""
     found = []

@@ -70,7 +70,7 @@ def read() -> Machine:
     return Machine(
         architecture=platform.machine(),
         isa=frozenset(environment.isa()),
-        cores=len(os.sched_getaffinity(0)),
+        cores=limits.cores(),
         cpu_quota=limits.cgroup_cpus(),
         memory_bytes=limits.memory_bytes(),
         address_space_bytes=limits.address_space_bytes(),
@@ -78,7 +78,7 @@ def read() -> Machine:
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         environment=dict(os.environ),
         bad_temp=_bad_temp(),
-        unwritable_caches=tuple(str(path) for path in _caches() if not _writable(path)),
+        unwritable_caches=() if _writable(hub := _hub_cache()) else (str(hub),),
         compiler=shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"),
         gpus=gpus,
         gpu=gpu_facts.read(_as_workers, gpus),
@@ -99,11 +99,11 @@ def _bad_temp() -> str | None:
     return named if named and not (Path(named).is_dir() and os.access(named, os.W_OK)) else None
 
 
-def _caches() -> list[Path]:
-    """Directories that the hub's client and torch.compile write to."""
+def _hub_cache() -> Path:
+    """The directory that the hub's client writes to."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     hub = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    return [Path(os.environ.get("HF_HUB_CACHE") or hub / "hub")]
+    return Path(os.environ.get("HF_HUB_CACHE") or hub / "hub")
 
 
 def _writable(path: Path) -> bool:

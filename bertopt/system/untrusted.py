@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator
 
 from bertopt.errors import BertoptError, IntegrityError, ResourceError, UsageError
-from bertopt.system import limits
+from bertopt.system import disk_full, limits
 
 _SHOWN = 300
 
@@ -28,7 +27,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         kind = type(error).__name__
         if isinstance(error, MemoryError) or limits.no_memory(first):
             raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if disk_full.is_full(error):
             raise
         if isinstance(error, UnicodeEncodeError):
             raise UsageError(f"{what} lies at a path that is not UTF-8, which libraries cannot open; rename it") from error

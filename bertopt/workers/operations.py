@@ -25,6 +25,7 @@ from bertopt.workers.build_operations import BuildOps, Reply
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+
 class Ops(BuildOps):
     """The requests by name. Holds at most one open session."""
 
@@ -35,8 +36,8 @@ class Ops(BuildOps):
         self.predictor: Predictor | None = None
         self.tokenizer: Tokenizer | None = None
         self.texts: list[Any] = []
-        self.dice = np.random.default_rng(0)
-        self.samples = timed_steps.ReservoirSample(self.dice)
+        self.rng = np.random.default_rng(0)
+        self.samples = timed_steps.ReservoirSample(self.rng)
         self.turns = 0
         self.torch_threads: int | None = None
         self.gpu_used: int | None = None
@@ -101,10 +102,9 @@ class Ops(BuildOps):
         return None, {}
 
     def op_encode(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Texts as right-padded arrays [B, S]. A pair arrives as a list."""
+        """Texts as right-padded arrays [B, S]."""
         assert self.tokenizer is not None, "op_tokenizer comes first"
-        listed = [tuple(text) if isinstance(text, list) else text for text in texts]
-        return None, self.tokenizer.batch(self.tokenizer.encode(listed))
+        return None, self.tokenizer.batch(self.tokenizer.encode(_paired(texts)))
 
     def op_word(self, arrays: Any, token: int) -> Reply:
         assert self.tokenizer is not None, "op_tokenizer comes first"
@@ -127,21 +127,21 @@ class Ops(BuildOps):
     def op_time(self, arrays: Any, shape: list[int], steps: int) -> Reply:
         """Time `steps` steps [ms] on fresh inputs [B, S]; also the work unfinished when one step's clock stopped [ms]."""
         assert self.predictor is not None
-        batches = [timed_steps.random_inputs(self.predictor.spec, (shape[0], shape[1]), self.dice) for _ in range(steps)]
-        step_ms, unfinished_ms, sample = timed_steps.time_steps(self._session, batches, int(self.dice.integers(steps)))
+        batches = [timed_steps.random_inputs(self.predictor.spec, (shape[0], shape[1]), self.rng) for _ in range(steps)]
+        step_ms, unfinished_ms, sample = timed_steps.time_steps(self._session, batches, int(self.rng.integers(steps)))
         self.samples.add(sample)
         return {"step_ms": step_ms, "unfinished_ms": unfinished_ms}, {}
 
     def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Keep the texts that `time_mix` sends through the predictor. A pair arrives as a list."""
-        self.texts = [tuple(text) if isinstance(text, list) else text for text in texts]
+        """Keep the texts that `time_mix` sends through the predictor."""
+        self.texts = _paired(texts)
         return None, {}
 
     def op_time_mix(self, arrays: Any, steps: int) -> Reply:
         """Time `steps` passes of all texts through the predictor [ms], their words rotated each time."""
         assert self.predictor is not None
         step_ms = []
-        keep = int(self.dice.integers(steps))
+        keep = int(self.rng.integers(steps))
         for step in range(steps):
             self.turns += 1
             texts = [
@@ -195,25 +195,25 @@ class Ops(BuildOps):
         return fingerprint(self.model), {}
 
     def op_logits(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Outputs [N, D] for texts and pairs, of a model with one vector a text. A pair arrives as a list."""
+        """Outputs [N, D] for texts and pairs, of a model with one vector a text."""
         assert self.predictor is not None
-        return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
+        return None, {"logits": self.predictor.logits(_paired(texts))}
 
     def op_outputs(self, arrays: Any, texts: list[Any]) -> Reply:
         """Raw outputs of texts and pairs, as `<number>/<output>`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
 
         assert self.predictor is not None and self.model is not None
-        given = [tuple(text) if isinstance(text, list) else text for text in texts]
+        given = _paired(texts)
         # Together those over a vocabulary would be gigabytes.
         parts = [[text] for text in given] if self.model.spec.task == "fill-mask" else [given]
         raw = (named for part in parts for named in self.predictor.raw(part))
         return None, {f"{number}/{name}": coverage.narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
 
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Answers about the tokens of texts and pairs, as the predictor words them. A pair arrives as a list."""
+        """Answers about the tokens of texts and pairs, as the predictor words them."""
         assert self.predictor is not None
-        return self.predictor([tuple(text) if isinstance(text, list) else text for text in texts]), {}
+        return self.predictor(_paired(texts)), {}
 
     def op_replay(self, arrays: Any) -> Reply:
         """Return the open stage's outputs for the texts that an artefact records."""
@@ -265,3 +265,8 @@ class Ops(BuildOps):
     def _session(self) -> Session:
         assert self.session is not None, "op_open comes first"
         return self.session
+
+
+def _paired(texts: list[Any]) -> list[Any]:
+    """Return texts with their pairs as tuples again: JSON made lists of them."""
+    return [tuple(text) if isinstance(text, list) else text for text in texts]

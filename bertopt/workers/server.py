@@ -10,7 +10,6 @@ notwithstanding.
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import importlib
 import json
@@ -26,13 +25,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertopt.errors import BertoptError, ResourceError, Unsupported
-from bertopt.system import environment, gpu, limits, out_of_memory, process_tree
+from bertopt.system import disk_full, environment, gpu, limits, out_of_memory, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
 _OOM_SCORE = "500"
-
-
 #: In exclusive compute mode one process at a time may use a GPU.
 _BUSY = re.compile(r"busy or unavailable|cudaErrorDevicesUnavailable", re.IGNORECASE)
 _LOST_DEVICE = re.compile(r"CUDA error: (?!out of memory)|CUDA failure (?!2:)|cudaErrorIllegalAddress", re.IGNORECASE)
@@ -136,7 +133,7 @@ def _become_worker(fd: int, request: dict[str, Any]) -> NoReturn:
 
 
 def serve(connection: Connection, operations: str) -> None:
-    """Carry out requests of `Ops` in the module `operations` until the other end is closed."""
+    """Run requests of `Ops` in the module `operations` until the other end is closed."""
     ops = importlib.import_module(operations).Ops()
     while True:
         try:
@@ -163,10 +160,8 @@ def _describe(error: BaseException) -> dict[str, object]:
         known = ResourceError(f"out of memory: {error}")
     elif _BUSY.search(str(error)):
         known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        known = ResourceError(
-            f"no space left on the disk ({error.filename or 'while writing'}); free some and run again"
-        )
+    elif disk_full.is_full(error):
+        known = disk_full.resource_error(error)
     elif little := limits.little_address_space():
         known = ResourceError(f"{type(error).__name__}: {error}; {little}")
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"

@@ -86,8 +86,8 @@ class Bench:
         """Texts of every length; their labels are what the checkpoint answers, so its accuracy is 1."""
         path = model.with_suffix(".jsonl" if labelled else ".txt")
         if not path.exists():
-            dice = random.Random(0)
-            texts = [" ".join(dice.choices(WORDS, k=1 + index)) for index in range(TEXTS)]
+            rng = random.Random(0)
+            texts = [" ".join(rng.choices(WORDS, k=1 + index)) for index in range(TEXTS)]
             if labelled:
                 lines = [json.dumps({"text": text, "label": label}) for text, label in labels(model, texts)]
             else:

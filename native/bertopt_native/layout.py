@@ -37,7 +37,7 @@ class Type(IntEnum):
     BF16 = 3
 
 
-_TYPES = {Type.F32: np.float32, Type.U32: np.uint32, Type.INT8: np.int8, Type.BF16: np.uint16}
+_TYPES: dict[int, Any] = {Type.F32: np.float32, Type.U32: np.uint32, Type.INT8: np.int8, Type.BF16: np.uint16}
 
 
 class Tensor(IntEnum):
@@ -155,7 +155,7 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
 def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     """Return the numbers of a packed file and its tensors by number and layer, their data as it lies in the file, flat.
 
-    Raises `BadFile` for a file of another layout or one that is cut short.
+    Raises `BadFile` for a file of another layout, one that is cut short, and one whose table is damaged.
     """
     whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
@@ -166,6 +166,9 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     tensors: dict[tuple[int, int], Stored] = {}
     for at in range(table, table + count * ENTRY.size, ENTRY.size):
         tensor, layer, kind, rows, cols, _, offset, length = ENTRY.unpack(whole[at : at + ENTRY.size].tobytes())
-        data = whole[offset : offset + length].view(_TYPES[Type(kind)])
+        stored = _TYPES.get(kind)
+        if stored is None or offset + length > size or length % np.dtype(stored).itemsize:
+            raise BadFile(f"'{path.name}' is damaged: tensor {tensor} of layer {layer} has type {kind} and {length} bytes from byte {offset} of {size}")
+        data = whole[offset : offset + length].view(stored)
         tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
-    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode())), tensors
+    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode(errors="replace"))), tensors

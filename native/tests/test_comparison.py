@@ -92,3 +92,15 @@ def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> Non
         path.write_bytes(damaged)
         with pytest.raises(bertopt_native.BadFile):
             bertopt_native.compare(path, config, tensors)
+
+
+@pytest.mark.parametrize(("field", "value"), [(2, 9), (6, 2**40), (7, 2**40), (7, 3)])
+def test_a_damaged_table_is_refused(field: int, value: int, tmp_path: Path) -> None:
+    path = packed(tmp_path)[0]
+    whole = bytearray(path.read_bytes())
+    entry = list(layout.ENTRY.unpack_from(whole, layout.HEADER.size))
+    entry[field] = value
+    layout.ENTRY.pack_into(whole, layout.HEADER.size, *entry)
+    path.write_bytes(whole)
+    with pytest.raises(bertopt_native.BadFile, match="is damaged: tensor 0 of layer"):
+        layout.read(path)

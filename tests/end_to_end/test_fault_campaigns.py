@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import campaign_tables
 from campaigns.faults import outcome, power
 
 ROOT = Path(__file__).parents[2]
@@ -65,5 +65,5 @@ def test_what_went_wrong_is_counted_and_kept(tmp_path: Path) -> None:
     outcome.keep(tmp_path / "faults.json", "kills", result, 3, found["campaigns"]["kills"])
     again = json.loads((tmp_path / "faults.json").read_text())["campaigns"]["kills"]
     assert again["tried"] == {"kills": 4} and again["right"] == {"kills": 2} and len(again["parts"]) == 2
-    page = readme.faults(found)
+    page = campaign_tables.faults(found)
     assert "| `kills` | kills | 2 | 1 |" in page and "kills 0.5 s of CPU time" in page

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.readme import FORMS, PAGES, branch, layers, matrix, pages, serve_campaign, support, updated, verdicts
+from benchmarks.campaign_tables import FORMS, matrix, support, verdicts
+from benchmarks.readme import PAGES, branch, layers, pages, serve_campaign, updated
 from bertopt.cli import app
 from bertopt.recipe import load
 from bertopt.recipe.schema import recipe_schema

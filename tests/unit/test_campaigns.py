@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
 from bertopt import passes
 from bertopt.checks.parity import DEFAULT_LIMITS
-from campaigns import clean_runs, matrix, orders
+from campaigns import clean_runs, matrix, orders, serve_load
 
 BUILT_IN = {name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.passes.")}
 
@@ -26,3 +33,34 @@ def test_a_cell_of_the_matrix_is_built_opened_and_compared() -> None:
     (good, refused) = matrix.cells(["distilbert"], ["token-classification"], ["use_sdpa", "keep_cls_only"])
     assert good.outcome == matrix.OK and good.figures is not None and 0 < good.figures["value"] < good.figures["limit"]
     assert refused.outcome.startswith("unsupported: ") and "keep_cls_only" in refused.outcome
+
+
+class _Silent:
+    """A connection whose server never answers."""
+
+    def __init__(self, port: int) -> None:
+        del port
+
+    async def post(self, path: str, body: bytes, request_id: str = "") -> None:
+        await asyncio.sleep(60)
+
+    def close(self) -> None:
+        pass
+
+
+class _Known:
+    def request(self, rng: random.Random) -> tuple[list[int], bytes]:
+        return [0], b"{}"
+
+
+@pytest.mark.parametrize(("abandon", "outcomes"), [(False, {"wrong: no answer in 0.01 s"}), (True, {"wrong: no answer in 0.01 s", "abandoned"})])
+def test_a_request_that_the_server_never_answers_is_not_counted_as_abandoned(
+    monkeypatch: pytest.MonkeyPatch, abandon: bool, outcomes: set[str]
+) -> None:
+    monkeypatch.setattr(serve_load, "Connection", _Silent)
+    monkeypatch.setattr(serve_load, "ANSWER_S", 0.01)
+    count: Counter[str] = Counter()
+    sent = iter(range(200 if abandon else 1))
+    known: Any = _Known()
+    asyncio.run(serve_load._client(0, known, 0, lambda: next(sent, None) is not None, count, abandon))
+    assert set(count) == outcomes

@@ -69,3 +69,9 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(KeyboardInterrupt()) == 130
     assert fail(UsageError("one", "two")) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["starlette", "uvicorn", "httptools", "prometheus_client", "orjson"])
+def test_a_missing_module_of_the_server_names_its_extra(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(ModuleNotFoundError(f"No module named '{module}'", name=module)) == 4
+    assert "pip install 'bertopt[serve]'" in capsys.readouterr().err

@@ -101,6 +101,28 @@ def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Pat
         command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(name: str, artefact: Path, tmp_path: Path) -> None:
+    content = "text\na mat\n" if name == "in.csv" else '{"text": "a mat"}\n'
+    (tmp_path / name).write_text(content, "utf-8-sig")
+    assert command.bulk(tmp_path / name, tmp_path / "out", artefact) == 1
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_a_file_in_another_encoding_is_refused(name: str, artefact: Path, tmp_path: Path) -> None:
+    content = "text\ncafé\n" if name == "in.csv" else '{"text": "café"}\n'
+    (tmp_path / name).write_text(content, "latin-1")
+    with pytest.raises(UsageError, match="must be UTF-8 text"):
+        command.bulk(tmp_path / name, tmp_path / "out", artefact)
+
+
+def test_a_field_that_is_too_long_is_refused(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_FIELD", 10)
+    (tmp_path / "in.csv").write_text("text\n" + "a" * 11 + "\n")
+    with pytest.raises(UsageError, match="is not CSV"):
+        command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact)
+
+
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "bulk.json").write_text("{")

@@ -14,11 +14,11 @@ import pytest
 from pydantic import Field
 
 from bertopt import passes
-from bertopt.core import Eager, Onnx, Pass
+from bertopt.core import RESERVED_KEYS, Eager, Onnx, Pass
 from bertopt.errors import UsageError
 from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx, registry
 from bertopt.recipe import schema
-from bertopt.recipe.parser import RESERVED, Recipe, from_dict, load, parse
+from bertopt.recipe.parser import Recipe, from_dict, load, parse
 from bertopt.recipe.steps import REFERENCE
 from bertopt.results import Limits, Waiver
 
@@ -296,7 +296,7 @@ def test_known_keys_are_listed_once() -> None:
     [
         ("dtpye: float16", "5:5", "unknown option 'dtpye'; did you mean 'dtype'?"),
         ("timeuot: 3", "5:5", "unknown option 'timeuot'; did you mean 'timeout'?"),
-        ("zzz: 3", "5:5", f"unknown option 'zzz'; known: dtype, mode, keep_fp32, {', '.join(RESERVED)}"),
+        ("zzz: 3", "5:5", f"unknown option 'zzz'; known: dtype, mode, keep_fp32, {', '.join(RESERVED_KEYS)}"),
         ("dtype: fp16", "5:12", "dtype must be 'bfloat16' or 'float16'; got 'fp16'"),
         ("dtype: 16", "5:12", "dtype must be 'bfloat16' or 'float16'; got 16"),
         ("timeout: 0", "5:14", "timeout must be greater than 0; got 0"),
@@ -515,7 +515,7 @@ def test_one_mistake_does_not_hide_others() -> None:
         "device must be 'auto', 'cpu' or 'cuda'; got 'gpu'",
         "step 'cast_half': dtype must be 'bfloat16' or 'float16'; got 'fp16'",
         "step 'twice' (cast_half): the network is in half precision already",
-        f"step 'twice' (cast_half): unknown option 'nope'; known: dtype, mode, keep_fp32, {', '.join(RESERVED)}",
+        f"step 'twice' (cast_half): unknown option 'nope'; known: dtype, mode, keep_fp32, {', '.join(RESERVED_KEYS)}",
     ]
 
 
@@ -717,9 +717,9 @@ def test_the_schema_knows_every_key() -> None:
     known = schema.recipe_schema({"cast_half": CastHalf, "build_tensorrt": BuildTensorrt})
     assert set(known["properties"]) == set(Recipe.model_fields)
     step = known["properties"]["steps"]["items"]
-    assert set(step["properties"]) == set(RESERVED)
+    assert set(step["properties"]) == set(RESERVED_KEYS)
     half, engine = (branch["then"] for branch in step["allOf"])
-    assert set(half["properties"]) == {*RESERVED, "dtype", "mode", "keep_fp32"}
+    assert set(half["properties"]) == {*RESERVED_KEYS, "dtype", "mode", "keep_fp32"}
     assert half["additionalProperties"] is False
     assert half["properties"]["dtype"]["enum"] == ["bfloat16", "float16"]
     assert half["properties"]["dtype"]["description"]
@@ -729,7 +729,7 @@ def test_the_schema_knows_every_key() -> None:
 
 def test_no_built_in_option_is_a_reserved_key() -> None:
     for name, cls in passes.all_passes().items():
-        assert not set(cls.model_fields) & set(RESERVED), name
+        assert not set(cls.model_fields) & set(RESERVED_KEYS), name
 
 
 def test_checking_a_recipe_imports_nothing_heavy() -> None:

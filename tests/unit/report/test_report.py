@@ -396,11 +396,12 @@ def test_report_survives_json() -> None:
 
 
 def test_nan_survives_json() -> None:
-    text = report().model_dump_json(by_alias=True)
-    try:
-        found = Report.model_validate_json(text)
-    except ValueError:
-        pytest.xfail("results.py writes NaN as null")
+    found = Report.model_validate_json(report().model_dump_json(by_alias=True))
     worst = found.stage("cast_half").parity
     assert worst is not None
     assert math.isnan(worst.worst.value)
+
+
+def test_a_stage_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeyError, match="no stage 'nope'; the report has reference"):
+        report().stage("nope")

@@ -1,0 +1,20 @@
+"""Recognise that a disk or a quota is full, and say what to do."""
+
+from __future__ import annotations
+
+import errno
+
+from bertopt.errors import ResourceError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether `error` says that nothing more can be written: the disk is full, a quota, or a file's largest size."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def resource_error(error: BaseException) -> ResourceError:
+    """Return the error that a user reads in place of one that `is_full`."""
+    where = getattr(error, "filename", None) or "while writing"
+    return ResourceError(f"no space left on the disk ({where}); free some and run again")
