@@ -30,11 +30,13 @@ def cplusplus_compiler() -> str | None:
 
 
 def has_cuda_headers() -> bool:
-    """Whether torch finds CUDA's headers. It looks for CUDA_HOME when `cpp_extension` is first imported."""
+    """Whether torch and the compiler find CUDA's headers. torch looks for CUDA_HOME when `cpp_extension` is first imported."""
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME
-    return home is not None and Path(home, "include", "cuda_runtime.h").is_file()
+    stated = os.pathsep.join(os.environ.get(name, "") for name in ("CUDA_INC_PATH", "CPATH", "CPLUS_INCLUDE_PATH")).split(os.pathsep)
+    folders = [] if home is None else [Path(home, "include"), *(Path(folder) for folder in stated if folder)]
+    return any((folder / "cuda_runtime.h").is_file() for folder in folders)
 
 
 def check_compiler(device: str) -> None:

@@ -36,8 +36,8 @@ with contextlib.suppress(Exception):
 with contextlib.suppress(Exception):
     import torch
     facts["torch_cuda"], facts["torch_targets"] = torch.version.cuda, torch.cuda.get_arch_list()
-    from torch.utils import cpp_extension
-    facts["cuda_headers"] = os.path.isfile(os.path.join(cpp_extension.CUDA_HOME or "/nowhere", "include", "cuda_runtime.h"))
+    from bertopt.system.compilers import has_cuda_headers
+    facts["cuda_headers"] = has_cuda_headers()
 print("facts", json.dumps(facts))
 """
 

@@ -199,6 +199,9 @@ def test_a_package_for_a_gpu_needs_a_cplusplus_compiler_and_cuda_s_headers(
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_runtime.h").touch()
     compilers.check_packaging("cuda")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "conda"))
+    monkeypatch.setenv("CPATH", f"/nowhere:{tmp_path / 'include'}")
+    compilers.check_packaging("cuda")
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
