@@ -57,7 +57,9 @@ def _needs(recipe: Recipe) -> set[str]:
             needs.add("openvino_int8")
     if recipe.device == "cuda":
         needs.add("gpu")
-        needs |= {"compile_cuda"} if needs & {"compile_torch"} else set()
+        needs |= {"compile_cuda"} if needs & {"compile_torch", "package_aot"} else set()
+        # torch's wheels run without CUDA's headers: a recipe that goes on without the package is no reason to install them.
+        needs |= {"package_cuda" for step in recipe.steps if step.pass_.name() == "package_aot" and step.on_fail == "stop"}
         needs |= {"onnx_cuda"} if needs & {"export_onnx"} and "build_tensorrt" not in needs else set()
     if not recipe.model.startswith("pkg://") and not Path(recipe.model).is_dir():
         needs.add("hub")

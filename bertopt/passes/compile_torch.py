@@ -94,9 +94,8 @@ class CompileTorch(Pass[Eager, Compiled]):
         if compiled and self.dynamic:
             seen: list[int] = []
             for batch, sequence in _UNSEEN:
-                inputs = network.example(batch, min(sequence, model.spec.max_length))
-                with torch.inference_mode():
-                    network(*inputs)
+                with torch.inference_mode():  # as a session makes its inputs: others have another graph
+                    network(*network.example(batch, min(sequence, model.spec.max_length)))
                 seen.append(int(counters["stats"]["unique_graphs"]))
             found["graphs for shapes not seen before"] = (0, seen[-1] - seen[0])
         return found

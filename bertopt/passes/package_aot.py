@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from bertopt.core import Context, Eager, PackageBuild, Packaged, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.system import environment
-from bertopt.system.compilers import check_compiler
+from bertopt.system.compilers import check_packaging
 
 _BY_TEXT = "on a CPU attention: varlen asks how long each text is, which no exported graph can; use attention: masked"
 
@@ -44,7 +44,7 @@ class PackageAot(Pass[Eager, Packaged]):
     def __call__(self, model: Eager, ctx: Context) -> Result[Packaged]:
         import torch
 
-        check_compiler(ctx.device)
+        check_packaging(ctx.device)
         if ctx.device == "cpu" and model.spec.one_row:
             raise Unsupported(_BY_TEXT)
         path = ctx.workdir / "package" / "model.pt2"

@@ -18,6 +18,7 @@ from bertopt.runtime import weight_figures
 from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
 from bertopt.system import temporary_directory
+from bertopt.system.environment import without_tf32
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
@@ -38,7 +39,8 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
     Raises what it raises there, and WrongAnswer where it holds other weights there than those with these figures, or replaces what
     libraries give every model in the process.
     """
-    environment = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
+    # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
+    environment = {name: value for name, value in without_tf32().items() if name.startswith(_KEPT)}
     environment |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)}
     threads = 2 if environment.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
     # Also for what runs before the session sets its threads.

@@ -25,8 +25,11 @@ class PackageSession(TorchSession):
         if model.spec.one_row and self.device.type == "cuda":
             # The package calls torch's variable-length attention by name, which this import registers.
             importlib.import_module("torch.nn.attention.varlen")
+        # A session on a GPU has its threads take turns, and two batches in flight: with the container's own locks the host waited,
+        # Python's lock held, until the first had been run before it queued the second.
+        alone = self.device.type == "cuda"
         try:
-            return torch._inductor.aoti_load_package(str(model.path))
+            return torch._inductor.aoti_load_package(str(model.path), run_single_threaded=alone)
         except (RuntimeError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
             raise Unsupported(f"torch {torch.__version__} cannot open the package ({first}); {_REBUILD}") from error

@@ -70,9 +70,11 @@ class TorchSession(Session):
         return graphs
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        arrays, self._inputs, self._forward = self._prepared(inputs)
-        for name, tensor in zip(self.spec.network_inputs, self._inputs, strict=True):
-            tensor.copy_(torch.from_numpy(arrays[name]))
+        # As in `_submit`: torch.compile makes a graph for tensors of inference mode and another for those made outside of it.
+        with torch.inference_mode():
+            arrays, self._inputs, self._forward = self._prepared(inputs)
+            for name, tensor in zip(self.spec.network_inputs, self._inputs, strict=True):
+                tensor.copy_(torch.from_numpy(arrays[name]))
 
     def step(self) -> None:
         with torch.inference_mode():

@@ -10,10 +10,39 @@ from pathlib import Path
 from bertopt.errors import Unsupported
 
 
+def check_packaging(device: str) -> None:
+    """As `check_compiler`; and raise Unsupported where AOTInductor could not compile its C++ launcher for CUDA."""
+    check_compiler(device)
+    if device == "cpu":
+        return
+    if not cplusplus_compiler():
+        raise Unsupported("package_aot needs a C++ compiler on CUDA; install g++ (apt-get install g++) or set CXX")
+    if not has_cuda_headers():
+        raise Unsupported(
+            "package_aot needs CUDA's headers, which torch's wheels do not bring, and there is no include/cuda_runtime.h in "
+            "$CUDA_HOME, beside nvcc or in /usr/local/cuda; install the CUDA toolkit of torch's version, or set CUDA_HOME"
+        )
+
+
+def cplusplus_compiler() -> str | None:
+    """Return the C++ compiler that Inductor calls, or None."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def has_cuda_headers() -> bool:
+    """Whether torch and the compiler find CUDA's headers. torch looks for CUDA_HOME when `cpp_extension` is first imported."""
+    from torch.utils import cpp_extension
+
+    home = cpp_extension.CUDA_HOME
+    stated = os.pathsep.join(os.environ.get(name, "") for name in ("CUDA_INC_PATH", "CPATH", "CPLUS_INCLUDE_PATH")).split(os.pathsep)
+    folders = [] if home is None else [Path(home, "include"), *(Path(folder) for folder in stated if folder)]
+    return any((folder / "cuda_runtime.h").is_file() for folder in folders)
+
+
 def check_compiler(device: str) -> None:
     """Raise Unsupported where Inductor (on a CPU) or Triton's launcher (on CUDA) would find no compiler or no headers."""
     if device == "cpu":
-        if not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")):
+        if not cplusplus_compiler():
             raise Unsupported(
                 "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
             )

@@ -262,6 +262,6 @@ CHECKS: tuple[Check, ...] = (
     shadowed_modules, broken_imports, missing_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
     bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, no_compiler, unwritable_caches,
     hub_offline, low_disk, cuda_visible_devices, cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
-    gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.compute_mode,
-    gpu_checks.shared_gpu,
+    gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.no_cuda_headers,
+    gpu_checks.compute_mode, gpu_checks.shared_gpu,
 )  # fmt: skip

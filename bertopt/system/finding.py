@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-#: What a finding can concern: every run ("all"), "gpu", "onnx_cuda" and "compile_cuda" (a pass on a GPU), "hub"
+#: What a finding can concern: every run ("all"), "gpu", "onnx_cuda", "compile_cuda" and "package_cuda" (a pass on a GPU), "hub"
 #: (downloads), a precision ("int8", "bfloat16", "openvino_int8"), or a pass.
 ALL = "all"
 

@@ -91,6 +91,20 @@ def no_cuda_compiler(machine: Machine) -> Finding | None:
     )  # fmt: skip
 
 
+def no_cuda_headers(machine: Machine) -> Finding | None:
+    if not machine.gpus:
+        return None
+    missing = [] if machine.compiler else ["a C++ compiler"]
+    missing += [] if machine.gpu.cuda_headers else ["CUDA's headers"]
+    if not missing:
+        return None
+    return Finding(
+        check="no_cuda_headers", found=f"missing: {' and '.join(missing)}", stops="package_aot cannot compile for the GPU",
+        fix=f"apt-get install g++, and the CUDA toolkit {machine.gpu.torch_cuda or ''}".rstrip() + ", or set CUDA_HOME to one",
+        concerns=("package_cuda",), blocks=True, only_if_needed=True,
+    )  # fmt: skip
+
+
 def compute_mode(machine: Machine) -> Finding | None:
     state = machine.gpu.state
     if state is None or not state.refuses_second_process:

@@ -36,6 +36,8 @@ with contextlib.suppress(Exception):
 with contextlib.suppress(Exception):
     import torch
     facts["torch_cuda"], facts["torch_targets"] = torch.version.cuda, torch.cuda.get_arch_list()
+    from bertopt.system.compilers import has_cuda_headers
+    facts["cuda_headers"] = has_cuda_headers()
 print("facts", json.dumps(facts))
 """
 
@@ -57,6 +59,8 @@ class GpuFacts:
     """Of those that onnxruntime-gpu needs and no loader finds."""
     c_compiler: str | None = "/usr/bin/gcc"
     python_header: bool = True
+    cuda_headers: bool = True
+    """Whether torch finds them, as `compilers.has_cuda_headers` says."""
     others_bytes: int = 0
     """GPU memory that is in use, bertopt not running."""
 
@@ -76,7 +80,8 @@ def read(run: Callable[[str, float], subprocess.CompletedProcess[str]], gpus: in
         state=state, in_pci=in_pci, container=container, torch_cuda=facts.get("torch_cuda"),
         torch_targets=tuple(facts.get("torch_targets", ())), onnxruntime_cuda=facts.get("onnxruntime_cuda"),
         missing_libraries=tuple(facts.get("missing", ())), c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang"),
-        python_header=Path(sysconfig.get_paths()["include"], "Python.h").is_file(), others_bytes=state.used_bytes if state else 0,
+        python_header=Path(sysconfig.get_paths()["include"], "Python.h").is_file(), cuda_headers=facts.get("cuda_headers", True),
+        others_bytes=state.used_bytes if state else 0,
     )  # fmt: skip
 
 

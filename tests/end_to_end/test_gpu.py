@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import subprocess
 import sys
+import zipfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 import bertopt
 from bertopt.checks import parity, probes
 from bertopt.commands.verify import verify
-from bertopt.core import Context, Eager, Model
+from bertopt.core import Context, Device, Eager, Model, Packaged
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
@@ -116,12 +118,25 @@ def test_fp8(tiny: Tiny, tmp_path: Path, compiled: bool) -> None:
     agrees(CompileTorch()(model, context(tmp_path, "compiled")).model if compiled else model, reference)
 
 
+def run_package(model: Packaged, device: Device, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return open_session(model, device).run(inputs)
+
+
 @pytest.mark.parametrize("unpadded", [False, True])
 def test_package(reference: Eager, tmp_path: Path, unpadded: bool) -> None:
     model = CastHalf(dtype="bfloat16")(UseSdpa()(reference, context(tmp_path, "sdpa")).model, context(tmp_path, "half")).model
     if unpadded:
         model = PackSequences(attention="varlen")(model, context(tmp_path, "unpadded")).model
-    agrees(PackageAot()(model, context(tmp_path, "package")).model, reference)
+    package = PackageAot()(model, context(tmp_path, "package")).model
+    with zipfile.ZipFile(package.path) as files:
+        code = b"".join(files.read(name) for name in files.namelist() if name.endswith("wrapper.cpp"))
+    assert code and b"cudnn_attention" not in code
+    # A package is native code: one that crashes ends this process, not the tests.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        inputs = {name: np.ones((2, 8), np.int64) for name in reference.spec.inputs}
+        answers = pool.submit(run_package, package, "cuda", inputs).result()
+    assert all(np.isfinite(value).all() for value in answers.values())
+    agrees(package, reference)
 
 
 def test_a_recipe_is_delivered_verified_and_opened(tiny: Tiny, tmp_path: Path) -> None:
@@ -157,14 +172,21 @@ def test_onnxruntime_cuda(reference: Eager, tmp_path: Path) -> None:
     agrees(CastOnnxHalf()(graph, context(tmp_path, "fp16")).model, reference)
 
 
-def test_nvml_sees_this_process_and_its_gpu(reference: Eager) -> None:
+def test_nvml_sees_the_gpu_and_what_a_process_takes_of_it() -> None:
     pytest.importorskip("pynvml")
     before = gpu.state()
     assert before is not None and before.capability == "sm{}{}".format(*torch.cuda.get_device_capability())
     assert before.total_bytes > 1 << 30 and before.driver_cuda >= (11, 0)
-    session = open_session(reference, "cuda")
-    held = gpu.memory_of(os.getpid(), before.used_bytes)
-    assert session is not None and held is not None and held > 0
+    # In a new process: this one has its CUDA context and some memory already, and in a container NVML may not know it by its id.
+    code = (
+        "import os, torch\n"
+        "from bertopt.system import gpu\n"
+        "before = gpu.state().used_bytes\n"
+        "kept = torch.ones(64 << 20, device='cuda')\n"
+        "print(gpu.memory_of(os.getpid(), before))"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert asked.returncode == 0 and int(asked.stdout) >= 256 << 20, asked.stderr
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])

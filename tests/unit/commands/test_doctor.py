@@ -36,6 +36,7 @@ def gpu(state: dict[str, Any] | None = None, packages: Any = GPU, **facts: Any) 
 
 
 COMPILED = {"schema_version": 1, "model": "/", "device": "cuda", "steps": [{"pass": "compile_torch"}]}
+PACKAGED = COMPILED | {"steps": [{"pass": "package_aot"}]}
 ENGINE = {"schema_version": 1, "model": "/", "device": "cuda", "steps": [{"pass": "export_onnx", "opset": 20}, {"pass": "build_tensorrt"}]}
 #: (change to a healthy machine, the check that must find it, words of its finding, what is asked, the exit code)
 FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
@@ -85,6 +86,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     (gpu(missing_libraries=("libcublasLt.so.13",)), "missing_cuda_libraries", "pip install nvidia-cublas ", "gpu", 4),
     (gpu(missing_libraries=("libcudnn.so.9",), onnxruntime_cuda="12.8", torch_cuda="12.8"), "missing_cuda_libraries", "nvidia-cudnn-cu12", "gpu", 4),
     (gpu(c_compiler=None, python_header=False), "no_cuda_compiler", "missing: a C compiler and Python.h", COMPILED, 4),
+    (gpu(cuda_headers=False), "no_cuda_headers", "missing: CUDA's headers", PACKAGED, 4),
+    (gpu(cuda_headers=False) | {"compiler": None}, "no_cuda_headers", "missing: a C++ compiler and CUDA's headers", PACKAGED, 4),
     (gpu({"compute_mode": "exclusive"}), "compute_mode", "sudo nvidia-smi -c DEFAULT", "gpu", 4),
     (gpu({"compute_mode": "prohibited", "mps": True}), "compute_mode,mps", "second process cannot start", "gpu", 4),
     (gpu({"compute_mode": "exclusive", "mps": True}), "mps", "nvidia-cuda-mps-control", "gpu", 0),
@@ -153,6 +156,7 @@ HEALTHY_MACHINES: dict[str, Machine] = {
     "GPU without NVML": replace(HEALTHY, **ON_GPU | {"gpu": replace(FACTS, state=None)}),
     "GPU in a container": replace(HEALTHY, **gpu(container=True)),
     "no compiler, none needed": replace(HEALTHY, **gpu(c_compiler=None)),
+    "torch's wheels without a CUDA toolkit": replace(HEALTHY, **gpu(cuda_headers=False)),
     "8 GPUs": replace(HEALTHY, packages=GPU, gpus=8, environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
     "GPU by name": replace(HEALTHY, packages=GPU, gpus=1, environment={"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"}),
     "MIG": replace(HEALTHY, packages=GPU, gpus=1, environment={"CUDA_VISIBLE_DEVICES": "MIG-GPU-8932f937/1/0"}),

@@ -32,6 +32,7 @@ from bertopt.passes import (
     UseSdpa,
 )
 from bertopt.sessions import open_session
+from bertopt.system import compilers
 from tests.support.tiny_models import WORDS, Tiny
 
 SDPA = UseSdpa()
@@ -176,6 +177,31 @@ def test_triton_needs_a_c_compiler_and_python_s_headers(
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(Unsupported, match=r"no .*Python\.h; apt-get install python3\.\d+-dev"):
         CompileTorch()(reference, context("cuda"))
+
+
+def test_a_package_for_a_gpu_needs_a_cplusplus_compiler_and_cuda_s_headers(
+    reference: Eager, context: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """AOTInductor compiles a C++ launcher that includes <cuda_runtime.h>, which torch's wheels do not bring."""
+    from torch.utils import cpp_extension
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+    with pytest.raises(Unsupported, match=r"package_aot needs a C\+\+ compiler"):
+        PackageAot()(reference, context("cuda"))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    for home in (None, str(tmp_path)):
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
+        with pytest.raises(Unsupported, match=r"needs CUDA's headers.*CUDA_HOME"):
+            PackageAot()(reference, context("cuda"))
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    compilers.check_packaging("cuda")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "conda"))
+    monkeypatch.setenv("CPATH", f"/nowhere:{tmp_path / 'include'}")
+    compilers.check_packaging("cuda")
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

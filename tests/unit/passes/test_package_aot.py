@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from bertopt.passes import (
 )
 from bertopt.runtime.load import load
 from bertopt.sessions import open_session
-from bertopt.sessions.package import misfit
+from bertopt.sessions.package import PackageSession, misfit
 from tests.support.tiny_models import Tiny
 
 #: Of files, damaged one after the other.
@@ -113,9 +114,25 @@ def test_it_is_opened_only_on_its_gpu(stage: Path, monkeypatch: pytest.MonkeyPat
     assert misfit(built, "cuda") is None
 
 
+def test_on_a_gpu_the_package_does_not_wait_for_the_batch_before(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its locks, a container of one runner makes the host wait for the batch in flight, Python's lock held, before it queues the next."""
+    model = stages.open_stage(stage)
+    assert isinstance(model, Packaged)
+    built = replace(model, built=model.built.model_copy(update={"device": "cuda", "capability": "sm90"}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    asked: list[bool] = []
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path, run_single_threaded: asked.append(run_single_threaded))
+    queue: Any = object()
+    session = PackageSession(built, "cuda", queue=queue)
+    assert asked == [True] and session.concurrent  # the session gives its threads turns
+    PackageSession(model, "cpu")
+    assert asked == [True, False]
+
+
 def test_a_changed_file_reaches_no_loader(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file in turn, the manifest included: bits flipped and ends cut off. A run of 500 changes refused all of them."""
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("opened"))
     shutil.copytree(stage, tmp_path, dirs_exist_ok=True)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert {tmp_path / stages.PACKAGE, tmp_path / stages.MANIFEST, tmp_path / "tokenizer.json"} < {*files}

@@ -5,6 +5,7 @@ What it cannot show: that CUDA accepts the capture, and that copies and kernels 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
-from bertopt.core import Context, Eager
+from bertopt.core import Compiled, Context, Eager
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import CaptureGraphs, CompileTorch, PackSequences
@@ -129,6 +131,28 @@ def test_the_last_text_s_pool_ends_with_it_where_every_place_holds_a_text(
     inputs["attention_mask"][:] = 1
     assert inputs["attention_mask"].sum() == 80, "8 texts in a graph of 96 tokens with 6 places, then in one of 128 with 8"
     agree(reference, padded.run(inputs), inputs)
+
+
+def test_a_batch_that_is_timed_needs_no_other_compiled_graph_than_one_that_is_answered(tiny: Tiny) -> None:
+    """torch.compile makes a graph for tensors of inference mode and another for those that were made outside of it."""
+    reference = checkpoint.load(tiny())
+    network = copy.deepcopy(reference.network)
+    network.compile(backend="eager", dynamic=True)
+    record = CompileTorch().record()
+    compiled = Compiled(reference.spec, "float32", reference.checkpoint, network, (*reference.rewrites, record))
+    for queue in (None, RecordedQueue()):
+        torch._dynamo.reset()
+        counters.clear()
+        session = TorchSession(compiled, "cpu", queue=queue)
+        for rows, length in ((1, 9), (3, 13)):
+            session.run(batch(reference, rows, length))
+        graphs = counters["stats"]["unique_graphs"]
+        for rows, length in ((1, 9), (3, 13)):
+            session.load(batch(reference, rows, length))
+            session.step()
+        shown = CompileTorch().effects(compiled, session.facts())
+        assert counters["stats"]["unique_graphs"] == graphs == 2
+        assert shown["graphs for shapes not seen before"] == (0, 0)
 
 
 def test_few_texts_get_a_graph_with_few_places(tiny: Tiny, tmp_path: Path) -> None:
