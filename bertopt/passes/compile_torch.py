@@ -56,6 +56,8 @@ class CompileTorch(Pass[Eager, Compiled]):
         torch._dynamo.reset()
         counters.clear()
         self.rewrite(network)
+        if self.dynamic:
+            network.tune()  # as a session does: the same sizes are tuned for once
         with torch.inference_mode():
             for batch, sequence in ctx.shapes:
                 network(*network.example(batch, sequence))

@@ -54,7 +54,10 @@ class TorchSession(Session):
 
     def _open(self, model: Any) -> Any:
         """Return what maps input tensors to a tuple of outputs."""
-        return model.network.to(self.device)
+        network = model.network.to(self.device)
+        if isinstance(model, Compiled) and model.rewrites[-1].options.get("dynamic"):
+            network.tune()
+        return network
 
     def _open_graphs(self) -> TokenGraphs | None:
         sizes: tuple[int, ...] = getattr(self.network, "graph_sizes", ())

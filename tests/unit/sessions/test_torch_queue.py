@@ -155,6 +155,25 @@ def test_a_batch_that_is_timed_needs_no_other_compiled_graph_than_one_that_is_an
         assert shown["graphs for shapes not seen before"] == (0, 0)
 
 
+def test_what_a_compiled_network_is_tuned_for_does_not_depend_on_the_first_text(tiny: Tiny) -> None:
+    """torch.compile chooses kernels for the first sizes that it sees: a predictor's were 2 texts of 16 tokens, a check's others."""
+    reference = checkpoint.load(tiny())
+    seen: list[tuple[int, ...]] = []
+
+    def compiler(graph: Any, inputs: list[Any]) -> Any:
+        seen.extend(tuple(value.shape) for value in inputs if torch.is_tensor(value) and value.dtype == torch.int64)
+        return graph.forward
+
+    network = copy.deepcopy(reference.network)
+    network.compile(backend=compiler, dynamic=True)
+    record = CompileTorch().record()
+    torch._dynamo.reset()
+    session = TorchSession(Compiled(reference.spec, "float32", reference.checkpoint, network, (*reference.rewrites, record)), "cpu")
+    session.run(batch(reference, 2, 9))
+    # The positions are a buffer of the network.
+    assert set(seen) - {(1, reference.spec.max_length)} == {(8, min(128, reference.spec.max_length))}
+
+
 def test_few_texts_get_a_graph_with_few_places(tiny: Tiny, tmp_path: Path) -> None:
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
     queue = RecordedQueue()
