@@ -26,6 +26,7 @@ from bertopt.passes import (
     CastOnnxHalf,
     CompileTorch,
     ExportOnnx,
+    FuseOrt,
     PackageAot,
     QuantizeInt8,
     UseBetterTransformer,
@@ -398,6 +399,19 @@ def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[st
     build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES[:1], targets=("sm86",), timing_cache=str(path))
     assert build(graphs["float16"], context()).changes["timing_cache_not_used"] == 1
     assert not path.exists()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_angles_of_rotary_positions_stay_float32(tiny: Tiny, context: Any, dtype: Any) -> None:
+    """In float16 an angle of ModernBERT is off by up to 0.14 at position 511, and by 1.9 at 8,191."""
+    import onnx_ir
+
+    model = ExportOnnx(opset=20)(SDPA(checkpoint.load(tiny("modernbert")), context()).model, context()).model
+    graph = onnx_ir.load(CastOnnxHalf(dtype=dtype)(FuseOrt()(model, context()).model, context("cuda")).model.path).graph
+    angles = [value for node in graph if node.op_type in ("Cos", "Sin") for value in (*node.inputs, *node.outputs)]
+    assert len(angles) == 8 and {value.dtype for value in angles if value is not None} == {onnx_ir.DataType.FLOAT}
+    products = [node for node in graph if node.op_type in ("MatMul", "MultiHeadAttention")]
+    assert {node.outputs[0].dtype.name.lower() for node in products} == {dtype}
 
 
 @pytest.mark.parametrize("step", [None, CompileTorch(), PackageAot()], ids=["eager", "compiled", "package"])
