@@ -31,8 +31,10 @@ from bertopt.passes import (
     QuantizeInt8,
     UseBetterTransformer,
     UseSdpa,
+    build_tensorrt,
 )
 from bertopt.sessions import open_session
+from bertopt.system import tensorrt_import
 from tests.support.tiny_models import WORDS, Tiny
 
 SDPA = UseSdpa()
@@ -238,6 +240,23 @@ def test_without_targets_the_engine_is_for_the_gpu_here(
     assert BuildTensorrt(library="tensorrt_rtx")._targets(rtx, config, context("cuda")) == ("sm120",)
     assert config.num_compute_capabilities == 1
     assert config.get_compute_capability(0) == rtx.ComputeCapability.CURRENT
+
+
+@pytest.mark.parametrize(("operator", "advice"), [("Attention", "; TensorRT reads Attention from 10.14 on; use that, or export with opset: 20"), ("Other", "")])
+def test_an_operator_that_the_parser_does_not_know_is_named(
+    rtx: Any, graphs: dict[str, Onnx], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, advice: str
+) -> None:
+    """The parser's sentence says only that no plugin was found. RTX knows Attention: it stands for a TensorRT that does not."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    taken, given = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [1, 4]) for name in ("x", "y"))
+    node = helper.make_node("NoSuchOperator", ["x"], ["y"], name="node_1")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [taken], [given])), tmp_path / "model.onnx")
+    monkeypatch.setattr(rtx.ParserError, "node_operator", lambda error: operator)
+    builder = rtx.Builder(rtx.Logger(rtx.Logger.INTERNAL_ERROR))
+    with pytest.raises(Unsupported, match=rf"cannot parse the graph: {operator} 'node_1': .*Plugin not found.*\?\"{advice}$"):
+        build_tensorrt._parse(rtx, builder, tensorrt_import.logger(rtx), replace(graphs["float16"], path=tmp_path / "model.onnx"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])

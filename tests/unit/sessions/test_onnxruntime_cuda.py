@@ -159,3 +159,5 @@ def test_the_wheels_that_run_an_opset_23_attention_are_asked_for() -> None:
 
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert "onnxruntime-gpu>=1.25" in extras["gpu"]
+    # Its parser has the operator from 10.14 on (TensorRT's changelog).
+    assert "tensorrt>=10.14" in extras["gpu"]
