@@ -179,6 +179,19 @@ def test_the_table_names_figures_gaps_and_failures() -> None:
     assert table.failures(parts) == ["torch/bert-base/compile: RuntimeError: no"]
 
 
+def test_wrong_answers_are_a_failure_and_memory_that_ended_is_named() -> None:
+    """A case that answers nonsense fast, or ended at a shape, would read as measured."""
+    about = {"environment": {"packages": {}, "python": "3.12"}, "setting": ["cuda", False]}
+    rows = {"parity": {"rel_l2": 0.4, "cosine_min": 0.91}, "128x128": {"missing": "out of memory"}, "1x128": {"missing": "out of memory"}}
+    void = {"parity": {"rel_l2": float("inf"), "cosine_min": -1.0}}
+    right = {"parity": {"rel_l2": 0.2, "cosine_min": 0.98}}
+    parts: Any = {"onnxruntime": {**about, "cases": {"a": {"rows": rows}, "b": {"rows": void}, "c": {"rows": right}}}}
+    assert table.failures(parts) == [
+        "onnxruntime/a: wrong answers: rel_l2 0.4, least cosine 0.91 to float32", "onnxruntime/b: wrong answers: rel_l2 inf, least cosine -1 to float32",
+    ]  # fmt: skip
+    assert "onnxruntime/a: out of memory at 1x128, 128x128" in table.markdown(parts)
+
+
 _WITHOUT = """
 import sys
 class Blocker:
