@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import graph_runtimes, mix, setting, smoke, table, torch_part, wheels
+from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 from bertopt.core import Context
 from bertopt.passes import registry
@@ -190,6 +191,17 @@ def test_wrong_answers_are_a_failure_and_memory_that_ended_is_named() -> None:
         "onnxruntime/a: wrong answers: rel_l2 0.4, least cosine 0.91 to float32", "onnxruntime/b: wrong answers: rel_l2 inf, least cosine -1 to float32",
     ]  # fmt: skip
     assert "onnxruntime/a: out of memory at 1x128, 128x128" in table.markdown(parts)
+
+
+def test_shares_are_of_the_peak_of_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 graph runs without TF32: of the float16 peak it can reach a twelfth. The int8 peak is not measured."""
+    monkeypatch.setattr(shared, "open_model", lambda model, device: types.SimpleNamespace(
+        run=lambda probe: {"sentence_embedding": np.ones((4, 2))}, facts=lambda: types.SimpleNamespace(model_dump=lambda **_: {}),
+        load=lambda inputs: None, step=lambda: None,
+    ))  # fmt: skip
+    for kind, peak in {"fp32": "float32", "fp16_fused": "float16", "fp16_opset23": "float16", "fp16": "float16", "int8": "int8"}.items():
+        rows = graph_runtimes._measured("tiny", kind, None, np.ones((4, 2)), Setting("cpu", True, Path()))
+        assert {row["peak_kind"] for row in rows if "tflops" in row} == {peak}
 
 
 _WITHOUT = """
