@@ -10,6 +10,8 @@ Parts = Mapping[str, Mapping[str, Any]]
 #: Shapes shown; all are in the files.
 SHOWN = ("1x128", "8x128", "32x128", "128x128", "32x512")
 QUICK_SHOWN = ("1x16", "4x16")
+#: Of right answers; fp8 and int8 with random weights are nearer.
+LEAST_COSINE = 0.95
 
 
 def markdown(parts: Parts) -> str:
@@ -27,6 +29,11 @@ def markdown(parts: Parts) -> str:
     # Of tiny shapes a share means nothing.
     lines += [*_smoke(parts), *_times(parts, {} if quick else peaks), *_mix(parts), *_builds(parts), *_recipes(parts)]
     missing = sorted({f"{part}/{case}: {reason}" for part, case, key, reason in _said(parts, "missing") if key in ("missing", "run")})
+    ended: dict[str, list[str]] = defaultdict(list)
+    for name, case, key, reason in _said(parts, "missing"):
+        if reason == "out of memory":
+            ended[f"{name}/{case}"].append(key)
+    missing += [f"{case}: out of memory at {', '.join(sorted(shapes, key=_size))}" for case, shapes in sorted(ended.items())]
     if missing:
         lines += ["Missing:", "", *(f"- {line}" for line in missing), ""]
     waiting = [f"{name} ({len(part['unfinished'])} cases)" for name, part in parts.items() if part.get("unfinished")]
@@ -35,9 +42,20 @@ def markdown(parts: Parts) -> str:
     return "\n".join(lines)
 
 
+def _size(shape: str) -> int:
+    rows, tokens = shape.split("x")
+    return int(rows) * int(tokens)
+
+
 def failures(parts: Parts) -> list[str]:
-    """Cases that ended with an error, that a GPU should have run: what is missing is none."""
-    return [f"{part}/{case}: {reason}" for part, case, _, reason in _said(parts, "failure")]
+    """Cases that ended with an error, that a GPU should have run, or whose answers are wrong: what is missing is none."""
+    ended = [f"{part}/{case}: {reason}" for part, case, _, reason in _said(parts, "failure")]
+    return ended + [
+        f"{part}/{case}: wrong answers: rel_l2 {figures['rel_l2']:.3g}, least cosine {figures['cosine_min']:.3g} to float32"
+        for part in parts
+        for case, entry in parts[part]["cases"].items()
+        if (figures := entry["rows"].get("parity")) and not figures["cosine_min"] >= LEAST_COSINE
+    ]
 
 
 def _said(parts: Parts, word: str) -> Iterator[tuple[str, str, str, str]]:

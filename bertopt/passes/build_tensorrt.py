@@ -20,6 +20,7 @@ from bertopt.system import tensorrt_import
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
 
 _NO_FLOAT32_ATTENTION = "TensorRT has no float32 Attention kernel: put cast_onnx_half before, or export with opset: 22"
+_NO_ATTENTION = "; TensorRT reads Attention from 10.14 on; use that, or export with opset: 20"
 
 
 class BuildTensorrt(Pass[Onnx, Engine]):
@@ -208,8 +209,10 @@ def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:
     network = builder.create_network(1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(model.path)):
-        errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        raise Unsupported(f"TensorRT cannot parse the graph: {'; '.join(errors)[:400]}")
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        said = "; ".join(f"{error.node_operator()} '{error.node_name()}': {error.desc()}" for error in errors)[:400]
+        unknown = any(error.node_operator() == "Attention" and "Plugin not found" in error.desc() for error in errors)
+        raise Unsupported(f"TensorRT cannot parse the graph: {said}{_NO_ATTENTION if unknown else ''}")
     for i in reversed(range(network.num_outputs)):
         if network.get_output(i).name not in model.spec.outputs:
             network.unmark_output(network.get_output(i))

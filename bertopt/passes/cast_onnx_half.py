@@ -17,8 +17,8 @@ _FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "Random
 class CastOnnxHalf(Pass[Onnx, Onnx]):
     """Cast the graph's float32 weights and operators to half precision. Counts initialisers cast and values clipped.
 
-    Pooling and normalisation stay float32, as do the operators and nodes named in `keep_fp32`. Values beyond the
-    type's range, such as a mask's -3.4e38, are clipped to it.
+    Pooling, normalisation and the angles of rotary positions stay float32, as do the operators and nodes named in
+    `keep_fp32`. Values beyond the type's range, such as a mask's -3.4e38, are clipped to it.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {
@@ -78,10 +78,16 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Attention", "MultiHeadAttention")
 
 
+#: Modules whose nodes stay float32, by parts of their class names. A rotary position times its frequency is an angle of up to
+#: thousands, which float16 rounds by up to 2 and bfloat16 by up to 16; transformers computes it in float32 in every precision.
+_MODULES = ("Pooling", "RotaryEmbedding")
+
+
 def _kept(node: Any, keep: frozenset[str]) -> bool:
     """Whether a node stays in float32. The exporter recorded which module each node came from."""
-    pooling = "Pooling" in node.metadata_props.get("namespace", "")
-    return pooling or node.op_type in _FLOAT_ONLY or node.op_type in keep or node.name in keep
+    module = node.metadata_props.get("namespace", "")
+    inside = any(name in module for name in _MODULES)
+    return inside or node.op_type in _FLOAT_ONLY or node.op_type in keep or node.name in keep
 
 
 class _Caster:

