@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -136,6 +137,20 @@ def test_pickled_weights_are_refused(bert: Path) -> None:
     (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
     with pytest.raises(IntegrityError, match=r"pytorch_model\.bin, which can run code when loaded"):
         checkpoint.load(bert)
+
+
+def test_pickled_weights_are_read_once_converted_as_the_message_says(bert: Path) -> None:
+    """With their head, and beside the tokenizer: AutoModel would write neither."""
+    import transformers
+
+    plain, path = answers(checkpoint.load(bert))[0], bert / "model.safetensors"
+    torch.save(load_file(path), bert / "pytorch_model.bin")
+    path.unlink()
+    with pytest.raises(IntegrityError) as caught:
+        checkpoint.load(bert)
+    (name,) = re.findall(r": (\w+)\.from_pretrained\(DIR\)\.save_pretrained\(DIR\)", str(caught.value))
+    getattr(transformers, name).from_pretrained(bert).save_pretrained(bert)
+    assert torch.allclose(answers(checkpoint.load(bert))[0], plain, atol=1e-6)
 
 
 def test_no_weights(bert: Path) -> None:
