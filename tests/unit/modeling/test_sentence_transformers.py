@@ -89,6 +89,14 @@ def test_a_default_prompt_is_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
+def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_s_is_shorter(folder: Path, tmp_path: Path) -> None:
+    edited(folder / "tokenizer_config.json", model_max_length=8)
+    assert checkpoint.load(folder).spec.text_length == 48
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+    edited(folder / "sentence_bert_config.json", max_seq_length=None)
+    assert checkpoint.load(folder).spec.text_length == 8
+
+
 def test_a_transformer_in_another_folder_says_how_to_save_it(folder: Path) -> None:
     """Given that folder alone, bertopt would take the model without its pooling."""
     (folder / "0_Transformer").mkdir()
