@@ -35,7 +35,7 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
     name, settings = _settings(directory)
     length = settings.get("max_seq_length")
     check_length(f"{name}: max_seq_length", length)
-    _warn_of_prompt(directory)
+    _warn_of_dropped(directory)
     return pooling, normalize, length
 
 
@@ -81,14 +81,19 @@ def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
     return name or SETTINGS[0], found
 
 
-def _warn_of_prompt(directory: Path) -> None:
-    """sentence-transformers puts a default prompt before every text; who asks an artefact says which text is a query."""
-    fields = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
-    name, prompts = (fields.get(key) for key in ("default_prompt_name", "prompts")) if isinstance(fields, dict) else (None, None)
+def _warn_of_dropped(directory: Path) -> None:
+    """Name what sentence-transformers does around the model by default, and an artefact does not: it puts a prompt before
+    every text, where who asks an artefact says which text is a query, and cuts vectors off."""
+    found = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
+    fields = found if isinstance(found, dict) else {}
+    name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if prompt:
         shown = plain(ascii(prompt))
-        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=3)
+        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=4)
+    if dimensions is not None:
+        shown = plain(ascii(dimensions))
+        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors, so take the first {shown} numbers of each", stacklevel=4)
 
 
 def check_length(name: str, value: Any) -> None:

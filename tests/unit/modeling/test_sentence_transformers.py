@@ -89,6 +89,12 @@ def test_a_default_prompt_is_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
+def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:
+    edited(folder / "config_sentence_transformers.json", truncate_dim=16)
+    with pytest.warns(UserWarning, match=r"dropped truncate_dim 16.*take the first 16 numbers"):
+        checkpoint.load(folder)
+
+
 def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_s_is_shorter(folder: Path, tmp_path: Path) -> None:
     edited(folder / "tokenizer_config.json", model_max_length=8)
     assert checkpoint.load(folder).spec.text_length == 48
