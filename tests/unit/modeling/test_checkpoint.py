@@ -51,6 +51,29 @@ def answers(model: Eager, batch: int = 3, sequence: int = 9) -> tuple[torch.Tens
         return model.network(*model.network.example(batch, sequence))
 
 
+# What classes are called
+
+
+def test_classes_may_be_called_by_numbers(bert: Path) -> None:
+    """As fine-tuning on a data set with numbers for classes leaves them."""
+    with_config(bert, id2label={"0": 1, "1": 2.5, "2": 3}, label2id=None)
+    assert checkpoint.load(bert).spec.labels == ("1", "2.5", "3")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"0": "a", "1": "b", "3": "c"}, r"must name the classes 0 to 2; got \[0, 1, 3\]"),
+        ({"0": "a", "1": None, "2": "c"}, r"class 1 has None"),
+        ({"0": "a", "1": "b", "2": ["c"]}, r"class 2 has \['c'\]"),
+    ],
+)
+def test_a_class_without_a_name_is_named(bert: Path, names: dict[str, Any], words: str) -> None:
+    with_config(bert, id2label=names, label2id=None)
+    with pytest.raises(IntegrityError, match=words):
+        checkpoint.load(bert)
+
+
 # Where a checkpoint comes from
 
 
