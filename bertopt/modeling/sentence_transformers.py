@@ -22,8 +22,10 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
     if not (directory / MODULES).is_file():
         return None, False, None
     pooling, normalize = None, False
-    for module in read_json(directory / MODULES):
+    for module in _modules(directory):
         kind = _kind(module)
+        if (kind == "Pooling" and pooling is not None) or (kind == "Normalize" and pooling is None):
+            raise Unsupported(f"modules.json: expected one Pooling, and Normalize only after it; got another order: {_ADVICE}")
         if kind == "Pooling":
             pooling = _pooling_mode(read_json(directory / _folder(module["path"]) / "config.json"))
         elif kind == "Normalize":
@@ -43,7 +45,7 @@ def pooling_folders(directory: Path) -> list[str]:
     """Return the folders beside the checkpoint that say how it is pooled."""
     if not (directory / MODULES).is_file():
         return []
-    return [_folder(module["path"]) for module in read_json(directory / MODULES) if _kind(module) == "Pooling"]
+    return [_folder(module["path"]) for module in _modules(directory) if _kind(module) == "Pooling"]
 
 
 def lowers(directory: Path) -> bool:
@@ -60,6 +62,13 @@ def lower(backend: Any) -> None:
     steps = list(several)
     if not any(isinstance(step, Lowercase) for step in steps):
         backend.normalizer = Sequence([Lowercase(), *steps])
+
+
+def _modules(directory: Path) -> list[dict[str, Any]]:
+    found = read_json(directory / MODULES)
+    if not isinstance(found, list) or not all(isinstance(each, dict) and {"type", "path"} <= each.keys() for each in found):
+        raise IntegrityError(f"{MODULES} must be a list of modules, each with a type and a path; restore the checkpoint")
+    return found
 
 
 def _kind(module: dict[str, Any]) -> str:

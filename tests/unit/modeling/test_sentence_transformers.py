@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.modeling.source import examine
 from bertopt.runtime.predictor import Predictor
@@ -79,6 +79,22 @@ def test_a_pooling_outside_the_folder_is_refused(folder: Path, path: Any) -> Non
     modules[1]["path"] = path
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(IntegrityError, match="path must name a folder beside it"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, ["x"], [{"type": "x.Transformer"}]])
+def test_modules_that_are_none_are_named(folder: Path, content: Any) -> None:
+    (folder / "modules.json").write_text(json.dumps(content))
+    with pytest.raises(IntegrityError, match=r"modules\.json must be a list of modules"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 1, 1)])
+def test_modules_in_another_order_are_refused(folder: Path, order: tuple[int, ...]) -> None:
+    """Normalize before Pooling leaves vectors of any length."""
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[i] for i in order]))
+    with pytest.raises(Unsupported, match="Normalize only after it; got another order"):
         checkpoint.load(folder)
 
 
