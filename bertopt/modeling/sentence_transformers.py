@@ -13,6 +13,8 @@ from bertopt.system.untrusted import plain
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 #: Names of the transformer's settings, of which sentence-transformers reads the first that is there.
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
+#: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
+OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs")
 #: What to do with a model whose last steps bertopt does not have.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
@@ -35,8 +37,7 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
                 f"modules.json: every module must be a Transformer (beside it), Pooling or Normalize; got {kind} at '{module['path']}': {_ADVICE}"
             )
     name, settings = _settings(directory)
-    length = settings.get("max_seq_length")
-    check_length(f"{name}: max_seq_length", length)
+    length = _length(name, settings)
     _warn_of_dropped(directory)
     return pooling, normalize, length
 
@@ -88,6 +89,24 @@ def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(found, dict):
         raise IntegrityError(f"{name} must be a JSON object; restore the checkpoint")
     return name or SETTINGS[0], found
+
+
+def _length(name: str, settings: dict[str, Any]) -> Any:
+    """Return the longest text that the settings state, as sentence-transformers reads them: what it gives the tokenizer first."""
+    length, where = settings.get("max_seq_length"), f"{name}: max_seq_length"
+    unread = []
+    for key in OPTIONS:
+        options = settings.get(key)
+        for option, value in options.items() if isinstance(options, dict) else ():
+            if option == "model_max_length" and key in OPTIONS[:2]:
+                length, where = value, f"{name}: {key}.{option}"
+            else:
+                unread.append(f"{key}.{option}")
+    check_length(where, length)
+    if unread:
+        shown = plain(ascii(", ".join(unread)))
+        warnings.warn(f"{name}: bertopt does not read {shown}; compare a few vectors with sentence-transformers'", stacklevel=4)
+    return length
 
 
 def _warn_of_dropped(directory: Path) -> None:

@@ -119,6 +119,19 @@ def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_
     assert checkpoint.load(folder).spec.text_length == 8
 
 
+@pytest.mark.parametrize("key", ["tokenizer_args", "processor_kwargs"])
+def test_the_longest_text_may_be_an_option_of_the_tokenizer(folder: Path, tmp_path: Path, key: str) -> None:
+    edited(folder / "sentence_bert_config.json", **{key: {"model_max_length": 8}})
+    assert checkpoint.load(folder).spec.text_length == 8
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+
+
+def test_options_that_are_not_read_are_named(folder: Path) -> None:
+    edited(folder / "sentence_bert_config.json", model_args={"attention": "x"})
+    with pytest.warns(UserWarning, match=r"does not read 'model_args\.attention'"):
+        checkpoint.load(folder)
+
+
 def test_a_transformer_in_another_folder_says_how_to_save_it(folder: Path) -> None:
     """Given that folder alone, bertopt would take the model without its pooling."""
     (folder / "0_Transformer").mkdir()
