@@ -459,6 +459,12 @@ def test_verify_against_another_model(exported: tuple[Path, Result], tiny: Tiny)
     assert found.exit_code == 2
 
 
+def test_verify_refuses_texts_that_it_would_not_use(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\n")
+    found = call("verify", str(exported[0] / "artifact"), "--texts", str(tmp_path / "t.txt"))
+    assert found.exit_code == 2 and "give --against CHECKPOINT too" in last_line(found)
+
+
 def test_verify_against_an_earlier_report(exported: tuple[Path, Result], tmp_path: Path) -> None:
     out, _ = exported
     files = ("--junit", str(tmp_path / "j.xml"), "--summary", str(tmp_path / "s.md"))
