@@ -128,6 +128,12 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_names_bad_lines_of_the_texts(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"sentence": "a"}\n')
+    found = call("export", str(recipe), "--dry-run", "--set", f"inputs.texts={tmp_path / 'bad.jsonl'}")
+    assert found.exit_code == 2 and "bad.jsonl:2: expected" in last_line(found)
+
+
 def test_dry_run_names_what_the_model_cannot_run(recipe: Path) -> None:
     found = call("export", str(recipe), "--dry-run", "--set", "inputs.shapes=[[1, 65]]")
     assert found.exit_code == 2 and "usable positions; got [1, 65]" in last_line(found)
