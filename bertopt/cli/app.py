@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
+import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +72,20 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    for stream in (sys.stdout, sys.stderr):
+        escaping(stream)
+
+
+def escaping(stream: Any) -> None:
+    """Have `stream` write what its encoding does not know as JSON escapes it: labels, names of files, a multiplication sign."""
+
+    def escaped(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    if isinstance(stream, io.TextIOWrapper):
+        codecs.register_error("bertopt-escaped", escaped)
+        stream.reconfigure(errors="bertopt-escaped")
 
 
 @contextlib.contextmanager

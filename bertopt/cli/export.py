@@ -101,8 +101,11 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     from bertopt.modeling.config_checks import check_shapes
     from bertopt.modeling.source import examine_here
     from bertopt.recipe.parser import load
+    from bertopt.recipe.texts import read
 
     checked = load(recipes.find(recipe), overrides)
+    if checked.inputs.texts:
+        read(checked.inputs.texts)  # names bad lines; labels are held against the model once it is loaded
     fields = examine_here(checked.model, checked.revision)
     if fields is not None:
         check_shapes(fields, checked.inputs.shapes)

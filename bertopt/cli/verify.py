@@ -66,6 +66,8 @@ def verify(
             against = against or before.model.get("source")
             if not against:
                 raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
+        if texts is not None and against is None:
+            raise UsageError("--texts are what the checkpoint's answers are compared on; give --against CHECKPOINT too, or a --baseline that names one")
         report = check(directory, against, texts, key)
         if baseline is not None and report.stages:
             diff = with_baseline(report, baseline, tolerated)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -73,6 +73,8 @@ def bulk(
             part = list(islice(rows, part_rows))
             if not part:
                 return
+            if any(key in row for row in part):
+                raise UsageError(f"the input has a column '{key}' already, which the answers would replace; name it otherwise")
             path, start, done = out / f"part-{number:05d}{source.suffix}", done, done + len(part)
             if not path.exists():
                 yield _Part(path, part, [_text(row, column, pair, start + i) for i, row in enumerate(part)], done)
@@ -105,7 +107,10 @@ def _check_state(out: Path, wanted: dict[str, Any]) -> None:
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{path}' cannot be read ({error}); give another directory, or remove '{out}'") from error
         other = [name for name, value in wanted.items() if there.get(name) != value]
-        if other:
+        if other and not any(out.glob("part-*")):
+            # That call stopped at its first part, often by a bad row of an input that was mended since.
+            atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
+        elif other:
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
     elif any(out.iterdir()):
         raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
@@ -120,6 +125,8 @@ def _text(row: Row, column: str, pair: str | None, number: int) -> Text:
             raise UsageError(f"row {number} has no column '{name}'; it has {', '.join(map(str, row))}")
         if not isinstance(row[name], str):
             raise UsageError(f"row {number}: column '{name}' must be a text; got {type(row[name]).__name__}")
+        if not _encodes(row[name]):
+            raise UsageError(f"row {number}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
         found.append(row[name])
     return found[0] if pair is None else (found[0], found[1])
 
@@ -130,36 +137,40 @@ def _rows(source: Path) -> Iterator[Row]:
         for batch in _parquet().ParquetFile(source).iter_batches():
             yield from batch.to_pylist()
         return
-    read = _csv_rows if source.suffix == ".csv" else _jsonl_rows
-    try:
-        # Spreadsheets begin a UTF-8 file with a byte order mark.
-        with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
-            yield from read(source, file)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"'{source}' must be UTF-8 text ({error.reason}); save it as UTF-8") from error
+    # Spreadsheets begin their UTF-8 with a mark, which is no part of the first column's name.
+    with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
+        try:
+            yield from (_csv_rows if source.suffix == ".csv" else _json_rows)(source, file)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"'{source}' must be UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
 
 
-def _csv_rows(source: Path, file: IO[str]) -> Iterator[Row]:
+def _csv_rows(source: Path, file: TextIO) -> Iterator[Row]:
     before = csv.field_size_limit(_FIELD)
+    reader = csv.DictReader(file)
     try:
-        for number, row in enumerate(csv.DictReader(file)):
+        names = list(reader.fieldnames or ())
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"'{source}' has several columns '{twice}', of which one would remain; name each otherwise")
+        for number, row in enumerate(reader):
             if None in row:
                 raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
             yield row
     except csv.Error as error:
-        raise UsageError(f"'{source}' is not CSV ({error}); check its quotes, or give JSON Lines") from error
+        raise UsageError(f"'{source}', line {reader.line_num} is not CSV ({error}); check its quotes, or give JSON Lines") from error
     finally:
         csv.field_size_limit(before)
 
 
-def _jsonl_rows(source: Path, file: IO[str]) -> Iterator[Row]:
-    for number, line in enumerate(file, 1):
+def _json_rows(source: Path, file: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(file):
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"'{source}', line {number} is not JSON ({error}); expected one object on each line") from error
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"'{source}', line {number + 1} is not JSON ({error}); expected one object on each line") from error
         if not isinstance(row, dict):
-            raise UsageError(f"'{source}', line {number} must be a JSON object; got {type(row).__name__}")
+            raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
         yield row
 
 
@@ -178,7 +189,18 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 
 def _lines(rows: list[Row]) -> Iterable[str]:
-    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    for row in rows:
+        line = json.dumps(row, ensure_ascii=False)
+        # Half a surrogate pair in another column stays the escape that it was.
+        yield (line if _encodes(line) else json.dumps(row)) + "\n"
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _write_csv(file: Any, rows: list[Row]) -> None:

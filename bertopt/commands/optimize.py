@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Plan:
 
 
 def optimize(
-    model: str, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
+    model: str | Path, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
     task: str = "auto", portable: bool = False, quick: bool = False, progress: bool = False,
     listen: Callable[[Report], None] | None = None,
 ) -> Report:  # fmt: skip
@@ -56,10 +57,11 @@ def optimize(
 
 
 def plan(
-    model: str, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
+    model: str | Path, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
     task: str = "auto", portable: bool = False, quick: bool = False,
 ) -> Plan:  # fmt: skip
     """Return what `optimize` would do. Starts nothing; raises UsageError and the like for a model or texts that do not fit."""
+    model = os.fspath(model)
     name, notes = choose(target, keep, gpu_count(), environment.versions())
     if texts is not None:
         _check_texts(Path(texts))

@@ -78,7 +78,8 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
             tokenizer = open_tokenizer(directory)
             check_tokenizer(tokenizer, encoder)
             check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
-            limit = min(filter(None, [st_length, int(tokenizer.model_max_length)]))
+            # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
+            limit = st_length or int(tokenizer.model_max_length)
             spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, pooling, normalize)
         else:
             spec = rewrites_spec

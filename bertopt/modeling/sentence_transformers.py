@@ -13,6 +13,8 @@ from bertopt.system.untrusted import plain
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 #: Names of the transformer's settings, of which sentence-transformers reads the first that is there.
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
+#: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
+OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs")
 #: What to do with a model whose last steps bertopt does not have.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
@@ -22,8 +24,10 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
     if not (directory / MODULES).is_file():
         return None, False, None
     pooling, normalize = None, False
-    for module in read_json(directory / MODULES):
+    for module in _modules(directory):
         kind = _kind(module)
+        if (kind == "Pooling" and pooling is not None) or (kind == "Normalize" and pooling is None):
+            raise Unsupported(f"modules.json: expected one Pooling, and Normalize only after it; got another order: {_ADVICE}")
         if kind == "Pooling":
             pooling = _pooling_mode(read_json(directory / _folder(module["path"]) / "config.json"))
         elif kind == "Normalize":
@@ -33,9 +37,8 @@ def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
                 f"modules.json: every module must be a Transformer (beside it), Pooling or Normalize; got {kind} at '{module['path']}': {_ADVICE}"
             )
     name, settings = _settings(directory)
-    length = settings.get("max_seq_length")
-    check_length(f"{name}: max_seq_length", length)
-    _warn_of_prompt(directory)
+    length = _length(name, settings)
+    _warn_of_dropped(directory)
     return pooling, normalize, length
 
 
@@ -43,7 +46,7 @@ def pooling_folders(directory: Path) -> list[str]:
     """Return the folders beside the checkpoint that say how it is pooled."""
     if not (directory / MODULES).is_file():
         return []
-    return [_folder(module["path"]) for module in read_json(directory / MODULES) if _kind(module) == "Pooling"]
+    return [_folder(module["path"]) for module in _modules(directory) if _kind(module) == "Pooling"]
 
 
 def lowers(directory: Path) -> bool:
@@ -60,6 +63,13 @@ def lower(backend: Any) -> None:
     steps = list(several)
     if not any(isinstance(step, Lowercase) for step in steps):
         backend.normalizer = Sequence([Lowercase(), *steps])
+
+
+def _modules(directory: Path) -> list[dict[str, Any]]:
+    found = read_json(directory / MODULES)
+    if not isinstance(found, list) or not all(isinstance(each, dict) and {"type", "path"} <= each.keys() for each in found):
+        raise IntegrityError(f"{MODULES} must be a list of modules, each with a type and a path; restore the checkpoint")
+    return found
 
 
 def _kind(module: dict[str, Any]) -> str:
@@ -81,14 +91,37 @@ def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
     return name or SETTINGS[0], found
 
 
-def _warn_of_prompt(directory: Path) -> None:
-    """sentence-transformers puts a default prompt before every text; who asks an artefact says which text is a query."""
-    fields = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
-    name, prompts = (fields.get(key) for key in ("default_prompt_name", "prompts")) if isinstance(fields, dict) else (None, None)
+def _length(name: str, settings: dict[str, Any]) -> Any:
+    """Return the longest text that the settings state, as sentence-transformers reads them: what it gives the tokenizer first."""
+    length, where = settings.get("max_seq_length"), f"{name}: max_seq_length"
+    unread = []
+    for key in OPTIONS:
+        options = settings.get(key)
+        for option, value in options.items() if isinstance(options, dict) else ():
+            if option == "model_max_length" and key in OPTIONS[:2]:
+                length, where = value, f"{name}: {key}.{option}"
+            else:
+                unread.append(f"{key}.{option}")
+    check_length(where, length)
+    if unread:
+        shown = plain(ascii(", ".join(unread)))
+        warnings.warn(f"{name}: bertopt does not read {shown}; compare a few vectors with sentence-transformers'", stacklevel=4)
+    return length
+
+
+def _warn_of_dropped(directory: Path) -> None:
+    """Name what sentence-transformers does around the model by default, and an artefact does not: it puts a prompt before
+    every text, where who asks an artefact says which text is a query, and cuts vectors off."""
+    found = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
+    fields = found if isinstance(found, dict) else {}
+    name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if prompt:
         shown = plain(ascii(prompt))
-        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=3)
+        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=4)
+    if dimensions is not None:
+        shown = plain(ascii(dimensions))
+        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors, so take the first {shown} numbers of each", stacklevel=4)
 
 
 def check_length(name: str, value: Any) -> None:

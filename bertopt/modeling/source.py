@@ -212,9 +212,17 @@ def weight_files(directory: Path) -> list[Path]:
     if found:
         raise IntegrityError(
             f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "
-            "convert it where you trust it: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
+            f"where you trust it, have transformers write the safetensors beside it: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
         )
     raise UsageError(f"'{directory}' has no model.safetensors; give the directory of a transformers checkpoint")
+
+
+def _class_name(directory: Path) -> str:
+    """Return transformers' class for a checkpoint with its head: AutoModel would leave that out."""
+    fields = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
+    names = fields.get("architectures") if isinstance(fields, dict) else None
+    name = names[0] if isinstance(names, list) and names else None
+    return name if isinstance(name, str) and name.isascii() and name.isidentifier() else "AutoModel"
 
 
 def _check_whole(path: Path) -> None:

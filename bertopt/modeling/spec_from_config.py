@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from bertopt.core import Spec, Task
-from bertopt.errors import UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import OFFSET_POSITIONS
+from bertopt.system.untrusted import plain
 
 
 def find_task(config: Any, task: str, pooling: str | None) -> Task:
@@ -78,11 +80,22 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
         layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=normal.num_attention_heads, hidden=normal.hidden_size,
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
         max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
-        labels=tuple(config.id2label[i] for i in sorted(config.id2label)) if classes else (),
+        labels=_labels(config.id2label) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
         left_padding_invariant=_left_padding_invariant(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
     )  # fmt: skip
+
+
+def _labels(names: Mapping[int, Any]) -> tuple[str, ...]:
+    """The classes' names in their order. Numbers are written out: checkpoints have them where the classes of a data set were numbers."""
+    if sorted(names) != list(range(len(names))):
+        raise IntegrityError(f"config.json: id2label must name the classes 0 to {len(names) - 1}; got {sorted(names)[:8]}; restore the checkpoint")
+    unnamed = next((number for number, name in sorted(names.items()) if not isinstance(name, str | int | float)), None)
+    if unnamed is not None:
+        shown = plain(ascii(names[unnamed]))[:60]
+        raise IntegrityError(f"config.json: id2label must give each class a text or a number; class {unnamed} has {shown}: name it")
+    return tuple(str(name) for _, name in sorted(names.items()))
 
 
 def _positions(config: Any, encoder: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from bertopt import stages
 from bertopt.core import Device
@@ -29,11 +30,14 @@ def load(
     with that (`bertopt sign`). With `check`, it must answer a few fixed texts as it did when it was exported, or WrongAnswer is
     raised. Raises IntegrityError where a file is not the one exported or the signature is not there,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
-    threads or streams that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
+    arguments that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
     fork load the artefact after the fork.
     """
     _check_count("threads", threads)
     _check_count("streams", streams)
+    _check_count("max_batch_tokens", max_batch_tokens, None)
+    if device not in (None, *get_args(Device)):
+        raise UsageError(f"device must be one of {', '.join(get_args(Device))}, or None for the one it was exported for; got {device!r}")
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
     path = Path(directory)
@@ -54,8 +58,8 @@ def load(
     return predictor
 
 
-def _check_count(name: str, value: object) -> None:
+def _check_count(name: str, value: object, most: int | None = MAX_THREADS) -> None:
     if value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_THREADS:
-        raise UsageError(f"{name} must be a whole number from 1 to {MAX_THREADS}; got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most is not None and value > most):
+        raise UsageError(f"{name} must be a whole number from 1{'' if most is None else f' to {most}'}; got {value!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
@@ -75,7 +75,7 @@ class Predictor:
     every load gives the same batches: a text's outputs may depend on its batch, by 1e-7 in float32 and more in dynamic INT8. For
     others the costs are measured at the first call with several texts, in the time of two or three thousand tokens.
 
-    It works only in the process that loaded it: calls in a fork raise UsageError.
+    It works only in the process that loaded it: calls in a fork raise UsageError, and pickling raises TypeError.
     """
 
     def __init__(
@@ -92,6 +92,9 @@ class Predictor:
         self._runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = _mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
         self._unknown_id = _special_id(directory, self.tokenizer, "unk_token", "[UNK]")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a predictor cannot be pickled: give other processes the artefact's path, and call bertopt.load once in each")
 
     def __call__(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none"

@@ -62,8 +62,9 @@ class Tokenizer:
         self._side = _truncation_side(directory)
         self.fast.enable_truncation(self.limit, direction=self._side)
         self._uncut: Any = None
-        #: Whether a single text has token types other than 0.
-        self._typed = any(self.fast.encode("a").type_ids)
+        #: Whether texts have token types at all, and whether a single one has others than 0.
+        self.gives_types = _gives_types(directory)
+        self._typed = self.gives_types and any(self.fast.encode("a").type_ids)
 
     def _open(self) -> Any:
         from tokenizers import Tokenizer as Fast
@@ -74,7 +75,7 @@ class Tokenizer:
         return fast
 
     def encode(self, texts: Sequence[Text]) -> list[Tokens]:
-        return [_tokens(one) for one in self.fast.encode_batch(self._shortened(texts))]
+        return [self._tokens(one) for one in self.fast.encode_batch(self._shortened(texts))]
 
     def ids(self, text: Text, truncate: bool = True, first: int = 0) -> tuple[list[int], list[int] | None, bool]:
         """Ids of one text, its types where they are not all 0, and whether it was cut. See `flat`."""
@@ -84,7 +85,7 @@ class Tokenizer:
         ids = one.ids or [self.spec.pad_id]
         if not truncate:
             self._check([len(ids)], first)
-        types = (one.type_ids or [0]) if self._typed or not isinstance(text, str) else None
+        types = (one.type_ids or [0]) if self._typed or (self.gives_types and not isinstance(text, str)) else None
         return ids, types, len(ids) == self.limit and bool(one.overflowing)
 
     def flat(self, texts: Sequence[Text], truncate: bool = True, first: int = 0, origins: bool = False) -> Encoded:
@@ -102,10 +103,11 @@ class Tokenizer:
         total = int(lengths.sum())
         flat = np.fromiter(chain.from_iterable(ids), np.int64, total)
         types = None
-        if "token_type_ids" in self.spec.inputs and (self._typed or not all(isinstance(text, str) for text in texts)):
+        pairs = self.gives_types and not all(isinstance(text, str) for text in texts)
+        if "token_type_ids" in self.spec.inputs and (self._typed or pairs):
             types = np.fromiter(chain.from_iterable(one.type_ids or [0] for one in found), np.int64, total)
         cut = [first + i for i in np.flatnonzero(lengths == self.limit).tolist() if truncate and found[i].overflowing]
-        where = [_tokens(one) for one in found] if origins else None
+        where = [self._tokens(one) for one in found] if origins else None
         return Encoded(packing.flat(self.spec, flat, types, lengths), lengths, cut, where)
 
     def batch(self, tokens: Sequence[Tokens]) -> dict[str, Array]:
@@ -154,6 +156,10 @@ class Tokenizer:
         self._uncut = self._uncut or self._open()
         return self._uncut
 
+    def _tokens(self, one: Any) -> Tokens:
+        types = one.type_ids if self.gives_types else [0] * len(one.ids)
+        return Tokens(one.ids, types, one.special_tokens_mask, one.offsets, one.sequence_ids)
+
     def _check(self, lengths: Sequence[int], first: int) -> None:
         for number, length in enumerate(lengths, first):
             if length > self.limit:
@@ -165,10 +171,16 @@ class Tokenizer:
 
 def _truncation_side(directory: Path) -> str:
     """Return the end that transformers cuts a long text at; tokenizer.json does not say."""
+    return "left" if _fields(directory).get("truncation_side") == "left" else "right"
+
+
+def _gives_types(directory: Path) -> bool:
+    """Return whether transformers hands on the token types of tokenizer.json: it does not where the checkpoint lists its inputs
+    and they are not among them. (Where it lists none, what transformers does depends on its version: there they count.)"""
+    names = _fields(directory).get("model_input_names")
+    return not isinstance(names, list) or "token_type_ids" in names
+
+
+def _fields(directory: Path) -> dict[str, Any]:
     path = directory / "tokenizer_config.json"
-    fields = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return "left" if fields.get("truncation_side") == "left" else "right"
-
-
-def _tokens(one: Any) -> Tokens:
-    return Tokens(one.ids, one.type_ids, one.special_tokens_mask, one.offsets, one.sequence_ids)
+    return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}

@@ -128,6 +128,12 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+def test_dry_run_names_bad_lines_of_the_texts(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"sentence": "a"}\n')
+    found = call("export", str(recipe), "--dry-run", "--set", f"inputs.texts={tmp_path / 'bad.jsonl'}")
+    assert found.exit_code == 2 and "bad.jsonl:2: expected" in last_line(found)
+
+
 def test_dry_run_names_what_the_model_cannot_run(recipe: Path) -> None:
     found = call("export", str(recipe), "--dry-run", "--set", "inputs.shapes=[[1, 65]]")
     assert found.exit_code == 2 and "usable positions; got [1, 65]" in last_line(found)
@@ -457,6 +463,12 @@ def test_verify_against_another_model(exported: tuple[Path, Result], tiny: Tiny)
     assert found.exit_code == 2 and "was trained for fill-mask" in found.stderr
     found = call("verify", directory, "--against", str(exported[0] / "nothing"))
     assert found.exit_code == 2
+
+
+def test_verify_refuses_texts_that_it_would_not_use(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the cat sat on the mat\n")
+    found = call("verify", str(exported[0] / "artifact"), "--texts", str(tmp_path / "t.txt"))
+    assert found.exit_code == 2 and "give --against CHECKPOINT too" in last_line(found)
 
 
 def test_verify_against_an_earlier_report(exported: tuple[Path, Result], tmp_path: Path) -> None:

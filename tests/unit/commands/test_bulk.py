@@ -101,18 +101,26 @@ def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Pat
         command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
 
 
-@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
-def test_a_byte_order_mark_is_no_part_of_the_first_row(name: str, artefact: Path, tmp_path: Path) -> None:
-    content = "text\na mat\n" if name == "in.csv" else '{"text": "a mat"}\n'
+@pytest.mark.parametrize(("name", "content"), [("in.csv", "text,id\na cat,1\n"), ("in.jsonl", '{"text": "a cat", "id": 1}\n')])
+def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefact: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content, "utf-8-sig")
     assert command.bulk(tmp_path / name, tmp_path / "out", artefact) == 1
 
 
-@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
-def test_a_file_in_another_encoding_is_refused(name: str, artefact: Path, tmp_path: Path) -> None:
-    content = "text\ncafé\n" if name == "in.csv" else '{"text": "café"}\n'
-    (tmp_path / name).write_text(content, "latin-1")
-    with pytest.raises(UsageError, match="must be UTF-8 text"):
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("in.csv", b"text\nna\xefve\n", "must be UTF-8; got a byte 0xef"),
+        ("in.jsonl", b'{"text": "na\xefve"}\n', "must be UTF-8; got a byte 0xef"),
+        ("in.csv", b"text,text\na,b\n", "several columns 'text'"),
+        ("in.csv", b"text,embedding\na,b\n", "has a column 'embedding' already"),
+        ("in.jsonl", b'{"text": "a", "x": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
+        ("in.jsonl", b'{"text": "a"}\n{"text": "a\\ud800"}\n', "row 1: column 'text' has half a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_named(name: str, content: bytes, words: str, artefact: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=words):
         command.bulk(tmp_path / name, tmp_path / "out", artefact)
 
 
@@ -121,6 +129,21 @@ def test_a_field_that_is_too_long_is_refused(artefact: Path, tmp_path: Path, mon
     (tmp_path / "in.csv").write_text("text\n" + "a" * 11 + "\n")
     with pytest.raises(UsageError, match="is not CSV"):
         command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact)
+
+
+def test_what_other_columns_hold_stays_as_it_was(artefact: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a", "x": "\\ud800é"}\n', "utf-8")
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 1
+    assert next(read(tmp_path / "out"))["x"] == "\ud800é"
+
+
+def test_an_input_that_was_mended_after_a_bad_row_may_be_tried_again(artefact: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text('{"text": null}\n')
+    with pytest.raises(UsageError, match="must be a text"):
+        command.bulk(source, out, artefact)
+    assert command.bulk(jsonl(tmp_path), out, artefact) == 25
+    assert len(list(read(out))) == 25
 
 
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def test_a_plan_fits_the_model(tiny: Tiny, tmp_path: Path) -> None:
     assert "pack_sequences" in {step.pass_.name() for step in made.recipe.steps}
 
 
+def test_a_model_may_be_a_path(tiny: Tiny) -> None:
+    assert plan(tiny()).recipe == plan(str(tiny())).recipe
+
+
 @pytest.mark.parametrize("keep", ["exact", "near-lossless", "fast"])
 def test_portable_recipes_pack_nothing(tiny: Tiny, keep: Any) -> None:
     made = plan(str(tiny()), "cpu", keep, portable=True)

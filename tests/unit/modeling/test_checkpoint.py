@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -48,6 +49,29 @@ def bert(tiny: Tiny, tmp_path: Path) -> Path:
 def answers(model: Eager, batch: int = 3, sequence: int = 9) -> tuple[torch.Tensor, ...]:
     with torch.inference_mode():
         return model.network(*model.network.example(batch, sequence))
+
+
+# What classes are called
+
+
+def test_classes_may_be_called_by_numbers(bert: Path) -> None:
+    """As fine-tuning on a data set with numbers for classes leaves them."""
+    with_config(bert, id2label={"0": 1, "1": 2.5, "2": 3}, label2id=None)
+    assert checkpoint.load(bert).spec.labels == ("1", "2.5", "3")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"0": "a", "1": "b", "3": "c"}, r"must name the classes 0 to 2; got \[0, 1, 3\]"),
+        ({"0": "a", "1": None, "2": "c"}, r"class 1 has None"),
+        ({"0": "a", "1": "b", "2": ["c"]}, r"class 2 has \['c'\]"),
+    ],
+)
+def test_a_class_without_a_name_is_named(bert: Path, names: dict[str, Any], words: str) -> None:
+    with_config(bert, id2label=names, label2id=None)
+    with pytest.raises(IntegrityError, match=words):
+        checkpoint.load(bert)
 
 
 # Where a checkpoint comes from
@@ -136,6 +160,20 @@ def test_pickled_weights_are_refused(bert: Path) -> None:
     (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
     with pytest.raises(IntegrityError, match=r"pytorch_model\.bin, which can run code when loaded"):
         checkpoint.load(bert)
+
+
+def test_pickled_weights_are_read_once_converted_as_the_message_says(bert: Path) -> None:
+    """With their head, and beside the tokenizer: AutoModel would write neither."""
+    import transformers
+
+    plain, path = answers(checkpoint.load(bert))[0], bert / "model.safetensors"
+    torch.save(load_file(path), bert / "pytorch_model.bin")
+    path.unlink()
+    with pytest.raises(IntegrityError) as caught:
+        checkpoint.load(bert)
+    (name,) = re.findall(r": (\w+)\.from_pretrained\(DIR\)\.save_pretrained\(DIR\)", str(caught.value))
+    getattr(transformers, name).from_pretrained(bert).save_pretrained(bert)
+    assert torch.allclose(answers(checkpoint.load(bert))[0], plain, atol=1e-6)
 
 
 def test_no_weights(bert: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.modeling.source import examine
 from bertopt.runtime.predictor import Predictor
@@ -82,10 +82,53 @@ def test_a_pooling_outside_the_folder_is_refused(folder: Path, path: Any) -> Non
         checkpoint.load(folder)
 
 
+@pytest.mark.parametrize("content", [{"a": 1}, ["x"], [{"type": "x.Transformer"}]])
+def test_modules_that_are_none_are_named(folder: Path, content: Any) -> None:
+    (folder / "modules.json").write_text(json.dumps(content))
+    with pytest.raises(IntegrityError, match=r"modules\.json must be a list of modules"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 1, 1)])
+def test_modules_in_another_order_are_refused(folder: Path, order: tuple[int, ...]) -> None:
+    """Normalize before Pooling leaves vectors of any length."""
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([modules[i] for i in order]))
+    with pytest.raises(Unsupported, match="Normalize only after it; got another order"):
+        checkpoint.load(folder)
+
+
 def test_a_default_prompt_is_named(folder: Path) -> None:
     prompts = {"query": "the cat: ", "document": ""}
     edited(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
     with pytest.warns(UserWarning, match=r"dropped the default prompt 'the cat: '.*put it before"):
+        checkpoint.load(folder)
+
+
+def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:
+    edited(folder / "config_sentence_transformers.json", truncate_dim=16)
+    with pytest.warns(UserWarning, match=r"dropped truncate_dim 16.*take the first 16 numbers"):
+        checkpoint.load(folder)
+
+
+def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_s_is_shorter(folder: Path, tmp_path: Path) -> None:
+    edited(folder / "tokenizer_config.json", model_max_length=8)
+    assert checkpoint.load(folder).spec.text_length == 48
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+    edited(folder / "sentence_bert_config.json", max_seq_length=None)
+    assert checkpoint.load(folder).spec.text_length == 8
+
+
+@pytest.mark.parametrize("key", ["tokenizer_args", "processor_kwargs"])
+def test_the_longest_text_may_be_an_option_of_the_tokenizer(folder: Path, tmp_path: Path, key: str) -> None:
+    edited(folder / "sentence_bert_config.json", **{key: {"model_max_length": 8}})
+    assert checkpoint.load(folder).spec.text_length == 8
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+
+
+def test_options_that_are_not_read_are_named(folder: Path) -> None:
+    edited(folder / "sentence_bert_config.json", model_args={"attention": "x"})
+    with pytest.warns(UserWarning, match=r"does not read 'model_args\.attention'"):
         checkpoint.load(folder)
 
 

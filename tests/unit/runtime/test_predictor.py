@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -462,3 +463,9 @@ def test_a_watcher_sees_what_was_run_as_a_padded_batch(tiny: Tiny, tmp_path: Pat
         assert tuple(inputs) == model.spec.inputs
         expected = reference.run(inputs)["sentence_embedding"]
         np.testing.assert_allclose(answers["sentence_embedding"], expected, atol=1e-5)
+
+
+def test_pickling_says_what_to_do_instead(opened: Opened) -> None:
+    """multiprocessing pickles what it sends to a process pool; a runtime's own error names an object that nobody knows."""
+    with pytest.raises(TypeError, match=r"cannot be pickled: .*call bertopt\.load once in each"):
+        pickle.dumps(opened("text-classification")[1])

@@ -12,6 +12,7 @@ import pytest
 
 from bertopt.checks import probes
 from bertopt.modeling import checkpoint
+from bertopt.runtime import same_tokens
 from bertopt.runtime.tokenization import Text, Tokenizer
 from tests.support.tiny_models import Tiny
 
@@ -87,3 +88,23 @@ def test_a_pair_of_long_texts_is_cut_as_always_and_soon(tokenizers: tuple[Any, T
     # As it stands, the library would make 10⁸ combinations of this.
     ids, _, cut = ours.ids(("word " * 50_000, "cat " * 50_000))
     assert len(ids) == LIMIT and cut
+
+
+def test_token_types_that_the_checkpoint_does_not_list_are_not_given(tiny: Tiny, tmp_path: Path) -> None:
+    """transformers then feeds none, and the model takes them to be 0: the types of tokenizer.json would be another answer."""
+    import transformers
+
+    source = shutil.copytree(tiny(), tmp_path / "source")
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**config, "model_input_names": ["input_ids", "attention_mask"]}))
+    theirs, model = transformers.AutoTokenizer.from_pretrained(source), checkpoint.load(source)
+    out = tmp_path / "out"
+    out.mkdir()
+    checkpoint.write_snapshot(model, out)
+    ours = Tokenizer(out, model.spec, LIMIT)
+    pair = ("the cat", "a dog")
+    assert "token_type_ids" not in theirs(*pair) and "token_type_ids" in model.spec.inputs
+    assert not any(ours.encode([pair])[0].types)
+    assert ours.flat([pair, "the"]).flat.types is None and ours.ids(pair)[1] is None
+    assert not any(ours.flat([pair], origins=True).origins[0].types)  # type: ignore[index]
+    same_tokens.check(ours, theirs)
