@@ -43,6 +43,8 @@ def run(
     elif isinstance(recipe, Mapping):
         name, checked = "run", from_dict(dict(recipe), overrides=overrides)
     else:
+        if not isinstance(recipe, Recipe):
+            raise UsageError(f"a recipe must be a path, the name of a shipped one, a dict or a Recipe; got {type(recipe).__name__}")
         if overrides:
             raise UsageError("overrides go with a file or a dict; a Recipe is complete: build it as wanted")
         name, checked = "run", recipe

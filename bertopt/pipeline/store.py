@@ -84,6 +84,10 @@ class Store:
                 raise UsageError(
                     f"'{folder}' holds '{foreign[0].name}', which is not bertopt's; choose another directory with --out"
                 )
+        for name in ("report.json", "report.html"):
+            path = self.out / name
+            if path.exists() and not (path.is_file() and b"bertopt" in path.read_bytes()):
+                raise UsageError(f"'{path}' is not bertopt's and would be replaced; choose another directory with --out")
         artifact.recover(self.out)
         self.stages.mkdir(exist_ok=True)
         for path in self.stages.iterdir():

@@ -120,17 +120,19 @@ class Predictor:
 
     def stream(
         self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] | None = None, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none",
     ) -> Iterator[Any]:  # fmt: skip
         """Answers one by one, in order, to texts of any number: never more than `window` of them are held.
 
-        `progress` is called with the number of texts answered so far, after every window. Raises as `answer` does, with a
-        text's number in the whole stream, when its window is reached.
+        `progress` is called with the number of texts answered so far, after every window. Options and errors are those of
+        `answer`; a text is refused, with its number in the whole stream, when its window is reached.
         """
+        how = _Options(top_k, aggregation_strategy)
+        how.check(self.spec)
         if window < 1:
             raise UsageError(f"window must be at least 1; got {window}")
         refuse_others(texts)
-        return self._stream(iter(texts), window, truncate, progress)
+        return self._stream(iter(texts), window, truncate, progress, how)
 
     def logits(self, texts: Iterable[Text]) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""
@@ -156,13 +158,13 @@ class Predictor:
         self._runner.watch = watch
 
     def _stream(
-        self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None
+        self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None, how: _Options
     ) -> Iterator[Any]:
         done = 0
         while held := list(islice(texts, window)):
             self._checked(held, done)
             # The session is free while answers are taken: whoever takes them may call the predictor.
-            yield from self._answer(held, truncate, done).values
+            yield from self._answer(held, truncate, done, how).values
             done += len(held)
             if progress is not None:
                 progress(done)

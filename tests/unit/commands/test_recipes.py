@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import bertopt
 from bertopt.commands import recipes
 from bertopt.errors import UsageError
 from bertopt.recipe import load
@@ -41,3 +42,8 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What looks like a path is left to the reader of recipes, which names the path and the reason.
     for path in ("mine.yaml", "there/cpu_fastest.yaml", "/recipes/cpu_fastest.yaml", "x" * 5000):
         assert recipes.find(path) == Path(path)
+
+
+def test_what_is_no_recipe_is_named() -> None:
+    with pytest.raises(UsageError, match="a recipe must be a path, the name of a shipped one, a dict or a Recipe; got NoneType"):
+        bertopt.run(None)  # type: ignore[arg-type]

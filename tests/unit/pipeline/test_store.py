@@ -56,6 +56,17 @@ def open_and_prune(out: Path, fresh: bool = False) -> None:
         store.prune()
 
 
+@pytest.mark.parametrize("name", ["report.json", "report.html"])
+def test_a_report_of_another_program_is_not_replaced(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match=f"{name}' is not bertopt's and would be replaced"), Store(tmp_path, False, print):
+        pass
+    assert (tmp_path / name).read_text() == "{}"
+    (tmp_path / name).write_text('{"bertopt_version": "0.1.0"}')
+    with Store(tmp_path, False, print):
+        pass
+
+
 @pytest.mark.parametrize("folder", ["stages", "checks"])
 def test_somebody_elses_folder_of_our_name_is_refused(tmp_path: Path, folder: str) -> None:
     thesis = tmp_path / folder / "precious" / "thesis.txt"

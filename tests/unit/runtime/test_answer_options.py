@@ -50,6 +50,7 @@ def test_top_k_of_a_classification(tmp_path: Path, problem: str, top_k: int | No
     predict, expected = predictor(directory), pipeline("text-classification", directory, top_k=top_k)
     same(predict(TEXTS, top_k=top_k), expected)
     same(predict(TEXTS[:1], top_k=top_k), expected[:1])
+    same(list(predict.stream(iter(TEXTS), 2, top_k=top_k)), expected)
     if top_k is None:
         default = predict(TEXTS)
         assert default == (predict(TEXTS, top_k=None) if "multi" in problem else [row[0] for row in predict(TEXTS, top_k=1)])
