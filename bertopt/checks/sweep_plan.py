@@ -41,7 +41,7 @@ PLACES, ROW_PLACES = 16, 64
 COPIED = ((1, 2), (16, 2), (7, 3))
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
-#: Those of rows of one text, of lengths that no batch has: about 6 s for all 256 of MiniLM, as far as every id has room besides;
+#: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
 #: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
 #: Those of rows of one text that every stage runs.
@@ -119,7 +119,8 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
         length = int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))))
         sizes.append((batch, min(spec.max_length, length)))
     sizes += _more_batches(spec, rng, most_tokens)
-    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
+    # A length that a batch has is run as one text too: programs choose code by the rows as well.
+    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for batch, sequence in sizes if batch == 1]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
     length = min(spec.max_length, LARGEST_LENGTH)
