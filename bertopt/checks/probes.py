@@ -46,7 +46,7 @@ END_TO_END_TEXTS = 32
 class Probe:
     """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any.
 
-    `texts` [B] are the rows' texts, where the probe is real text.
+    `texts` [B] are the rows' texts, where the probe is real text. What is run `before` it is almost like it.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Probe:
     compared: Array
     rows: Array
     texts: tuple[Text, ...] = ()
+    before: tuple[Probe, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks import framing
+from bertopt.checks import framing, near_copies
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.core import ShapeLimits, Spec
@@ -38,7 +38,7 @@ LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 #: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
-COPIED = ((1, 2), (16, 2), (7, 3))
+COPIED = ((1, 2), (16, 2), (7, 3), (1, 11))
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
@@ -98,6 +98,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
     copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     probes += copies
+    probes += near_copies.probes(spec, len(probes), ids, rng, frame)
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
