@@ -19,7 +19,7 @@ from bertopt.checks import coverage, near_copies, sweep_plan
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.row_differences import Comparer
-from bertopt.checks.sweep_plan import ID_LENGTH, ID_ROWS, SHORT_ROWS
+from bertopt.checks.sweep_plan import ID_LENGTH, ID_ROWS, SHORT_ROWS, WHOLE
 from bertopt.core import Spec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth, frame: Frame
     """Replace the errors of suspect rows by what running them again with other ids gives, in batches within the same `frame`."""
     rng = np.random.default_rng([seed, 20])
     # Both are chosen before either changes the median.
-    rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, ("batch sizes",))
+    rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, WHOLE)
     if rows:
         _settle_ids(compared, rows[:MOST], spec, rng, run)
     if batches:

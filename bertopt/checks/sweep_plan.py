@@ -48,6 +48,10 @@ LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
 STAGE_LENGTHS_BUDGET = 5e10
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
+#: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens.
+MANY_TEXTS, MANY = "many texts", 600
+#: Sweeps whose batches are run whole, whatever their rows.
+WHOLE = ("batch sizes", MANY_TEXTS)
 
 @dataclass(frozen=True)
 class Plan:
@@ -61,7 +65,7 @@ class Plan:
     first: frozenset[str]
     frame: Frame | None = None
 
-    def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True) -> list[Probe]:
+    def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True, packed: bool = False) -> list[Probe]:
         """Return the sweeps of a stage that runs these shapes, `every` one if it is delivered.
 
         Ids whose larger batches it cannot run are run in short rows.
@@ -72,7 +76,8 @@ class Plan:
             return [probe for probe in fitting if probe.name in self.first]
         short = reduced or len(fitting) < len(larger)
         ids = [probe for probe in self.probes if probe.padding == "ids" or (short and probe.padding == SHORT_ROWS)]
-        return [*fitting, *(probe for probe in ids if rows_at_once(probe, shapes) > 0)]
+        many = [probe for probe in self.probes if packed and probe.padding == MANY_TEXTS and shapes.fit(*probe.shape) is not None]
+        return [*fitting, *many, *(probe for probe in ids if rows_at_once(probe, shapes) > 0)]
 
 
 def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> Plan:
@@ -99,6 +104,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
+    probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -179,10 +185,20 @@ def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generat
     return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
 
 
+def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
+    """Texts of 3 or 4 tokens, as many as a packed model runs in a batch of a service's."""
+    longest = min(4, spec.max_length)
+    lengths = rng.integers(max(1, longest - 1), longest + 1, max(1, min(MANY, most_tokens // longest)))
+    lengths[0] = longest
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+    return make_probe(spec, MANY_TEXTS, number, mask, valid, rng, frame)
+
+
 def rows_at_once(probe: Probe, shapes: ShapeLimits) -> int:
     """Return how many rows of a probe are run at once: all, or of an id sweep as many as the form runs."""
     batch, sequence = probe.shape
-    if probe.padding == "batch sizes":
+    if probe.padding in WHOLE:
         return batch
     most = shapes.most_rows(sequence)
     return batch if most is None else min(batch, most)

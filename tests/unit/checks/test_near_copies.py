@@ -1,4 +1,4 @@
-"""Models that keep answers by a part of their inputs, and where the sweeps see it."""
+"""Models that keep answers by a part of their inputs, or lose texts where a row holds many, and where the sweeps see it."""
 
 from __future__ import annotations
 
@@ -122,3 +122,18 @@ def test_models_of_short_texts_have_them_too(longest: int, types: int) -> None:
     found = list(near_copies.probes(small, 0, np.arange(11), np.random.default_rng(0), (2, 3)))
     assert {probe.shape[1] for probe in found} == {longest} and {*found[0].inputs} == {*inputs}
     assert all((probe.inputs["input_ids"] < 11).all() for probe in found)
+
+
+def test_packed_rows_hold_many_texts() -> None:
+    """A packed model that numbers a row's texts in 8 bits answered the 257th as the first, and was delivered."""
+    (many,) = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
+    assert many.shape == (600, 4) and {*many.inputs["attention_mask"].sum(axis=1)} == {3, 4}
+    assert many not in PLAN.of(True, WHOLE) and many not in PLAN.of(True, WHOLE, every=False, packed=True)
+
+    def overflows(probe: Probe) -> np.ndarray:
+        return right(probe)[np.arange(probe.shape[0]) % 256]
+
+    for precision in ("float32", "bfloat16"):
+        reduced = precision != "float32"
+        assert not failures(overflows, PLAN.of(reduced, WHOLE), precision)
+        assert failures(overflows, PLAN.of(reduced, WHOLE, packed=True), precision)
