@@ -200,15 +200,20 @@ class Ops(BuildOps):
         return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
 
     def op_outputs(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Raw outputs of texts and pairs, as `<number>/<output>`; of wide ones the columns that coverage sweeps compare."""
+        """Raw outputs of texts and pairs, as `<number>/<output>`, and of each in a call of its own, as `<number>/<output>, alone`; of wide
+        ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
+        from bertopt.runtime import single_calls
 
         assert self.predictor is not None and self.model is not None
         given = [tuple(text) if isinstance(text, list) else text for text in texts]
         # Together those over a vocabulary would be gigabytes.
-        parts = [[text] for text in given] if self.model.spec.task == "fill-mask" else [given]
-        raw = (named for part in parts for named in self.predictor.raw(part))
-        return None, {f"{number}/{name}": coverage.narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
+        together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
+        found = {}
+        for how, answers in (("", together), (", alone", single_calls.answers(self.predictor, given))):
+            for number, named in enumerate(answers):
+                found.update({f"{number}/{name}{how}": coverage.narrowed(value, 0) for name, value in named.items()})
+        return None, found
 
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
         """Answers about the tokens of texts and pairs, as the predictor words them. A pair arrives as a list."""
