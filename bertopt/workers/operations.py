@@ -199,9 +199,9 @@ class Ops(BuildOps):
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
 
-    def op_outputs(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Raw outputs of texts and pairs, as `<number>/<output>`, and of each in a call of its own, as `<number>/<output>, alone`; of wide
-        ones the columns that coverage sweeps compare."""
+    def op_outputs(self, arrays: Any, texts: list[Any], alone: bool = True) -> Reply:
+        """Raw outputs of texts and pairs, as `<number>/<output>`, and where `alone` of each in a call of its own, as
+        `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
         from bertopt.runtime import single_calls
 
@@ -210,7 +210,7 @@ class Ops(BuildOps):
         # Together those over a vocabulary would be gigabytes.
         together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
         found = {}
-        for how, answers in (("", together), (", alone", single_calls.answers(self.predictor, given))):
+        for how, answers in (("", together), (", alone", single_calls.answers(self.predictor, given if alone else []))):
             for number, named in enumerate(answers):
                 found.update({f"{number}/{name}{how}": coverage.narrowed(value, 0) for name, value in named.items()})
         return None, found

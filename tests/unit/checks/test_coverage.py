@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, framing, gates, parity, row_differences, sweep_plan
+from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
 from bertopt.core import ShapeLimits, Spec
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
+from bertopt.runtime.batch_limits import BatchLimits
 from tests.support.measured import case, measured
 
 SPEC = Spec(
@@ -87,6 +88,17 @@ def test_text_by_text() -> None:
         assert not row_differences.end_to_end({**reference, **wrong}, reference, list("abcdef")).worst < 1e9
     reference["3/logits"] = np.zeros((4, 4), np.float32)
     assert row_differences.end_to_end(got, reference, list("abcdef")).worst < 2, "outputs near zero are no measure of themselves"
+
+
+def test_one_call_has_many_different_short_texts() -> None:
+    """A session that mixed up the order of more than eight batches was delivered."""
+    found = probes.snippets(probes.built_in_texts())
+    assert len(found) == len(set(found)) == probes.SNIPPETS > BatchLimits.texts and max(map(len, found)) <= probes.SNIPPET_LETTERS
+    assert probes.snippets(["", "a", "the cat sat", "x" * 99]) == ["a", "the cat", "cat sat", "sat"]
+    assert not probes.snippets([])
+    assert not coverage.failures(swept(0.1, 0.9, coverage.IN_ONE_CALL), Limits(rel_l2=0.35))
+    for limits in (Limits(rel_l2=0.35), Limits(rel_l2=1e-5)):
+        assert coverage.failures(swept(0.0, 1.2, coverage.IN_ONE_CALL), limits)
 
 
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
