@@ -71,7 +71,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
         )
     one_by_one, *at_once = found["at_once"] or [None]
     for answered in at_once:
-        replay.check(answered, one_by_one, stages.read_manifest(directory).precision, "a text asked while other threads ask others")
+        replay.check(answered, one_by_one, stages.read_manifest(directory).precision, "a text run while other threads run others")
     if found["replaced"]:
         raise WrongAnswer(
             f"whoever opens the artefact has {', '.join(found['replaced'][:3])} replaced for every model in the process, and the "

@@ -29,7 +29,7 @@ TEXTS = (
     "Refund of order 4711, please: the parcel came open & empty!", " ".join(["many words follow"] * 40), "1 2 3",
 )  # fmt: skip
 PROJECTIONS = 4
-#: How often each text is asked alone while the others are, each from a thread of its own; and seconds until all have started.
+#: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
 ROUNDS, START_S = 3, 60.0
 #: Differences that another number of threads, batch or processor may make, relative to the root mean square.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "float8": 0.3, "int8": 0.3}
@@ -43,7 +43,7 @@ def answers(predictor: Predictor) -> Answers:
 
 
 def at_once(predictor: Predictor) -> list[Answers]:
-    """Return the outputs of each text in a call of its own: one call after the other, and as often as there are `ROUNDS` all at once."""
+    """Return the outputs of each text, called alone: one call after the other, and then in `ROUNDS` rounds beside the others' calls."""
     texts = _texts(predictor)
     together = threading.Barrier(len(texts), timeout=START_S)
 

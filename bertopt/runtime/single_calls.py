@@ -1,4 +1,4 @@
-"""Texts in calls of their own, one after the other: an answer that was given must stay what it was."""
+"""Texts in separate calls, one after the other: an answer that was given must stay what it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, A
         if before is not None and not _equal(*before):
             raise WrongAnswer(
                 f"the answer to text {number - 1} was changed by the call for the next one: the model gives memory that it uses again; "
-                "give each call outputs of its own (`output.clone()`)"
+                "give each call separate outputs (`output.clone()`)"
             )
         before = given, {name: value.copy() for name, value in given.items()}
         yield before[1]

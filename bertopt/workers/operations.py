@@ -200,7 +200,7 @@ class Ops(BuildOps):
         return None, {"logits": self.predictor.logits([tuple(text) if isinstance(text, list) else text for text in texts])}
 
     def op_outputs(self, arrays: Any, texts: list[Any], alone: bool = True) -> Reply:
-        """Raw outputs of texts and pairs, as `<number>/<output>`, and where `alone` of each in a call of its own, as
+        """Raw outputs of texts and pairs, as `<number>/<output>`, and where `alone` of each in a separate call, as
         `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
         from bertopt.runtime import single_calls
