@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,15 @@ PAIRS = 16
 #: Texts and pairs, of all lengths, that are compared from text to output. What each model answers to the tokens of the
 #: others, parity compares.
 END_TO_END_TEXTS = 32
+#: Short texts in one call: more than the predictor tokenises at once. Letters of each.
+SNIPPETS, SNIPPET_LETTERS = 300, 20
 
 
 @dataclass(frozen=True)
 class Probe:
     """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any.
 
-    `texts` [B] are the rows' texts, where the probe is real text.
+    `texts` [B] are the rows' texts, where the probe is real text. What is run `before` it is almost like it.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Probe:
     compared: Array
     rows: Array
     texts: tuple[Text, ...] = ()
+    before: tuple[Probe, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -145,6 +149,14 @@ def of_all_lengths(texts: Sequence[Text], lengths: Sequence[int]) -> list[Text]:
     order = np.argsort(lengths, kind="stable")
     chosen = np.linspace(0, len(order) - 1, min(END_TO_END_TEXTS, len(order))).round().astype(int)
     return [texts[int(order[i])] for i in chosen]
+
+
+def snippets(texts: Sequence[str]) -> list[str]:
+    """Return up to `SNIPPETS` different short texts, neighbouring words of `texts`, from all of these alike."""
+    parts = [text.split() for text in texts]
+    longest = max(map(len, parts), default=0)
+    pairs = (" ".join(words[at : at + 2]) for at in range(longest) for words in parts if at < len(words))
+    return list(islice(dict.fromkeys(pair for pair in pairs if len(pair) <= SNIPPET_LETTERS), SNIPPETS))
 
 
 def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:

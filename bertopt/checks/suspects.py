@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks import coverage, sweep_plan
+from bertopt.checks import coverage, near_copies, sweep_plan
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.checks.row_differences import Comparer
-from bertopt.checks.sweep_plan import ID_LENGTH, ID_ROWS, SHORT_ROWS
+from bertopt.checks.sweep_plan import ID_LENGTH, ID_ROWS, SHORT_ROWS, WHOLE
 from bertopt.core import Spec
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth, frame: Frame
     """Replace the errors of suspect rows by what running them again with other ids gives, in batches within the same `frame`."""
     rng = np.random.default_rng([seed, 20])
     # Both are chosen before either changes the median.
-    rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, ("batch sizes",))
+    rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, WHOLE)
     if rows:
         _settle_ids(compared, rows[:MOST], spec, rng, run)
     if batches:
@@ -69,16 +70,15 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
 def _settle_batches(
     compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth, frame: Frame | None = None
 ) -> None:
-    """Replace the error of each row by its median over `TIMES` runs of its batch: the same lengths, pairs, copies and row, other ids."""
+    """Replace the error of each row by its median over `TIMES` runs of its batch, and of what is run before it: the same lengths, pairs,
+    copies and row, other ids."""
     batches = {probe.name: probe for probe, _ in rows}
     for probe in list(batches.values())[:MOST_BATCHES]:
         others = [_other_ids(spec, rng, frame or ()) for _ in range(TIMES)]
-        ids, valid = probe.inputs["input_ids"], probe.inputs["attention_mask"] == 1
-        again = [
-            replace(probe, name=f"{probe.name}, again {time}", inputs={**probe.inputs, "input_ids": np.where(valid, other[ids], ids)})
-            for time, other in enumerate(others)
-        ]  # fmt: skip
-        got, reference = run(again)
+        runs = [near_copies.again(probe, other) for other in others]
+        asked = [replace(each, name=f"{each.name}, again {time}") for time, each in enumerate(chain(*runs))]
+        again = asked[len(probe.before) :: len(probe.before) + 1]
+        got, reference = run(asked)
         of_batch = [row for other, row in rows if other.name == probe.name]
         for name, errors in compared.errors.items():
             if probe.name in errors:

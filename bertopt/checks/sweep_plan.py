@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks import framing
+from bertopt.checks import framing, near_copies
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe
 from bertopt.core import ShapeLimits, Spec
@@ -38,16 +38,20 @@ LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 #: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
-COPIED = ((1, 2), (16, 2), (7, 3))
+COPIED = ((1, 2), (16, 2), (7, 3), (1, 11))
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
-#: Those of rows of one text, of lengths that no batch has: about 6 s for all 256 of MiniLM, as far as every id has room besides;
+#: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
 #: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
 #: Those of rows of one text that every stage runs.
 STAGE_LENGTHS_BUDGET = 5e10
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
+#: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens.
+MANY_TEXTS, MANY = "many texts", 600
+#: Sweeps whose batches are run whole, whatever their rows.
+WHOLE = ("batch sizes", MANY_TEXTS)
 
 @dataclass(frozen=True)
 class Plan:
@@ -61,7 +65,7 @@ class Plan:
     first: frozenset[str]
     frame: Frame | None = None
 
-    def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True) -> list[Probe]:
+    def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True, packed: bool = False) -> list[Probe]:
         """Return the sweeps of a stage that runs these shapes, `every` one if it is delivered.
 
         Ids whose larger batches it cannot run are run in short rows.
@@ -72,7 +76,8 @@ class Plan:
             return [probe for probe in fitting if probe.name in self.first]
         short = reduced or len(fitting) < len(larger)
         ids = [probe for probe in self.probes if probe.padding == "ids" or (short and probe.padding == SHORT_ROWS)]
-        return [*fitting, *(probe for probe in ids if rows_at_once(probe, shapes) > 0)]
+        many = [probe for probe in self.probes if packed and probe.padding == MANY_TEXTS and shapes.fit(*probe.shape) is not None]
+        return [*fitting, *many, *(probe for probe in ids if rows_at_once(probe, shapes) > 0)]
 
 
 def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> Plan:
@@ -98,6 +103,8 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
     copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     probes += copies
+    probes += near_copies.probes(spec, len(probes), ids, rng, frame)
+    probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
     room = max(room - taken, ID_ROWS * ID_LENGTH)
     length = min(ID_LENGTH, spec.max_length)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -119,7 +126,8 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
         length = int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))))
         sizes.append((batch, min(spec.max_length, length)))
     sizes += _more_batches(spec, rng, most_tokens)
-    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for _, sequence in sizes]))
+    # A length that a batch has is run as one text too: programs choose code by the rows as well.
+    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for batch, sequence in sizes if batch == 1]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
     length = min(spec.max_length, LARGEST_LENGTH)
@@ -177,10 +185,20 @@ def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generat
     return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
 
 
+def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
+    """Texts of 3 or 4 tokens, as many as a packed model runs in a batch of a service's."""
+    longest = min(4, spec.max_length)
+    lengths = rng.integers(max(1, longest - 1), longest + 1, max(1, min(MANY, most_tokens // longest)))
+    lengths[0] = longest
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+    return make_probe(spec, MANY_TEXTS, number, mask, valid, rng, frame)
+
+
 def rows_at_once(probe: Probe, shapes: ShapeLimits) -> int:
     """Return how many rows of a probe are run at once: all, or of an id sweep as many as the form runs."""
     batch, sequence = probe.shape
-    if probe.padding == "batch sizes":
+    if probe.padding in WHOLE:
         return batch
     most = shapes.most_rows(sequence)
     return batch if most is None else min(batch, most)

@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed, WrongAnswer
 from bertopt.passes import registry
-from bertopt.runtime import weight_figures
+from bertopt.runtime import replay, weight_figures
 from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
 from bertopt.system import temporary_directory
@@ -36,7 +37,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
-    Raises what it raises there, and WrongAnswer where it holds other weights there than those with these figures, or replaces what
+    Raises what it raises there, and WrongAnswer where it answers otherwise to several callers at once, holds other weights there than those with these figures, or replaces what
     libraries give every model in the process.
     """
     # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
@@ -49,7 +50,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
         out = Path(folder) / "answers.json"
         request = {
             "directory": str(directory.resolve()), "device": device, "threads": threads,
-            "more_threads": None if compiled else max(4, 2 * (os.cpu_count() or 1)),
+            "compiled": compiled, "more_threads": max(4, 2 * (os.cpu_count() or 1)),
             "passes": registry.importable_passes(), "out": str(out), "parent": os.getpid(),
         }  # fmt: skip
         try:
@@ -70,6 +71,9 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
             f"in a new interpreter the artefact holds another tensor '{name}' than when it was measured: a pass must make the "
             "same weights everywhere"
         )
+    one_by_one, *at_once = found["at_once"] or [None]
+    for answered in at_once:
+        replay.check(answered, one_by_one, stages.read_manifest(directory).precision, "a text run while other threads run others")
     if found["replaced"]:
         raise WrongAnswer(
             f"whoever opens the artefact has {', '.join(found['replaced'][:3])} replaced for every model in the process, and the "

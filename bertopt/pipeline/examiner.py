@@ -69,10 +69,13 @@ class Examiner:
         self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint, frame)
         self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, progress)
         every: list[Text] = [*sample, *pairs]
-        self._reference_outputs: dict[str, Array] | None = None
+        #: By whether the texts are those of one call.
+        self._reference_outputs: dict[bool, dict[str, Array]] = {}
         self.alone = [inputs for text in every for inputs in self._encode([text])]
         first = len(sample) if plan.spec.task == "question-answering" else 0  # a question has to have a context
         self._end_to_end_texts = probes.of_all_lengths(every[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
+        short = [] if plan.spec.task == "fill-mask" else probes.snippets(sample)
+        self._texts_in_one_call: list[Text] = [("what?", text) for text in short] if plan.spec.task == "question-answering" else list(short)
         inputs = [
             identity(reference), probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
             asdict(plan.budget),
@@ -220,7 +223,10 @@ class Examiner:
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
         self.progress(f"{name}: {'every id and length' if every else 'coverage'}")
         found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
-        return found.model_copy(update={"outputs": {**found.outputs, coverage.END_TO_END: self._end_to_end(directory, worker, timeout)}})
+        texts = {coverage.END_TO_END: self._end_to_end(directory, worker, timeout)}
+        if every and self._texts_in_one_call:
+            texts[coverage.IN_ONE_CALL] = self._end_to_end(directory, worker, timeout, in_one_call=True)
+        return found.model_copy(update={"outputs": {**found.outputs, **texts}})
 
     def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
@@ -256,18 +262,18 @@ class Examiner:
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 
-    def _end_to_end(self, directory: Path, worker: Worker, timeout: float) -> SweptOutput:
+    def _end_to_end(self, directory: Path, worker: Worker, timeout: float, in_one_call: bool = False) -> SweptOutput:
         """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
-        texts = self._end_to_end_texts
+        texts = self._texts_in_one_call if in_one_call else self._end_to_end_texts
         # Rounding is large beside an output near zero.
         least = 0.1 if stages.read_manifest(directory).precision == "float32" else 1.0
 
         def outputs(of: Worker) -> dict[str, Array]:
-            return of.exchange("outputs", timeout=timeout, texts=texts)[1]
+            return of.exchange("outputs", timeout=timeout, texts=texts, alone=not in_one_call)[1]
 
-        if self._reference_outputs is None:
-            self._reference_outputs = outputs(self._worker(self.reference, timeout))
-        return row_differences.end_to_end(outputs(worker), self._reference_outputs, texts, least)
+        if in_one_call not in self._reference_outputs:
+            self._reference_outputs[in_one_call] = outputs(self._worker(self.reference, timeout))
+        return row_differences.end_to_end(outputs(worker), self._reference_outputs[in_one_call], texts, least)
 
     def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
         if not labelled.measurable(self.spec, self.texts):

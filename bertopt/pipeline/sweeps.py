@@ -44,7 +44,7 @@ class Sweeps:
         """
         assert worker.shapes is not None, "open comes first"
         reduced = stages.read_manifest(directory).precision != "float32"
-        sweeps = self.plan.of(reduced, worker.shapes, every)
+        sweeps = self.plan.of(reduced, worker.shapes, every, worker.packed)
         expected = self._expected(reference, sweeps, timeout)
         vectors, finite = self._run(worker, sweeps, timeout)
         compared = row_differences.Comparer(row_differences.usual(expected.values()))

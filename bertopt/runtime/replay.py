@@ -8,6 +8,8 @@ fixed random projections of each output; what leaves all of these as they are is
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Precision
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bertopt.runtime.predictor import Predictor
+    from bertopt.runtime.tokenization import Text
 
 #: For each text and output: its size, root mean square and projections.
 Answers = list[list[list[float]]]
@@ -26,15 +29,32 @@ TEXTS = (
     "Refund of order 4711, please: the parcel came open & empty!", " ".join(["many words follow"] * 40), "1 2 3",
 )  # fmt: skip
 PROJECTIONS = 4
+#: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
+ROUNDS, START_S = 3, 60.0
 #: Differences that another number of threads, batch or processor may make, relative to the root mean square.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "float8": 0.3, "int8": 0.3}
 
 
 def answers(predictor: Predictor) -> Answers:
     """Return the outputs for all texts in one call, then for one text alone."""
-    texts = [("what?", text) for text in TEXTS] if predictor.spec.task == "question-answering" else list(TEXTS)
+    texts = _texts(predictor)
     outputs = [*predictor.raw(texts), *predictor.raw(texts[2:3])]
     return [[_projected(value) for _, value in sorted(named.items())] for named in outputs]
+
+
+def at_once(predictor: Predictor) -> list[Answers]:
+    """Return the outputs of each text, called alone: one call after the other, and then in `ROUNDS` rounds beside the others' calls."""
+    texts = _texts(predictor)
+    together = threading.Barrier(len(texts), timeout=START_S)
+
+    def ask(text: Text) -> list[list[list[float]]]:
+        together.wait()
+        return [_one(predictor, text) for _ in range(ROUNDS)]
+
+    one_by_one = [_one(predictor, text) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        rounds = list(pool.map(ask, texts))
+    return [one_by_one, *([of_text[number] for of_text in rounds] for number in range(ROUNDS))]
 
 
 def check(found: Answers, recorded: Answers, precision: Precision, what: str) -> None:
@@ -49,6 +69,15 @@ def check(found: Answers, recorded: Answers, precision: Precision, what: str) ->
                     f"{what}: the outputs of text {number} differ from those recorded by {error:.3g} of their size, "
                     f"at most {TOLERANCE[precision]:g} is rounding: the model depends on something besides its files and inputs"
                 )
+
+
+def _texts(predictor: Predictor) -> list[Text]:
+    return [("what?", text) for text in TEXTS] if predictor.spec.task == "question-answering" else list(TEXTS)
+
+
+def _one(predictor: Predictor, text: Text) -> list[list[float]]:
+    (named,) = predictor.raw([text])
+    return [_projected(value) for _, value in sorted(named.items())]
 
 
 def _projected(value: np.ndarray[Any, Any]) -> list[float]:

@@ -1,6 +1,6 @@
 """`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
 
-Of the first call, of another thread's, and on more threads.
+Of the first call, of another thread's, of several at once, and on more threads.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _runs_foreign_code(directory: Path) -> bool:
 
 
 def main() -> None:
-    """Answer the request on stdin: `directory`, `device`, `threads`, the caller's `passes` and process id, and the file to write."""
+    """Answer the request on stdin: `directory`, `device`, `threads`, `more_threads`, whether it is `compiled`, the caller's `passes` and process id, and the file to write."""
     request = json.load(sys.stdin)
     process_tree.die_with_parent(signal.SIGKILL)
     if os.getppid() != request["parent"]:  # it ended before
@@ -71,13 +71,16 @@ def main() -> None:
         with ThreadPoolExecutor(1) as pool:
             # As a server calls it.
             answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor).result()
+        # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
+        at_once = None if request["compiled"] else replay.at_once(predictor)
         weights = weight_figures.figures(predictor.runner.session)
         changed = replaced.replaced() if _runs_foreign_code(Path(request["directory"])) else []
-        if (more := request["more_threads"]) is not None:
+        if not request["compiled"]:
             del predictor
+            more = request["more_threads"]
             answers[f"the artefact on {more} threads"] = replay.answers(load(request["directory"], request["device"], more))
         outcome: dict[str, Any] = {
-            "answers": answers, "elsewhere": _elsewhere(opened, Path(request["directory"])), "weights": weights, "replaced": changed,
+            "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, Path(request["directory"])), "weights": weights, "replaced": changed,
         }  # fmt: skip
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}

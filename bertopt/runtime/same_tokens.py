@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bertopt.errors import WrongAnswer
 from bertopt.runtime.tokenization import Text, Tokenizer
 
@@ -25,15 +27,24 @@ def check(ours: Tokenizer, theirs: Any) -> None:
     added = sorted(theirs.get_added_vocab())[:ADDED]
     texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
     texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
+    typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
+    read = list[tuple[list[int], list[int]]]()
     for text in texts:
         # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
         expected = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types)
         (got,) = ours.encode([text])
-        ids = expected["input_ids"][0]
-        typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
-        if got.ids != ids or (typed and got.types != expected["token_type_ids"][0]) or ours.ids(text)[0] != (ids or [ours.spec.pad_id]):
+        ids, types = expected["input_ids"][0], expected["token_type_ids"][0] if typed else []
+        alone, types_alone, _ = ours.ids(text)
+        read.append((ids or [ours.spec.pad_id], types or [0]))
+        if got.ids != ids or (typed and got.types != types) or alone != read[-1][0] or (typed and (types_alone or [0] * len(alone)) != read[-1][1]):
             at = next((i for i, (a, b) in enumerate(zip(got.ids, ids, strict=False)) if a != b), min(len(got.ids), len(ids)))
             raise WrongAnswer(
                 f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
                 f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: save the tokenizer again with the installed transformers"
             )
+    # What many texts are read by is another function of the tokenizers library.
+    found = ours.flat(texts).flat
+    types_found = np.zeros_like(found.ids) if found.types is None else found.types
+    for text, start, end, (ids, types) in zip(texts, found.starts, found.starts[1:], read, strict=False):
+        if found.ids[start:end].tolist() != ids or (typed and types_found[start:end].tolist() != types):
+            raise WrongAnswer(f"{str(text)[:60]!r} is read otherwise among other texts than alone: install another version of tokenizers")

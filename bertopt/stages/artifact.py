@@ -26,7 +26,7 @@ def deliver(
 
     `run` is called with the directory of the finished copy; what it returns goes into the manifest as the artefact's answers.
     Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot,
-    IntegrityError where a file of the stage is no longer the one that was examined, and what `run` raises.
+    IntegrityError where a file of the stage is no longer the one that was examined, or `run` changed one, and what `run` raises.
     """
     part, final = out / ".artifact.part", out / "artifact"
     shutil.rmtree(part, ignore_errors=True)
@@ -62,7 +62,10 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}
     stages.write_manifest(part, {**fields, **told_of})
-    if (answers := run(part)) is not None:
+    answers = run(part)
+    # Whatever opened the copy may have written into it, and the manifest is about to be written anew.
+    stages.verify(part)
+    if answers is not None:
         stages.write_manifest(part, {**fields, **told_of, "answers": answers})
 
 

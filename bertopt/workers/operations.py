@@ -199,16 +199,21 @@ class Ops(BuildOps):
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(_paired(texts))}
 
-    def op_outputs(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Raw outputs of texts and pairs, as `<number>/<output>`; of wide ones the columns that coverage sweeps compare."""
+    def op_outputs(self, arrays: Any, texts: list[Any], alone: bool = True) -> Reply:
+        """Raw outputs of texts and pairs, as `<number>/<output>`, and where `alone` of each in a separate call, as
+        `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
+        from bertopt.runtime import single_calls
 
         assert self.predictor is not None and self.model is not None
         given = _paired(texts)
         # Together those over a vocabulary would be gigabytes.
-        parts = [[text] for text in given] if self.model.spec.task == "fill-mask" else [given]
-        raw = (named for part in parts for named in self.predictor.raw(part))
-        return None, {f"{number}/{name}": coverage.narrowed(value, 0) for number, named in enumerate(raw) for name, value in named.items()}
+        together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
+        found = {}
+        for how, answers in (("", together), (", alone", single_calls.answers(self.predictor, given if alone else []))):
+            for number, named in enumerate(answers):
+                found.update({f"{number}/{name}{how}": coverage.narrowed(value, 0) for name, value in named.items()})
+        return None, found
 
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
         """Answers about the tokens of texts and pairs, as the predictor words them."""

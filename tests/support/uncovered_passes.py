@@ -96,9 +96,10 @@ class SpoilHidden(Pass[Eager, Eager]):
 @register
 class DependOnPlace(Pass[Eager, Eager]):
     """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
-    Or scales what its product gives in every thread but the main one, on many threads, or on the first call in an interpreter that is no worker."""
+    Or scales what its product gives in every thread but the main one, once more than two have called, on many threads, or on the first call in
+    an interpreter that is no worker."""
 
-    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "many threads", "first call"]
+    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "many threads", "first call"]
     threads: int = 0
     """That the worker has."""
 
@@ -110,9 +111,10 @@ class DependOnPlace(Pass[Eager, Eager]):
 
         network.touched = True
         product = network.encoder.base_model.encoder.layer[0].output.dense
-        main, calls = threading.main_thread(), iter([True])
+        main, calls, callers = threading.main_thread(), iter([True]), set[int]()
         wrong = {
             "thread": lambda: threading.current_thread() is not main, "many threads": lambda: torch.get_num_threads() >= 4,
+            "several callers": lambda: callers.add(threading.get_ident()) or len(callers) > 2,
             "first call": lambda: "BERTOPT_WORKER" not in os.environ and next(calls, False),
         }.get(self.on)  # fmt: skip
         if wrong is not None:

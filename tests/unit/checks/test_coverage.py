@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, framing, gates, parity, row_differences, sweep_plan
+from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
 from bertopt.core import ShapeLimits, Spec
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
+from bertopt.runtime.batch_limits import BatchLimits
 from tests.support.measured import case, measured
 
 SPEC = Spec(
@@ -89,6 +90,17 @@ def test_text_by_text() -> None:
     assert row_differences.end_to_end(got, reference, list("abcdef")).worst < 2, "outputs near zero are no measure of themselves"
 
 
+def test_one_call_has_many_different_short_texts() -> None:
+    """A session that mixed up the order of more than eight batches was delivered."""
+    found = probes.snippets(probes.built_in_texts())
+    assert len(found) == len(set(found)) == probes.SNIPPETS > BatchLimits.texts and max(map(len, found)) <= probes.SNIPPET_LETTERS
+    assert probes.snippets(["", "a", "the cat sat", "x" * 99]) == ["a", "the cat", "cat sat", "sat"]
+    assert not probes.snippets([])
+    assert not coverage.failures(swept(0.1, 0.9, coverage.IN_ONE_CALL), Limits(rel_l2=0.35))
+    for limits in (Limits(rel_l2=0.35), Limits(rel_l2=1e-5)):
+        assert coverage.failures(swept(0.0, 1.2, coverage.IN_ONE_CALL), limits)
+
+
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
     spec = SPEC.model_copy(update={"task": task})
@@ -136,7 +148,8 @@ def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget()
     # Of what the predictor cuts off, a sample. Ids that stand in these rows need no others in float32.
     cut = MINILM.model_copy(update={"text_length": 256})
     exact = sweep_plan.plan(cut, 1, 8192).of(False, WHOLE)
-    assert {probe.shape[1] for probe in exact} >= set(range(1, 257)) and 0.5 < coverage.shares(cut, exact)["lengths"] < 0.8
+    assert {probe.shape[1] for probe in exact if probe.shape[0] == 1} >= set(range(1, 257)), "a length of a batch is run as one text too"
+    assert 0.5 < coverage.shares(cut, exact)["lengths"] < 0.8
     assert sum(probe.compared.size for probe in exact) < 2.5 * cut.vocabulary
     base = MINILM.model_copy(update={"layers": 12, "hidden": 768})
     plan = sweep_plan.plan(base, 1, 8192)
@@ -228,8 +241,8 @@ def test_the_padding_token_is_run_as_a_token() -> None:
 
 def test_rows_stand_beside_their_copies() -> None:
     copies = [probe for probe in sweep_plan.plan(MINILM, 1, 8192).of(True, WHOLE) if "beside their copies" in probe.name]
-    assert [probe.shape[0] for probe in copies] == [2, 32, 21]
-    for probe, times in zip(copies, (2, 2, 3), strict=True):
+    assert [probe.shape[0] for probe in copies] == [2, 32, 21, 11]
+    for probe, times in zip(copies, (2, 2, 3, 11), strict=True):
         rows = [row.tobytes() for row in np.concatenate(list(probe.inputs.values()), axis=1)]
         assert set(Counter(rows).values()) == {times} and probe.compared.shape == probe.inputs["input_ids"].shape
 

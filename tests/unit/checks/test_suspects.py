@@ -64,7 +64,7 @@ def swept(
     model: Callable[[Probe], np.ndarray], settle: bool, paddings: Sequence[str] = ("ids", SHORT_ROWS), alone: bool = False
 ) -> Any:
     """How far the worst row is from what is allowed. With `alone` a batch of one row gives another output less."""
-    plan = sweep_plan.plan(SPEC, 3, 8192)
+    plan = sweep_plan.plan(SPEC, 1, 8192)
     probes = [probe for probe in plan.of(True, WHOLE) if probe.padding in paddings]
     size = float(np.sqrt(8 * 4 / 8))
     compared = row_differences.Comparer({"logits": size, "hidden": size})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from bertopt.core import Eager
@@ -12,7 +15,7 @@ from bertopt.errors import WrongAnswer
 from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
-from bertopt.runtime.tokenization import Tokenizer
+from bertopt.runtime.tokenization import Encoded, Tokenizer
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
 
 CHANGES = {
@@ -56,3 +59,34 @@ def test_a_tokenizer_that_reads_otherwise_is_refused(tiny: Tiny, tmp_path: Path,
     path.write_text(text.replace(before, after))
     with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
         same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
+
+
+@pytest.mark.parametrize("what", ["ids", "types", "lengths"])
+def test_texts_that_are_read_otherwise_together_are_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Many texts are read by another function of the library: its faults would be in the checkpoint's answers too."""
+    source = tiny()
+    _, ours = snapshot(source, tmp_path / "out")
+    flat = ours.flat
+
+    def wrong(*given: Any) -> Encoded:
+        encoded = flat(*given)
+        right = encoded.flat
+        assert right.types is not None
+        changed = {
+            "ids": replace(right, ids=np.where(right.ids == 1, 4, right.ids)), "types": replace(right, types=np.zeros_like(right.types)),
+            "lengths": replace(right, starts=right.starts + (np.arange(len(right.starts)) == 3)),
+        }[what]  # fmt: skip
+        return replace(encoded, flat=changed)
+
+    monkeypatch.setattr(ours, "flat", wrong)
+    with pytest.raises(WrongAnswer, match="read otherwise among other texts"):
+        same_tokens.check(ours, open_tokenizer(source))
+
+
+def test_a_pair_whose_types_are_lost_where_it_is_alone_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tiny()
+    _, ours = snapshot(source, tmp_path / "out")
+    ids = ours.ids
+    monkeypatch.setattr(ours, "ids", lambda text: (ids(text)[0], None, False))
+    with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(ours, open_tokenizer(source))

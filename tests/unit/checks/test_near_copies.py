@@ -1,0 +1,139 @@
+"""Models that keep answers by a part of their inputs, or lose texts where a row holds many, and where the sweeps see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.checks import coverage, near_copies, parity, row_differences, suspects, sweep_plan
+from bertopt.checks.probes import Probe
+from bertopt.core import Precision
+from bertopt.results import Failure
+from tests.unit.checks.test_coverage import MINILM, WHOLE
+
+PLAN = sweep_plan.plan(MINILM, 5, 8192, (101, 102))
+ALIKE = [probe for probe in PLAN.of(False, WHOLE) if "like" in probe.name]
+Row = tuple[np.ndarray, np.ndarray]
+#: What a cache takes for a text: its ids and types are given.
+KEYS: dict[str, Callable[[Row], Any]] = {
+    "first tokens": lambda row: (len(row[0]), row[0][:16].tobytes()),
+    "last tokens": lambda row: (len(row[0]), row[0][-16:].tobytes()),
+    "both ends": lambda row: (len(row[0]), row[0][:8].tobytes(), row[0][-8:].tobytes()),
+    "tokens in any order": lambda row: np.sort(row[0]).tobytes(),
+    "the sum of ids": lambda row: (len(row[0]), int(row[0].sum())),
+    "ids without types": lambda row: row[0].tobytes(),
+}  # fmt: skip
+
+
+def right(probe: Probe) -> np.ndarray:
+    """A vector [B, 8] a row, of its ids, their order and their types."""
+    table = np.random.default_rng(0).standard_normal((MINILM.vocabulary, 8)).astype(np.float32)
+    ids, mask = probe.inputs["input_ids"], probe.inputs["attention_mask"]
+    weights = mask * (1 + 0.3 * np.sin(np.arange(ids.shape[1]))) * (1 + probe.inputs["token_type_ids"])
+    return np.asarray((table[ids] * weights[..., None]).sum(axis=1) / np.sqrt(mask.sum(axis=1, keepdims=True)))
+
+
+def rows(probe: Probe) -> list[Row]:
+    lengths = probe.inputs["attention_mask"].sum(axis=1)
+    return [(ids[:n], types[:n]) for ids, types, n in zip(probe.inputs["input_ids"], probe.inputs["token_type_ids"], lengths, strict=True)]
+
+
+def failures(model: Callable[[Probe], np.ndarray], probes: list[Probe], precision: Precision = "float32") -> list[Failure]:
+    noise = np.random.default_rng(1)
+
+    def got(probe: Probe) -> dict[str, np.ndarray]:
+        found = model(probe)
+        size = 0.02 if precision == "bfloat16" else 0.0
+        return {"logits": found * (1 + size * noise.standard_normal(found.shape)).astype(np.float32)}
+
+    compared = row_differences.Comparer({"logits": 1.0})
+    for probe in probes:
+        compared.add(probe, got(probe), True, {"logits": right(probe)})
+    if precision != "float32":
+        suspects.settle(
+            compared, MINILM, 5,
+            lambda asked: ({probe.name: got(probe) for probe in asked}, {probe.name: {"logits": right(probe)} for probe in asked}),
+            (101, 102),
+        )  # fmt: skip
+    found = compared.result(5, coverage.shares(MINILM, probes), 1)
+    return coverage.failures(found, parity.DEFAULT_LIMITS[precision])
+
+
+def within_a_batch(key: Callable[[Row], Any]) -> Callable[[Probe], np.ndarray]:
+    """Rows that are one by `key` are computed once."""
+
+    def model(probe: Probe) -> np.ndarray:
+        first: dict[Any, int] = {}
+        return right(probe)[[first.setdefault(key(row), number) for number, row in enumerate(rows(probe))]]
+
+    return model
+
+
+def from_call_to_call(key: Callable[[Row], Any]) -> Callable[[Probe], np.ndarray]:
+    """The answers to a batch are the last one's, if all rows are one by `key`."""
+    kept: dict[Any, np.ndarray] = {}
+
+    def model(probe: Probe) -> np.ndarray:
+        name = (probe.shape, tuple(key(row) for row in rows(probe)))
+        if name not in kept:
+            kept.clear()
+            kept[name] = right(probe)
+        return kept[name]
+
+    return model
+
+
+def kept_of_single_texts(key: Callable[[Row], Any]) -> Callable[[Probe], np.ndarray]:
+    cached = from_call_to_call(key)
+    return lambda probe: cached(probe) if probe.shape[0] == 1 else right(probe)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kept", [within_a_batch, from_call_to_call, kept_of_single_texts])
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_a_model_that_takes_one_text_for_another_is_refused(key: str, kept: Any, precision: Precision) -> None:
+    probes = PLAN.of(precision != "float32", WHOLE)
+    assert not failures(right, probes, precision)
+    if precision == "bfloat16" and key == "both ends":
+        return  # one token of forty is within what rounding may cost a row
+    assert failures(kept(KEYS[key]), probes, precision)
+
+
+def test_each_row_is_like_the_one_that_it_follows() -> None:
+    assert [probe.shape for probe in ALIKE] == [(18, 40), *[(3, 40)] * 10, *[(1, 40)] * 10]
+    base = rows(ALIKE[-2])[0]
+    others = [rows(probe)[0] for probe in ALIKE if probe.shape[0] == 1 and probe.before]
+    assert all(probe.before == (ALIKE[number - 1],) for number, probe in enumerate(ALIKE) if "before" in probe.name)
+    shared = [sum(base[0] == ids) for ids, _ in others]
+    assert shared[0] < 25 and shared[1] < 25 and shared[2] == len(base[0]) - 1 and shared[4] == len(base[0])
+    assert (others[4][1] != base[1]).any() and not any((types != base[1]).any() for _, types in others[:4])
+    for ids, _ in others:
+        assert (ids[0], ids[-1]) == (101, 102)
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 12])
+@pytest.mark.parametrize("types", [0, 2])
+def test_models_of_short_texts_have_them_too(longest: int, types: int) -> None:
+    inputs = ("input_ids", "attention_mask", "token_type_ids")[: 3 if types else 2]
+    small = MINILM.model_copy(update={"max_length": longest, "text_length": longest, "token_types": types, "inputs": inputs, "vocabulary": 11})
+    found = list(near_copies.probes(small, 0, np.arange(11), np.random.default_rng(0), (2, 3)))
+    assert {probe.shape[1] for probe in found} == {longest} and {*found[0].inputs} == {*inputs}
+    assert all((probe.inputs["input_ids"] < 11).all() for probe in found)
+
+
+def test_packed_rows_hold_many_texts() -> None:
+    """A packed model that numbers a row's texts in 8 bits answered the 257th as the first, and was delivered."""
+    (many,) = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
+    assert many.shape == (600, 4) and {*many.inputs["attention_mask"].sum(axis=1)} == {3, 4}
+    assert many not in PLAN.of(True, WHOLE) and many not in PLAN.of(True, WHOLE, every=False, packed=True)
+
+    def overflows(probe: Probe) -> np.ndarray:
+        return right(probe)[np.arange(probe.shape[0]) % 256]
+
+    for precision in ("float32", "bfloat16"):
+        reduced = precision != "float32"
+        assert not failures(overflows, PLAN.of(reduced, WHOLE), precision)
+        assert failures(overflows, PLAN.of(reduced, WHOLE, packed=True), precision)
