@@ -28,7 +28,8 @@ ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
 #: no place for what frames a text, and a batch size of such rows alone ran no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: Of each range one batch size, at random, has long rows: about this many tokens. Programs choose code by rows and by length.
+#: Of each range one batch size, at random, has long rows too, of about this many tokens, in the stage that is delivered. Programs
+#: choose code by rows and by length.
 LONG_BATCHES, LONG_TOKENS = ((9, 15), (17, 23), (25, 31)), 1536
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
 #: rows, since each counts in the medians as any other.
@@ -38,7 +39,9 @@ LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 #: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
-COPIED = ((1, 2), (16, 2), (7, 3), (1, 11))
+COPIED = ((1, 2), (16, 2), (7, 3))
+#: A row of this many tokens that is there so often: more than are there by chance.
+ALIKE_LENGTH, ALIKE = 24, 11
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
@@ -96,12 +99,15 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
         count = int(framing.free(mask, frame).sum())
         probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + count), mode="wrap"), rng, frame))
         taken += count
-    # The longest row, the batch sizes, and of the rows of one text the first; the last of all is the largest batch.
+    # The longest row, the batch sizes, and of the rows of one text the first; the last ones are long batches and the largest.
     batches = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(largest) else 0)
-    longest_and_batches, single = probes[:batches], probes[batches:-1]
+    longest_and_batches, single = probes[:batches], probes[batches : -1 - len(LONG_BATCHES)]
     within = np.cumsum([probe.shape[1] for probe in single]) <= STAGE_LENGTHS_BUDGET / cost
     first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
     copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
+    row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
+    alike = make_probe(spec, "batch sizes", len(probes), row, ids[: int(framing.free(row, frame).sum())], rng, frame)
+    copies.append(_beside_copies(alike, ALIKE, len(probes) + len(copies), rng))
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
     probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
@@ -116,20 +122,21 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
 
 
 def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
-    """[B, S]: the longest row, every batch size with another length, a few of them long, the largest batch; and rows of other
-    lengths: of `room` tokens up to what the predictor cuts texts to, of tokens `beyond`."""
-    sizes = [(1, spec.max_length)]
-    long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
-    for batch in range(1, MAX_BATCH + 1):
-        shortest, longest = (LONG_TOKENS // batch // 2, LONG_TOKENS // batch) if batch in long else (SHORTEST, BATCH_TOKENS // batch)
+    """[B, S]: the longest row, every batch size with another length; rows of other lengths, of `room` tokens up to what the predictor
+    cuts texts to, of tokens `beyond`; a few long batches; the largest batch."""
+
+    def length_of(shortest: int, longest: int) -> int:
         longest = max(2, min(spec.max_length, longest))
-        length = int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))))
-        sizes.append((batch, min(spec.max_length, length)))
+        return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1)))))
+
+    sizes = [(1, spec.max_length), *((batch, length_of(SHORTEST, BATCH_TOKENS // batch)) for batch in range(1, MAX_BATCH + 1))]
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for batch, sequence in sizes if batch == 1]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
+    long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
+    sizes += [(batch, length_of(LONG_TOKENS // batch // 2, LONG_TOKENS // batch)) for batch in long]
     length = min(spec.max_length, LARGEST_LENGTH)
     return [*sizes, (max(1, most_tokens // length), length)]
 

@@ -22,6 +22,9 @@ from bertopt.workers.client import Worker
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+    #: Vectors by probe and output, and whether every output of a probe was finite.
+    Ran = tuple[dict[str, dict[str, Array]], dict[str, bool]]
+
 
 class Sweeps:
     """The sweeps over one reference, and its vectors as far as they were needed."""
@@ -34,6 +37,8 @@ class Sweeps:
         self.spec, self.plan = spec, sweep_plan.plan(spec, seed, most_tokens, frame)
         self.by_row, self._reference = by_row, ReferenceRows(spec)
         self._whole: dict[str, dict[str, Array]] = {}
+        #: What stages answered to the sweeps of all stages: the one that is delivered runs the others.
+        self._early: dict[Path, Ran] = {}
 
     def measure(
         self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
@@ -46,7 +51,11 @@ class Sweeps:
         reduced = stages.read_manifest(directory).precision != "float32"
         sweeps = self.plan.of(reduced, worker.shapes, every, worker.packed)
         expected = self._expected(reference, sweeps, timeout)
-        vectors, finite = self._run(worker, sweeps, timeout)
+        before, finite_before = self._early.pop(directory, ({}, {})) if every else ({}, {})
+        vectors, finite = self._run(worker, [probe for probe in sweeps if probe.name not in before], timeout)
+        if not every:
+            self._early[directory] = vectors, finite
+        vectors, finite = before | vectors, finite_before | finite
         compared = row_differences.Comparer(row_differences.usual(expected.values()))
         for probe in sweeps:
             compared.add(probe, vectors[probe.name], finite[probe.name], expected[probe.name])
@@ -101,9 +110,7 @@ class Sweeps:
             self._reference.keep(rows, found[rows.probe.name])
         return {probe.name: self._reference.vectors(probe) for probe in sweeps}
 
-    def _run(
-        self, worker: Worker, sweeps: Sequence[Probe], timeout: float
-    ) -> tuple[dict[str, dict[str, Array]], dict[str, bool]]:
+    def _run(self, worker: Worker, sweeps: Sequence[Probe], timeout: float) -> Ran:
         """Return a stage's vectors by probe and output, and whether every output of a probe was finite."""
         arrays = {
             f"{number}/{key}": array

@@ -111,9 +111,9 @@ def quantise(
 ) -> None:  # fmt: skip
     """Let `nodes` read uint8 activations, quantised by their ranges, and int8 weights (7 bits with `reduce_range`).
 
-    With `symmetric`, activations are int8 with zero point 0: TensorRT takes nothing else.
+    With `symmetric`, activations are int8 with zero point 0 and biases stay float32: TensorRT takes nothing else.
     """
-    written = _Writer(graph, per_channel, 64 if reduce_range else 127)
+    written = _Writer(graph, per_channel, 64 if reduce_range else 127, integer_bias=not symmetric)
     for name, readers in _by_input(nodes).items():
         seen = ranges[name]
         width = 2 * max(seen.high, -seen.low) * 255 / 254 if symmetric else seen.high - seen.low
@@ -129,8 +129,8 @@ def quantise(
 class _Writer:
     """Quantised constants, each written once however many nodes read it."""
 
-    def __init__(self, graph: Any, per_channel: bool, levels: int) -> None:
-        self.graph, self.per_channel, self.levels = graph, per_channel, levels
+    def __init__(self, graph: Any, per_channel: bool, levels: int, integer_bias: bool) -> None:
+        self.graph, self.per_channel, self.levels, self.integer_bias = graph, per_channel, levels, integer_bias
         self.shared: dict[Any, Any] = {}
 
     def activation(self, value: Any, scale: float, zero: Any) -> Any:
@@ -150,10 +150,10 @@ class _Writer:
         return up.outputs[0]
 
     def weights(self, node: Any, scale: float) -> None:
-        """Write the weights [H, N] of a product, and the bias [N] of a Gemm, whose input has that scale."""
+        """Write the weights [H, N] of a product and, where it is to be in integers, the bias [N] of a Gemm, whose input has that scale."""
         import onnx_ir as ir
 
-        biased = len(node.inputs) > 2 and node.inputs[2] is not None
+        biased = self.integer_bias and len(node.inputs) > 2 and node.inputs[2] is not None
         # A bias is in units of the input's scale, so no other product shares it.
         key = (node.inputs[1], node if biased else None)
         if key not in self.shared:

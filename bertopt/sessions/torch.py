@@ -55,7 +55,7 @@ class TorchSession(Session):
     def _open(self, model: Any) -> Any:
         """Return what maps input tensors to a tuple of outputs."""
         network = model.network.to(self.device)
-        if isinstance(model, Compiled) and model.rewrites[-1].options.get("dynamic"):
+        if isinstance(model, Compiled) and any(rewrite.options.get("dynamic") for rewrite in model.rewrites):
             network.tune()
         return network
 

@@ -125,7 +125,8 @@ class _Walk:
             return [_Pair(mine.producer().inputs[0], theirs, back)]
         product, source = product_of(mine), product_of(theirs)
         if product is not None and source is not None:
-            moved = onnx_smoothing.divisor(product.reads, source.reads)
+            # A norm that is only rounded, to half precision, is divided by nothing.
+            moved = onnx_smoothing.divisor(product.reads, source.reads) if np.any(product.step) else None
             weights = source.weights if moved is None else source.weights * moved[:, None]
             self._constants(f"weights of '{theirs.producer().name}'", product.weights, weights, product.step)
             return [_Pair(product.reads, source.reads, moved), *self._bias(product, source)]

@@ -54,8 +54,9 @@ class SwapLabels(Touch):
     """Answers the first label where it means the second."""
 
     def rewrite(self, network: Any) -> dict[str, int]:
-        weight = network.encoder.classifier.weight
-        weight[[0, 1]] = weight[[1, 0]].clone()
+        classifier = network.encoder.classifier
+        for tensor in (classifier.weight, classifier.bias):
+            tensor[[0, 1]] = tensor[[1, 0]].clone()
         return {"rows": 2}
 
 

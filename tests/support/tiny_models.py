@@ -1,4 +1,4 @@
-"""Tiny random checkpoints: 2 layers, hidden 32, weights scaled so that attention and token types matter."""
+"""Tiny random checkpoints: 2 layers, hidden 32, weights scaled so that attention, token types and biases matter."""
 
 from __future__ import annotations
 
@@ -90,6 +90,9 @@ def write_tiny(
                 if family == "modernbert":
                     layers = 1.0 if name.startswith("classifier") else 16.0
                 tensor.mul_(layers if "embeddings" not in name else 10.0)
+            else:
+                # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.
+                tensor.add_(torch.randn(tensor.shape), alpha=0.1)
     model.save_pretrained(out)
     tokenizer(out)
     if pooling:
