@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Onnx
-from bertopt.debug.trace_points import Point
+from bertopt.debug.trace_points import Point, bare
 from bertopt.sessions import open_session
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ def match(points: Sequence[Point], calls: Mapping[str, int], stage: Path, origin
     for index, point in enumerate(points):
         # An answer is a module's name, or the graph output itself.
         for name in reversed(point.names):
-            named = [name, _of_call(by_origin, name, calls), _of_call(by_own, name, calls)]
+            named = [name, _of_call(by_origin, name, calls)]
+            if not _lost_bias(by_origin, by_own, name):
+                named.append(_of_call(by_own, name, calls))
             value = next((value for value in named if value in there), None)
             if value is not None and value not in found.values():
                 found[index] = value
@@ -138,6 +140,12 @@ def _by_module(graph: Any) -> dict[str, list[tuple[tuple[str, ...], str, str]]]:
         for scope in scopes:
             nodes.setdefault(scope, []).append((scopes, node.op_type, node.outputs[0].name))
     return nodes
+
+
+def _lost_bias(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]], key: str) -> bool:
+    """Whether the sum that ended a module was fused with what follows: what is left of it, its product, is not its answer."""
+    name = bare(key)
+    return name in before and name in after and before[name][-1][1] == "Add" != after[name][-1][1]
 
 
 def _of_call(nodes: Mapping[str, list[tuple[tuple[str, ...], str, str]]], key: str, calls: Mapping[str, int]) -> str:

@@ -254,7 +254,7 @@ def ranks_lost(network: Any) -> None:
     from torch import nn
 
     def draw(module: Any, inputs: Any, answers: Any) -> Any:
-        bent = answers[0] + 0.2 * answers[0].roll(1, 1)
+        bent = answers[0] + 0.5 * answers[0].roll(1, 1)
         return (nn.functional.normalize(bent, dim=1), *answers[1:])
 
     network.register_forward_hook(draw)
@@ -262,5 +262,5 @@ def ranks_lost(network: Any) -> None:
 
 @mutant("quality", "plant_torch", limits={**LOOSE, "metric_drop_max": 0.05}, labelled=True)
 def biased_label(network: Any) -> None:
-    """One label is favoured: borderline texts change sides."""
-    network.encoder.classifier.bias[1] += 0.3
+    """One label is favoured."""
+    network.encoder.classifier.bias[1] += 3.0

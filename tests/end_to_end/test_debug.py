@@ -97,7 +97,8 @@ SPOILT: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         [SDPA, {"pass": "cast_half"}, spoil_torch("output.dense.weight")], "layer 1 output", "output.dense",
     ),
     "onnx": ([SDPA, ONNX, spoil_onnx(8)], "layer 1 attention", "linear_8"),
-    "onnx, fused": ([SDPA, ONNX, FUSE, spoil_onnx(10)], "layer 1 output", "val_174"),
+    # The bias is fused with the activation: the product alone is no module's answer.
+    "onnx, fused": ([SDPA, ONNX, FUSE, spoil_onnx(10)], "layer 1 output", "gelu_1"),
     "onnx, query, key and value fused away": (
         [SDPA, {**ONNX, "opset": 20}, FUSE, spoil_onnx(1, "Attention")], "layer 1 attention", "view_9",
     ),

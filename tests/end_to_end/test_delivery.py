@@ -67,7 +67,7 @@ def exit_code(*arguments: object) -> int:
     [
         *((on, "in a new interpreter the artefact holds another tensor") for on in ("hash seed", "directory", "worker", "threads", "variable")),
         ("first call", "a new interpreter that opens the artefact: the outputs of text"),
-        ("thread", "a second call, from another thread,: the outputs of text"),
+        ("thread", "a text run while other threads run others: the outputs of text"),
         ("several callers", "a text run while other threads run others: the outputs of text"),
         ("many threads", f"the artefact on {max(4, 2 * (os.cpu_count() or 1))} threads: the outputs of text"),
     ],

