@@ -56,6 +56,7 @@ MANY_TEXTS, MANY = "many texts", 600
 #: Sweeps whose batches are run whole, whatever their rows.
 WHOLE = ("batch sizes", MANY_TEXTS)
 
+
 @dataclass(frozen=True)
 class Plan:
     """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared.
