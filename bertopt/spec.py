@@ -28,6 +28,17 @@ class Int8Rounding:
     """Whether it does so for layers whose weights several places share."""
 
 
+class DenseLayer(BaseModel):
+    """A linear layer after pooling, in float32 in every precision: activation(x · Wᵀ + b), as sentence-transformers' Dense."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str = Field(pattern=r"^[^/\\.][^/\\]*$")
+    """Where beside the checkpoint `model.safetensors` holds `linear.weight` [size, H] and, unless it has none, `linear.bias` [size]."""
+    size: int
+    activation: Literal["identity", "tanh", "relu", "gelu"]
+
+
 class Spec(BaseModel):
     """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
 
@@ -58,6 +69,8 @@ class Spec(BaseModel):
     text_length: int
     """Tokens after which a text is truncated: what the tokenizer or sentence-transformers says, at most `max_length`."""
     pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    dense: tuple[DenseLayer, ...] = ()
+    """Layers between pooling and normalisation."""
     normalize: bool = False
     labels: tuple[str, ...] = ()
     multi_label: bool = False
@@ -101,6 +114,11 @@ class Spec(BaseModel):
         if self.task == "text-classification" or self.pooling is not None:
             return "text"
         return "token"
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of an embedding: of a text's where the model pools, else of a token's."""
+        return self.dense[-1].size if self.dense else self.hidden
 
     @property
     def labelled(self) -> bool:

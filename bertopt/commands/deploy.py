@@ -111,7 +111,7 @@ def _config(name: str, spec: Spec, max_batch: int, kind: str) -> str:
 
 
 def _width(spec: Spec) -> int:
-    return spec.vocabulary if spec.task == "fill-mask" else len(spec.labels) or spec.hidden
+    return spec.vocabulary if spec.task == "fill-mask" else len(spec.labels) or spec.embedding_size
 
 
 def _write_graph(folder: Path, artifact: Path, manifest: Manifest, max_batch: int, kind: str) -> None:

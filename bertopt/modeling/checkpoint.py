@@ -14,14 +14,16 @@ import torch
 
 from bertopt.core import Eager, Spec, Task
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.modeling import dense
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.network import Network
 from bertopt.modeling.sentence_transformers import (
     MODULES,
     PROMPTS,
     SETTINGS,
+    Modules,
     check_length,
-    pooling_folders,
+    module_files,
     read_sentence_transformers,
 )
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
@@ -66,10 +68,12 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
     config = _config(directory)
     weight_files(directory)
     if rewrites_spec is None:
-        pooling, normalize, st_length = read_sentence_transformers(directory)
-        task = find_task(config, task, pooling)
+        modules = read_sentence_transformers(directory)
+        task = find_task(config, task, modules.pooling)
+        if task != "feature-extraction":
+            modules = Modules(max_seq_length=modules.max_seq_length)
     else:
-        pooling, normalize, task = rewrites_spec.pooling, rewrites_spec.normalize, rewrites_spec.task
+        task = rewrites_spec.task
     with quiet():
         encoder = _encoder(directory, config, task)
         if rewrites_spec is None:
@@ -79,11 +83,14 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
             check_tokenizer(tokenizer, encoder)
             check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
             # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
-            limit = st_length or int(tokenizer.model_max_length)
-            spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, pooling, normalize)
+            limit = modules.max_seq_length or int(tokenizer.model_max_length)
+            spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
         else:
             spec = rewrites_spec
-    network = Network(encoder, spec).eval().requires_grad_(False)
+    after_pooling = dense.load(directory, spec.dense, spec.hidden)
+    if rewrites_spec is None and after_pooling is not None:
+        spec = spec.model_copy(update={"parameters": spec.parameters + sum(p.numel() for p in after_pooling.parameters())})
+    network = Network(encoder, spec, after_pooling).eval().requires_grad_(False)
     return Eager(spec, "float32", checkpoint=directory, network=network)
 
 
@@ -98,9 +105,9 @@ def write_snapshot(model: Eager, out: Path) -> None:
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
-    for name in pooling_folders(source):
-        (out / name).mkdir(exist_ok=True)
-        shutil.copyfile(source / name / "config.json", out / name / "config.json")
+    for name in module_files(source):
+        (out / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, out / name)
     for name in ("config.json", "tokenizer_config.json"):
         if (source / name).is_file():
             fields, _ = scrub(read_json(source / name))

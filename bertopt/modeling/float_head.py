@@ -1,4 +1,4 @@
-"""Task heads in float32 without torch: what follows the last hidden states. N rows, H hidden, D outputs."""
+"""What follows the last hidden states or pooling, in float32 without torch. N rows, H hidden, D outputs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ class FloatHead:
 
     @classmethod
     def of(cls, spec: Spec, tensors: Mapping[str, Array]) -> FloatHead | None:
-        """Return the head of a task from a checkpoint's tensors, None where the hidden states are the answer.
+        """Return the head of a task from the tensors of `plain`, None where the hidden or pooled states are the answer.
+
+        Where layers follow pooling, the head has these, and normalisation after them.
 
         Raises Unsupported for fill-mask and for families that the native encoder does not know.
         """
         if spec.family not in _CLASSIFIERS:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
         if spec.task == "feature-extraction":
-            return None
+            return cls._after_pooling(spec, tensors) if spec.dense else None
         steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else _PER_TOKEN.get(spec.task)
         if steps is None:
             raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
@@ -56,6 +58,12 @@ class FloatHead:
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
+
+    @classmethod
+    def _after_pooling(cls, spec: Spec, tensors: Mapping[str, Array]) -> FloatHead:
+        steps = [step for layer in spec.dense for step in (layer.folder, layer.activation) if step != "identity"]
+        names = [f"{layer.folder}.{part}" for layer in spec.dense for part in ("weight", "bias")]
+        return cls((*steps, *(("normalize",) if spec.normalize else ())), {name: tensors[name] for name in names})
 
     @classmethod
     def read(cls, path: Path) -> FloatHead:
@@ -82,14 +90,31 @@ class FloatHead:
         return np.asarray(values)
 
 
-def plain(encoder: Any) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the configuration and the tensors, in float32, of a network of transformers without its classes or torch's."""
-    tensors = {name: tensor.detach().float().cpu().numpy() for name, tensor in encoder.state_dict().items()}
-    return json.loads(encoder.config.to_json_string(use_diff=False)), tensors
+def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Array]]:
+    """Return the configuration of a network, its encoder's tensors and those after pooling, in float32, without transformers' classes
+    or torch's. A layer after pooling has zeros where it has no bias."""
+    encoder, pooling = network.encoder, network.pooling
+    tensors = {name: _array(tensor) for name, tensor in encoder.state_dict().items()}
+    products = pooling.dense.products if pooling is not None and pooling.dense is not None else ()
+    after: dict[str, Array] = {}
+    for layer, product in zip(network.spec.dense, products, strict=True):
+        after[f"{layer.folder}.weight"] = _array(product.weight)
+        after[f"{layer.folder}.bias"] = np.zeros(layer.size, np.float32) if product.bias is None else _array(product.bias)
+    return json.loads(encoder.config.to_json_string(use_diff=False)), tensors, after
+
+
+def _array(tensor: Any) -> Array:
+    array: Array = tensor.detach().float().cpu().numpy()
+    return array
 
 
 def _relu(x: Any) -> Any:
     return np.maximum(x, np.float32(0))
+
+
+def _normalize(x: Any) -> Any:
+    """Rows of length 1, as torch's: a row of zeros stays."""
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-12))
 
 
 def _gelu(x: Any) -> Any:
@@ -104,4 +129,4 @@ def _gelu(x: Any) -> Any:
 _ERFC = (
     -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277,
 )  # fmt: skip
-_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"tanh": np.tanh, "relu": _relu, "gelu": _gelu}
+_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"tanh": np.tanh, "relu": _relu, "gelu": _gelu, "normalize": _normalize}

@@ -184,14 +184,14 @@ def _mean(summed: torch.Tensor, count: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 class Pooling(nn.Module):
-    """Token vectors to one vector a text, in float32: [B, H] of padded rows, [R, K, H] of packed ones."""
+    """Token vectors to one vector a text, in float32: [B, D] of padded rows, [R, K, D] of packed ones. `dense` makes D of H."""
 
-    def __init__(self, mode: str, normalize: bool) -> None:
+    def __init__(self, mode: str, dense: nn.Module | None, normalize: bool) -> None:
         super().__init__()
-        self.mode = mode
-        self.normalize = normalize
+        self.mode, self.dense, self.normalize = mode, dense, normalize
 
     def forward(self, hidden: torch.Tensor, rows: Padded | Packed, first_only: bool = False) -> torch.Tensor:
         """`first_only`: `hidden` is the first token of every text already, [R, K, H]."""
         pooled = rows.by_text(hidden).float() if first_only else rows.pool(hidden, self.mode)
+        pooled = pooled if self.dense is None else self.dense(pooled)
         return nn.functional.normalize(pooled, p=2.0, dim=-1) if self.normalize else pooled

@@ -31,17 +31,17 @@ TUNED_FOR = {"cpu": (8, 128), "cuda": (32, 128)}
 class Network(nn.Module):
     """int64 inputs in `inputs` order to a tuple of float32 answers in `outputs` order.
 
-    `encoder` is the transformers model (with its task head). Passes may set: `spec`, for packed rows; `first_only`,
+    `encoder` is the transformers model (with its task head), `dense` what follows pooling. Passes may set: `spec`, for packed rows; `first_only`,
     where the last layer runs for the first token of each text alone; `autocast_dtype`; `sdpa_backend`; `graph_sizes`, of which the session captures graphs, `graphs_ahead` or when
     needed; `gives_tokens`, while an exporter writes a pooled model whose tokens other software reads too.
     """
 
-    def __init__(self, encoder: Any, spec: Spec) -> None:
+    def __init__(self, encoder: Any, spec: Spec, dense: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         # A recorded spec says what the passes made of the layout; they are yet to come.
         self.spec = spec.model_copy(update={"layout": "padded", "row_length": None, "one_row": False})
-        self.pooling = Pooling(spec.pooling, spec.normalize) if spec.pooling else None
+        self.pooling = Pooling(spec.pooling, dense, spec.normalize) if spec.pooling else None
         self.first_only = False
         self.autocast_dtype: torch.dtype | None = None
         self.sdpa_backend: Any = None

@@ -1,13 +1,15 @@
-"""What the files of sentence-transformers beside a checkpoint say: pooling, the longest text, lower case, prompts."""
+"""What the files of sentence-transformers beside a checkpoint say: pooling and what follows it, the longest text, lower case, prompts."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from bertopt.errors import IntegrityError, Unsupported
 from bertopt.modeling.source import read_json
+from bertopt.spec import DenseLayer
 from bertopt.system.untrusted import plain
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -15,38 +17,63 @@ MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 #: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
 OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs")
+#: The modules that bertopt has.
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+#: Where a Dense has its weights.
+WEIGHTS = "model.safetensors"
+#: torch's classes that may follow a Dense's product.
+_ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
+#: Options of a Dense that change what it computes, and their values without effect.
+_DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
 #: What to do with a model whose last steps bertopt does not have.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
 
-def read_sentence_transformers(directory: Path) -> tuple[Any, bool, int | None]:
-    """(pooling, normalize, max_seq_length) of a sentence-transformers directory, else (None, False, None)."""
+class Modules(NamedTuple):
+    """What follows the transformer, and the longest text [tokens] that is stated. A directory of transformers has none of it."""
+
+    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    dense: tuple[DenseLayer, ...] = ()
+    normalize: bool = False
+    max_seq_length: int | None = None
+
+
+def read_sentence_transformers(directory: Path) -> Modules:
+    """Return what modules.json and the files that it names say. Raises Unsupported and IntegrityError."""
     if not (directory / MODULES).is_file():
-        return None, False, None
-    pooling, normalize = None, False
-    for module in _modules(directory):
-        kind = _kind(module)
-        if (kind == "Pooling" and pooling is not None) or (kind == "Normalize" and pooling is None):
-            raise Unsupported(f"modules.json: expected one Pooling, and Normalize only after it; got another order: {_ADVICE}")
-        if kind == "Pooling":
-            pooling = _pooling_mode(read_json(directory / _folder(module["path"]) / "config.json"))
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer" or module["path"] not in ("", "."):
-            raise Unsupported(
-                f"modules.json: every module must be a Transformer (beside it), Pooling or Normalize; got {kind} at '{module['path']}': {_ADVICE}"
-            )
+        return Modules()
+    modules = _modules(directory)
+    for module in modules:
+        if _kind(module) not in _KINDS or (_kind(module) == "Transformer" and module["path"] not in ("", ".")):
+            shown = f"{plain(_kind(module))} at {plain(ascii(module['path']))}"
+            raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense or Normalize; got {shown}: {_ADVICE}")
+    if not re.fullmatch("(TPD*N*|T)?", "".join(_kind(module)[0] for module in modules)):
+        shown = plain(", ".join(map(_kind, modules)))
+        raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize; got {shown}: {_ADVICE}")
+    fields = {
+        _folder(module["path"]): (_kind(module), _read(directory / _folder(module["path"]) / "config.json"))
+        for module in modules if _kind(module) in ("Pooling", "Dense")
+    }  # fmt: skip
     name, settings = _settings(directory)
     length = _length(name, settings)
     _warn_of_dropped(directory)
-    return pooling, normalize, length
+    return Modules(
+        next((_pooling_mode(config) for kind, config in fields.values() if kind == "Pooling"), None),
+        tuple(_dense(folder, config) for folder, (kind, config) in fields.items() if kind == "Dense"),
+        any(_kind(module) == "Normalize" for module in modules), length,
+    )  # fmt: skip
 
 
-def pooling_folders(directory: Path) -> list[str]:
-    """Return the folders beside the checkpoint that say how it is pooled."""
-    if not (directory / MODULES).is_file():
-        return []
-    return [_folder(module["path"]) for module in _modules(directory) if _kind(module) == "Pooling"]
+def module_files(directory: Path) -> list[str]:
+    """Return the names of the files in folders beside the checkpoint that say what follows the transformer."""
+    files = {"Pooling": ("config.json",), "Dense": ("config.json", WEIGHTS)}
+    modules = _modules(directory) if (directory / MODULES).is_file() else []
+    return [f"{_folder(module['path'])}/{name}" for module in modules for name in files.get(_kind(module), ())]
+
+
+def dense_weights(directory: Path) -> list[Path]:
+    """Return the files of weights beside the checkpoint's own."""
+    return [directory / name for name in module_files(directory) if name.endswith(WEIGHTS)]
 
 
 def lowers(directory: Path) -> bool:
@@ -77,9 +104,17 @@ def _kind(module: dict[str, Any]) -> str:
 
 
 def _folder(path: Any) -> str:
-    if not isinstance(path, str) or path in ("", "..") or Path(path).name != path:
+    if not isinstance(path, str) or path == "" or path.startswith(".") or Path(path).name != path:
         raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(path))}; restore the checkpoint")
     return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the fields of a module's configuration."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise IntegrityError(f"{path.parent.name}/{path.name} must be a JSON object; restore the checkpoint")
+    return found
 
 
 def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -130,8 +165,24 @@ def check_length(name: str, value: Any) -> None:
         raise IntegrityError(f"{name} must be a whole number of at least 1, or null; got {plain(ascii(value))}; restore the checkpoint")
 
 
-def _pooling_mode(fields: dict[str, Any]) -> str:
-    short = {
+def _dense(folder: str, fields: dict[str, Any]) -> DenseLayer:
+    named, size = fields.get("activation_function", "torch.nn.modules.activation.Tanh"), fields.get("out_features")
+    activation = _ACTIVATIONS.get(str(named).rpartition(".")[2]) if str(named).startswith("torch.nn.") else None
+    if activation is None:
+        shown = plain(ascii(named))
+        raise Unsupported(f"{folder}: activation_function must be torch.nn's {', '.join(_ACTIVATIONS)}; got {shown}: {_ADVICE}")
+    other = next((key for key, value in _DENSE_DEFAULTS.items() if fields.get(key) not in (None, value)), None)
+    if other is not None:
+        shown = plain(ascii(fields[other]))
+        raise Unsupported(f"{folder}: {other} must be {_DENSE_DEFAULTS[other]}; got {shown}: {_ADVICE}")
+    check_length(f"{folder}/config.json: out_features", size)
+    if size is None:
+        raise IntegrityError(f"{folder}/config.json must state out_features; restore the checkpoint")
+    return DenseLayer(folder=folder, size=size, activation=activation)
+
+
+def _pooling_mode(fields: dict[str, Any]) -> Literal["mean", "cls", "max", "mean_sqrt_len"]:
+    short: dict[str, Literal["mean", "cls", "max", "mean_sqrt_len"]] = {
         "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
         "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     }  # fmt: skip

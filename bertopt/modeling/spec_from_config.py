@@ -9,6 +9,7 @@ from typing import Any, get_args
 from bertopt.core import Spec, Task
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import OFFSET_POSITIONS
+from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
 
 
@@ -54,7 +55,7 @@ def _trained_for(architecture: str) -> str:
         return "?"
 
 
-def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, pooling: Any, normalize: bool) -> Spec:
+def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, modules: Modules) -> Spec:
     from optimum.utils.normalized_config import NormalizedConfigManager, NormalizedTextConfig
 
     known = config.model_type in NormalizedConfigManager._conf
@@ -69,7 +70,7 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
     types = int(getattr(config, "type_vocab_size", 0) or 0)
     with_types = types > 1 and "token_type_ids" in accepted
     outputs = {
-        "feature-extraction": ("sentence_embedding",) if pooling else ("last_hidden_state",),
+        "feature-extraction": ("sentence_embedding",) if modules.pooling else ("last_hidden_state",),
         "question-answering": ("start_logits", "end_logits"),
     }.get(task, ("logits",))
     classes = task in ("text-classification", "token-classification")
@@ -79,11 +80,11 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, po
         # ALBERT may run several inner layers for each that it counts.
         layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=normal.num_attention_heads, hidden=normal.hidden_size,
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
-        max_length=usable, text_length=min(usable, limit), pooling=pooling, normalize=normalize,
+        max_length=usable, text_length=min(usable, limit), pooling=modules.pooling, dense=modules.dense, normalize=modules.normalize,
         labels=_labels(config.id2label) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
         parameters=sum(p.numel() for p in encoder.parameters()),
-        left_padding_invariant=_left_padding_invariant(config, task, encoder, pad_id, pooling), **_positions(config, encoder),
+        left_padding_invariant=_left_padding_invariant(config, task, encoder, pad_id, modules.pooling), **_positions(config, encoder),
     )  # fmt: skip
 
 

@@ -52,8 +52,8 @@ class BuildNative(Pass[Eager, Native]):
         module = native_import.native()
         if not module.supported():
             raise Unsupported("the native encoder needs a CPU with AVX512-VNNI; this one has none: use convert_openvino")
-        config, tensors = plain(model.network.encoder)
-        head = FloatHead.of(model.spec, tensors)
+        config, tensors, after_pooling = plain(model.network)
+        head = FloatHead.of(model.spec, {**tensors, **after_pooling})
         path = ctx.workdir / "native" / "model.bin"
         path.parent.mkdir()
         kept = self._kept(model.spec)

@@ -103,9 +103,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         changes: dict[str, int] = {}
         if self.precision == "int8":
             samples = calibration_inputs.samples(model.spec, ctx, self.samples)
-            options = openvino_ptq.Options(
-                self.preset, self.range_estimator, self.smooth_quant, self.bias_correction, self.keep_fp32, self.min_cosine
-            )
+            kept = (*self.keep_fp32, *_after_pooling(model, openvino_ptq.products(graph)))
+            options = openvino_ptq.Options(self.preset, self.range_estimator, self.smooth_quant, self.bias_correction, kept, self.min_cosine)
             graph, kept = openvino_ptq.quantize(graph, model.spec, samples, options)
             graph.set_rt_info(" ".join(kept), _KEPT)
             changes = {"int8_products": openvino_ptq.int8_products(graph), **{f"{name} kept in float32": 1 for name in kept}}
@@ -133,6 +132,17 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
             # OpenVINO may run one product twice rather than keep its result in two types.
             "products that run in INT8": (expected, min(expected, runs.get("i8", 0) + runs.get("u8", 0))),
         }
+
+
+def _after_pooling(model: Onnx, products: Sequence[Any]) -> list[str]:
+    """Names of the products after pooling: one a text, they stay float32. OpenVINO makes two operators of a Gemm, `name/…`."""
+    import onnx_ir as ir
+
+    from bertopt.quantization import qdq
+
+    pooling = {node.name for node in ir.load(model.path).graph if qdq.pools(node)}
+    names = [node.get_friendly_name() for node in products]
+    return [name for name in names if name.partition("/")[0] in pooling]
 
 
 def _read(ov: Any, model: Onnx) -> Any:

@@ -23,7 +23,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     `dynamic` measures activation scales while it runs, one for the whole padded batch: the same text may answer
     slightly differently beside other neighbours. `static` measures them once, on the recipe's texts: answers depend on
     no neighbour, and nothing is measured while it runs. Only what products read is quantised; attention, GELU,
-    normalisation and residual sums stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
+    normalisation, residual sums and layers after pooling stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
     puts inside attention below opset 23: quantise an opset-23 graph.
     """
 
@@ -84,9 +84,11 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             )
         from bertopt.quantization import qdq
 
-        nodes = qdq.products(onnx_ir.load(model.path).graph)
-        kept = {node.name for node in qdq.excluded(nodes, self.keep_fp32)}
-        return self._static(model, ctx, kept) if self.scheme == "static" else self._dynamic(model, ctx, kept)
+        graph = onnx_ir.load(model.path).graph
+        kept = {node.name for node in qdq.excluded(qdq.products(graph), self.keep_fp32)}
+        if self.scheme == "static":
+            return self._static(model, ctx, kept)
+        return self._dynamic(model, ctx, kept | {node.name for node in graph if qdq.pools(node)})
 
     def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx_ir
@@ -114,7 +116,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         import onnx_ir
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        from bertopt.quantization import onnx_files
+        from bertopt.quantization import onnx_files, qdq
 
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
@@ -128,8 +130,12 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             use_external_data_format=graph.ByteSize() > onnx_files.INLINE_BYTES,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )  # fmt: skip
-        # ONNX Runtime names external data after the model; the artefact's name is another.
-        path = onnx_files.save(onnx_ir.load(quantised), ctx.workdir / "onnx")
+        # ONNX Runtime names external data after the model; the artefact's name is another. What it split has no namespace.
+        made, split = onnx_ir.load(quantised), {f"{node.name}{_SPLIT}": node for node in onnx_ir.load(model.path).graph if qdq.pools(node)}
+        for node in made.graph:
+            if node.name in split:
+                node.metadata_props.update(split[node.name].metadata_props)
+        path = onnx_files.save(made, ctx.workdir / "onnx")
         for written in ctx.workdir.glob("quantised.onnx*"):
             written.unlink()
         after = _products(onnx.load(path, load_external_data=False))
@@ -142,7 +148,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         return (ctx.device == "cpu" and environment.saturates_int8()) if self.reduce_range is None else self.reduce_range
 
     def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
-        """Every product with constant weights has INT8 weights but those kept, and the session multiplies integers there.
+        """Every product with constant weights has INT8 weights but those kept and those after pooling, and the session multiplies integers there.
 
         What is inside a fused attention node is no product. A runtime may dequantise weights and multiply floats: it is
         asked for the kernels that it runs.
@@ -156,6 +162,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             node for node in qdq.fed(graph)
             if node.op_type in _PRODUCTS and _weights(node) is not None
             and not qdq.named((node.name or "").removesuffix(_SPLIT), self.keep_fp32)
+            and not (model.spec.dense and qdq.pools(node))
         ]  # fmt: skip
         int8 = sum(_weights(node) == onnx_ir.DataType.INT8 for node in products)
         found = {"products with INT8 weights": (max(1, len(products)), int8)}

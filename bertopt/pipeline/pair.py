@@ -27,7 +27,7 @@ def measure(
     """
     ours, theirs = stages.read_manifest(first), stages.read_manifest(second)
     spec, other = ours.spec, theirs.spec
-    if (spec.task, spec.inputs, spec.outputs, spec.hidden) != (other.task, other.inputs, other.outputs, other.hidden):
+    if (spec.task, spec.inputs, spec.outputs, spec.embedding_size) != (other.task, other.inputs, other.outputs, other.embedding_size):
         raise UsageError(
             f"'{first}' is another kind of model ({spec.family}, {spec.task}, {', '.join(spec.inputs)}) than "
             f"'{second}' ({other.family}, {other.task}, {', '.join(other.inputs)}); compare models of one checkpoint"

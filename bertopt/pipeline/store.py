@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
+from bertopt.modeling.sentence_transformers import dense_weights
 from bertopt.modeling.source import examine, resolve, sha256, weight_files
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
@@ -123,7 +124,7 @@ class Store:
         directory = resolve(source, revision)
         examine(directory)
         content = _content(directory)
-        weights = {path.name: sha256(path) for path in weight_files(directory)}
+        weights = {str(path.relative_to(directory)): sha256(path) for path in (*weight_files(directory), *dense_weights(directory))}
         key = stages.key(f"{content} {task}", None, device, None, "")
 
         def make(part: Path, fields: dict[str, Any]) -> None:

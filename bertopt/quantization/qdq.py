@@ -27,8 +27,13 @@ _BIAS_LEVELS = 2**30
 
 
 def products(graph: Any) -> list[Any]:
-    """The products of a float32 graph with a constant matrix as second factor."""
-    return [node for node in fed(graph) if node.op_type in PRODUCTS and not node.domain and _plain(node)]
+    """The products of a float32 graph with a constant matrix as second factor, but those after pooling: one a text, they stay float32."""
+    return [node for node in fed(graph) if node.op_type in PRODUCTS and not node.domain and _plain(node) and not pools(node)]
+
+
+def pools(node: Any) -> bool:
+    """Whether a node is of pooling, or of what follows it. The exporter recorded which module each node came from."""
+    return "Pooling" in node.metadata_props.get("namespace", "")
 
 
 def fed(graph: Any) -> list[Any]:

@@ -189,7 +189,7 @@ class Predictor:
     def _nothing(self) -> Array:
         import numpy as np
 
-        return np.zeros((0, len(self.spec.labels) or self.spec.hidden), np.float32)
+        return np.zeros((0, len(self.spec.labels) or self.spec.embedding_size), np.float32)
 
     def _vectors(self, values: Array, how: _Options) -> Any:
         if self.spec.task != "text-classification":

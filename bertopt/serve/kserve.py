@@ -23,7 +23,7 @@ async def server(call: Call) -> Any:
 async def metadata(call: Call) -> Any:
     """Return the tensors that the model takes and gives."""
     model = call.model
-    width = len(model.spec.labels) or model.spec.hidden
+    width = len(model.spec.labels) or model.spec.embedding_size
     output = (
         {"name": model.spec.outputs[0], "datatype": "FP32", "shape": [-1, width]}
         if model.spec.granularity == "text"

@@ -20,7 +20,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     model = call.model
     if not model.embeds:
         raise RequestError(400, f"'{model.name}' gives no embedding a text: it is made for {model.spec.task}", "model")
-    refuse_options(asked, model.spec.hidden)
+    refuse_options(asked, model.spec.embedding_size)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     outputs = await call.outputs(texts, None, "input")
     vectors = normalised(model, model.vectors(outputs)).astype("<f4", copy=False)

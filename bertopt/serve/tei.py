@@ -22,7 +22,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     model = call.model
     _only_embeddings(model)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    refuse_options(asked, model.spec.hidden)
+    refuse_options(asked, model.spec.embedding_size)
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
     vectors = await _embeddings(call, texts, asked.truncate)

@@ -75,13 +75,15 @@ class NativeSession(Session):
         spec = self.spec
         by_text = spec.granularity == "text"
         output = (_POOLED[spec.pooling] if spec.pooling else "first") if by_text else "tokens"
+        # Of a pooled vector its length does not matter where it is made 1 at once.
+        normalizes = spec.normalize and by_text and not spec.dense
         try:
             values = self._encoder.run(
-                ragged.ids, ragged.starts, ragged.types, output, spec.normalize and by_text, ragged.positions
+                ragged.ids, ragged.starts, ragged.types, output, normalizes, ragged.positions
             )
         except ValueError as error:
             raise UsageError(f"the model cannot run these inputs: {error}") from error
-        if spec.pooling == "mean_sqrt_len" and not spec.normalize:
+        if spec.pooling == "mean_sqrt_len" and not normalizes:
             values *= np.sqrt(np.diff(ragged.starts), dtype=np.float32)[:, None]
         if self._head is not None:
             values = self._head(values, self._linear)

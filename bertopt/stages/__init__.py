@@ -53,8 +53,9 @@ def inherit(parent: Path, out: Path) -> None:
 
 
 def handed_down(name: str) -> bool:
-    """Whether a file of this name goes from stage to stage: configuration and tokenizer."""
-    return name.split("/", maxsplit=1)[0] not in _FORM_FILES and not _holds_weights(Path(name))
+    """Whether a file of this name goes from stage to stage: configuration, tokenizer, and what follows pooling."""
+    folder, *inside = name.split("/", maxsplit=1)
+    return folder not in _FORM_FILES and (bool(inside) or not _holds_weights(Path(name)))
 
 
 def _holds_weights(path: Path) -> bool:

@@ -17,11 +17,11 @@ def certify(model: Native, parent: Eager) -> Certificate:
     Not seen: whether the order of channels is right, which outputs show; and what the encoder does with the file.
     """
     module = native_import.native()
-    config, tensors = plain(parent.network.encoder)
+    config, tensors, after_pooling = plain(parent.network)
     with native_import.native_errors(module):
         compared, difference = module.compare(model.path, config, tensors)
     if difference is None:
-        expected, path = FloatHead.of(model.spec, tensors), model.path.with_name(FILE)
+        expected, path = FloatHead.of(model.spec, {**tensors, **after_pooling}), model.path.with_name(FILE)
         found = FloatHead.read(path) if path.exists() else None
         compared += len(expected.tensors) if expected is not None else 0
         if not _equal(found, expected):

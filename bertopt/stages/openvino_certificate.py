@@ -14,6 +14,8 @@ from bertopt.system import openvino_import
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+#: Two roundings in float32, of a quotient and of the product that undoes it.
+_FLOAT = 2**-22
 #: How NNCF names what it puts before a product whose weights it multiplied by the inverse.
 _SMOOTH = "nncf_smooth_quant"
 
@@ -41,7 +43,7 @@ def certify(model: OpenVino, parent: Onnx) -> Certificate:
             array = _data(node)
             if array.size > SMALL:
                 compared += 1
-                if content(array) not in weights.contents:
+                if content(array) not in weights.contents and not _divided(node, array, weights):
                     unknown = unknown or f"the constant '{node.get_friendly_name()}' is none of the ONNX graph's"
     if unknown:
         return Certificate(status="none", reason=unknown, weights=compared)
@@ -99,6 +101,14 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
         if not any(bool((np.abs(mine - each) <= room).all()) and not coarse(each / moved, step) for each in candidates):
             return user.get_friendly_name(), False
     return scaled.get_friendly_name(), True
+
+
+def _divided(node: Any, array: Array, weights: _Weights) -> bool:
+    """Whether float weights are the ONNX graph's, divided by what SmoothQuant multiplies the inputs of all that read them by."""
+    factors = [(_moved(user), weights.of(user, array.shape)) for user in _users(node)]
+    return bool(factors) and all(
+        factor.ndim > 0 and any(np.allclose(array * factor, each, rtol=_FLOAT, atol=0) for each in found) for factor, found in factors
+    )
 
 
 def _moved(product: Any) -> Array:

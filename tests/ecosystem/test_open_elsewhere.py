@@ -18,7 +18,7 @@ import pytest
 
 import bertopt
 from benchmarks.peers import environments
-from tests.support.tiny_models import TASKS, Tiny
+from tests.support.tiny_models import TASKS, Tiny, add_dense, write_tiny
 
 ROOT = Path(__file__).parents[2]
 PEERS = Path(os.environ.get("BERTOPT_PEERS", ROOT / ".peers"))
@@ -56,6 +56,14 @@ def test_sentence_transformers(form: str, pooling: str, tiny: Tiny, tmp_path: Pa
     artifact = delivered(tmp_path, tiny("bert", "feature-extraction", pooling), form)
     theirs = np.array(elsewhere("sentence-transformers", form, artifact, "feature-extraction", TEXTS))
     assert np.abs(theirs - bertopt.load(artifact)(TEXTS)).max() < 1e-5
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_sentence_transformers_with_a_layer_after_pooling(form: str, tmp_path: Path) -> None:
+    model = add_dense(write_tiny(tmp_path / "model", "bert", "feature-extraction", "mean"), (24, "Tanh"))
+    artifact = delivered(tmp_path / "out", model, form)
+    theirs = np.array(elsewhere("sentence-transformers", form, artifact, "feature-extraction", TEXTS))
+    assert theirs.shape == (3, 24) and np.abs(theirs - bertopt.load(artifact)(TEXTS)).max() < 1e-5
 
 
 @pytest.mark.parametrize("form", STEPS)

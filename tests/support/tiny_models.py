@@ -146,3 +146,25 @@ def tokenizer(out: Path) -> None:
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     config = {**names, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64}
     (out / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def add_dense(folder: Path, *layers: tuple[int, str], width: int = 32, bias: bool = True) -> Path:
+    """Put layers (size, torch's class of activation) between pooling and normalisation of a sentence-transformers directory."""
+    import torch
+    from safetensors.torch import save_file
+
+    modules = json.loads((folder / "modules.json").read_text())
+    generator = torch.Generator().manual_seed(len(layers))
+    for number, (size, activation) in enumerate(layers, 2):
+        place = folder / f"{number}_Dense"
+        place.mkdir()
+        fields = {"in_features": width, "out_features": size, "bias": bias, "activation_function": f"torch.nn.modules.activation.{activation}"}
+        if activation == "Identity":
+            fields["activation_function"] = "torch.nn.modules.linear.Identity"
+        (place / "config.json").write_text(json.dumps(fields))
+        tensors = {"linear.weight": torch.randn(size, width, generator=generator) / 3, "linear.bias": torch.randn(size, generator=generator) / 3}
+        save_file({name: tensor for name, tensor in tensors.items() if bias or name != "linear.bias"}, place / "model.safetensors")
+        modules.insert(number, {"path": place.name, "type": "sentence_transformers.models.Dense"})
+        width = size
+    (folder / "modules.json").write_text(json.dumps([{**module, "idx": number, "name": str(number)} for number, module in enumerate(modules)]))
+    return folder
