@@ -54,6 +54,10 @@ def read_sentence_transformers(directory: Path) -> Modules:
         _folder(module["path"]): (_kind(module), _read(directory / _folder(module["path"]) / "config.json"))
         for module in modules if _kind(module) in ("Pooling", "Dense")
     }  # fmt: skip
+    for key in ("name", "path"):
+        stated = [str(module[key]) for module in modules if key in module]
+        if len(set(stated)) < len(stated):
+            raise Unsupported(f"modules.json: each module must have its own {key}; got {plain(ascii(', '.join(stated)))}: {_ADVICE}")
     name, settings = _settings(directory)
     length = _length(name, settings)
     _warn_of_dropped(directory)

@@ -228,6 +228,17 @@ def test_they_follow_pooling_and_precede_normalisation(tmp_path: Path) -> None:
             checkpoint.load(source)
 
 
+@pytest.mark.parametrize("key", ["name", "path"])
+def test_two_layers_of_one_name_or_folder_are_refused(key: str, tmp_path: Path) -> None:
+    """sentence-transformers runs one of two modules of one name."""
+    source = folder(tmp_path / "model", (32, "Tanh"), (32, "Tanh"))
+    modules = json.loads((source / "modules.json").read_text())
+    modules[3][key] = modules[2][key]
+    (source / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(Unsupported, match=f"each module must have its own {key}; got "):
+        checkpoint.load(source)
+
+
 def test_a_folder_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
     source = folder(tmp_path / "model", (24, "Tanh"))
     shutil.move(source / "2_Dense", tmp_path / "2_Dense")
