@@ -53,6 +53,8 @@ class Store:
     def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out must be a directory; '{self.out}' is a file")
+        if (self.out / stages.MANIFEST).is_file():  # a lock in it would be a file that its manifest does not list
+            raise UsageError(f"--out must be the directory of a run; '{self.out}' is an artefact or stage: choose another")
         self._lock = FileLock(self.out / ".lock")
         try:
             self.out.mkdir(parents=True, exist_ok=True)
