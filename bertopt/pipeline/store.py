@@ -17,6 +17,7 @@ from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.modeling.source import examine, resolve, sha256, weight_files
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
@@ -37,9 +38,9 @@ LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
 class Store:
     """`OUT/stages/<name>-<key>`, `OUT/checks/<key>.json`, `OUT/report.json`. Entering it waits for the lock."""
 
-    def __init__(self, out: Path, fresh: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, out: Path, fresh: bool, on_progress: ProgressCallback) -> None:
         try:
-            self.out, self.fresh, self.tell = out.resolve(), fresh, tell
+            self.out, self.fresh, self.on_progress = out.resolve(), fresh, on_progress
             str(self.out).encode()
         except RuntimeError as error:
             raise UsageError(f"--out must be a directory; '{out}' is a link that leads back to itself") from error
@@ -60,7 +61,7 @@ class Store:
             self.out.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            self.tell(f"waiting for another run in {self.out}")
+            self.on_progress(f"waiting for another run in {self.out}")
             self._lock.acquire()
         except OSError as error:
             if error.errno != errno.EROFS:
