@@ -29,7 +29,7 @@ from bertopt.workers.client import Worker
 #: Names that bertopt gives: stages with the key they were built under, unfinished ones, measurement records.
 _STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}-([0-9a-f]{12})")
 _PART = re.compile(r"\.part-[A-Za-z][A-Za-z0-9_-]{0,63}-\d+")
-_RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)")
+_RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)|\.[0-9a-f]{64}\.json\.\d+\.tmp")
 #: How long a checkpoint may take to load, and how much memory: nobody has looked at it yet. A real one needs about three
 #: times its weights, and what it is loaded with.
 LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
@@ -96,8 +96,8 @@ class Store:
         for path in self.stages.iterdir():
             if _PART.fullmatch(path.name) or (self.fresh and _is_stage(path)):
                 shutil.rmtree(path)
-        for path in self.checks.iterdir() if self.fresh and self.checks.is_dir() else ():
-            if _is_record(path):
+        for path in self.checks.iterdir() if self.checks.is_dir() else ():
+            if _is_record(path) and (self.fresh or path.suffix != ".json"):
                 path.unlink()
 
     def __exit__(self, *_: object) -> None:
