@@ -137,7 +137,8 @@ def requests(command: list[str], known: Known, folder: Path, total: int, cache_m
 
 
 def restarts(command: list[str], known: Known, folder: Path, times: int) -> dict[str, Any]:
-    rng, rows = random.Random(1), []
+    rng = random.Random(1)
+    rows: list[dict[str, Any]] = []
     for number in range(times):
         log = folder / f"restart-{number}.log"
         server = Server([*command, "--drain", str(rng.choice((0, 0.2))), "--port"], log)
