@@ -97,11 +97,6 @@ class Recipe(RecipeFields):
 
     steps: tuple[Step, ...] = Field(min_length=1)
 
-    @property
-    def stage_names(self) -> tuple[str, ...]:
-        """All stages in order, the reference first."""
-        return (REFERENCE, *(step.name for step in self.steps))
-
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default filled in, JSON-ready; `from_dict` reads it back."""
         data = self.model_dump(mode="json", exclude={"steps", "limits", "deliver", "waivers"})

@@ -19,7 +19,6 @@ from bertopt.errors import UsageError
 from bertopt.passes import BuildTensorrt, CastHalf, ExportOnnx, registry
 from bertopt.recipe import schema
 from bertopt.recipe.parser import Recipe, from_dict, load, parse
-from bertopt.recipe.steps import REFERENCE
 from bertopt.results import Limits, Waiver
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +62,7 @@ def test_defaults() -> None:
     )
     assert (second.name, second.after, second.limits) == ("export_onnx", "use_sdpa", Limits())
     assert second.pass_ == ExportOnnx()
-    assert read.stage_names == (REFERENCE, "use_sdpa", "export_onnx")
+    assert [step.name for step in read.steps] == ["use_sdpa", "export_onnx"]
 
 
 def test_everything_given() -> None:
@@ -608,7 +607,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_byte_order_marks_and_windows_lines(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     file.write_bytes(b"\xef\xbb\xbf" + f"{HEAD}steps:\n{SDPA}".replace("\n", "\r\n").encode())
-    assert load(file).stage_names == ("reference", "use_sdpa")
+    assert [step.name for step in load(file).steps] == ["use_sdpa"]
 
 
 def test_dicts() -> None:
