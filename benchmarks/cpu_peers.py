@@ -216,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.prepare:
         return 0
     table = tables.markdown(result, options.out.stem)
-    options.out.with_suffix(".md").write_text(table, "utf-8")
+    options.out.with_suffix(".md").write_text(table.replace("(benchmarks/results/", "("), "utf-8")  # links from there
     print(table)
     console.print(f"{time.monotonic() - began:.0f} s; {options.out}", highlight=False, soft_wrap=True)
     contenders = [c for name in options.models for c in result["models"][name]["contenders"].values()]
