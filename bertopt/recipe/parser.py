@@ -45,7 +45,7 @@ class Timing(_Frozen):
     """Time limits of the comparisons. A race ends sooner once its intervals are narrow; a noisy machine needs longer."""
 
     shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
-    mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
+    mix_s: float = Field(4.0, gt=0, description="most seconds of timing texts end to end, all contenders together")
     quick: bool = Field(False, description="a first look: few rounds of timing, so wide intervals; parity in full")
 
     @model_validator(mode="before")
