@@ -56,16 +56,16 @@ def _discard(stream: io.FileIO) -> None:
 
 @contextlib.contextmanager
 def quiet_ends() -> Iterator[None]:
-    """Have the standard streams do so; those of a test or a notebook stay as they are."""
+    """Wrap standard output and error while a command runs; those of a test or a notebook stay as they are."""
     if sys.stdout is sys.__stdout__:
         sys.stdout = _over(sys.stdout, _Output)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _over(sys.stderr, _Messages)
     try:
         yield
-    finally:  # not when the interpreter ends: it would report what fails, and exit with 120
+    finally:  # here, since the interpreter would report a failing flush at its end, and exit with 120
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # it is where the caller closed it
+            if stream is not None:  # None where the caller closed it
                 stream.flush()
 
 
