@@ -34,6 +34,7 @@ from benchmarks.peers import models, race, roster, tables
 from benchmarks.peers.contender import ContenderError, decoded
 from benchmarks.peers.environments import BuildError
 from bertopt.errors import BertoptError
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.system import atomic_write, environment
 
 ROOT = Path(__file__).parent.parent
@@ -116,7 +117,7 @@ def expected(reference: roster.Ready, folder: Path, job: race.Job) -> Any:
 
 
 def prepared(
-    checkpoint: models.Checkpoint, options: argparse.Namespace, race_: dict[str, Any], say: Any
+    checkpoint: models.Checkpoint, options: argparse.Namespace, race_: dict[str, Any], on_progress: ProgressCallback
 ) -> tuple[list[roster.Ready], roster.Ready, Path]:
     """Everyone that can run here, the reference, and the checkpoint's directory; who cannot is noted in `race_`."""
     source = models.source_of(checkpoint.name, options.peers, options.shared)
@@ -133,28 +134,28 @@ def prepared(
         if entry.needs and not set(entry.needs) & set(isa):
             race_["contenders"][entry.name] = {"peer": entry.peer, "failed": MISSING}
             continue
-        say(f"preparing {entry.name}")
+        on_progress(f"preparing {entry.name}")
         try:
             # Ours are artefacts that cut texts off where the checkpoint does; peers get the length when they load.
             of = made_of if entry.peer else source
             found.append(roster.ready(entry, checkpoint, of, options.peers, texts, common))
         except BuildError as error:
             race_["contenders"][entry.name] = {"peer": entry.peer, "failed": str(error)}
-            say(str(error))
+            on_progress(str(error))
     return found, roster.ready(reference, checkpoint, made_of, options.peers, texts, common), source
 
 
 def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict[str, Any], console: Console) -> None:
     """Race one checkpoint and add it to the result file."""
 
-    def say(words: str) -> None:
+    def on_progress(words: str | None) -> None:
         console.print(
             f"{time.strftime('%H:%M:%S')} {checkpoint.name}: {words}", highlight=False, markup=False, soft_wrap=True
         )
 
     race_ = result["models"].setdefault(checkpoint.name, {"contenders": {}, "turns": []})
     began = time.monotonic()
-    ready, reference, source = prepared(checkpoint, options, race_, say)
+    ready, reference, source = prepared(checkpoint, options, race_, on_progress)
     length = models.max_length(source)
     natural, truth = models.read(options.shared / DATA / "validation.jsonl", 64 if options.quick else models.TEXTS)
     scenarios = checkpoint.scenarios(options.quick, length)
@@ -182,14 +183,14 @@ def run(checkpoint: models.Checkpoint, options: argparse.Namespace, result: dict
 
     answers = expected(reference, folder, job(False, 0))
     if options.prepare:
-        say("ready")
+        on_progress("ready")
         return
     alone = [scenario for scenario in scenarios if scenario.one_thread]
-    race.race(race_, ready, answers, job(False, options.seconds * (0.75 if alone else 1)), folder, save, say)
+    race.race(race_, ready, answers, job(False, options.seconds * (0.75 if alone else 1)), folder, save, on_progress)
     if alone:
-        say("on one thread")
+        on_progress("on one thread")
         one_core = [one.on_one_thread() for one in ready if "failed" not in race_["contenders"][one.entry.name]]
-        race.race(race_, one_core, None, job(True, options.seconds - (time.monotonic() - began)), folder, save, say)
+        race.race(race_, one_core, None, job(True, options.seconds - (time.monotonic() - began)), folder, save, on_progress)
     svg = options.out.with_name(f"{options.out.stem}_{checkpoint.name}.svg")
     svg.write_text(tables.picture(race_), "utf-8")
 
@@ -215,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.prepare:
         return 0
     table = tables.markdown(result, options.out.stem)
-    options.out.with_suffix(".md").write_text(table, "utf-8")
+    options.out.with_suffix(".md").write_text(table.replace("(benchmarks/results/", "("), "utf-8")  # links from there
     print(table)
     console.print(f"{time.monotonic() - began:.0f} s; {options.out}", highlight=False, soft_wrap=True)
     contenders = [c for name in options.models for c in result["models"][name]["contenders"].values()]

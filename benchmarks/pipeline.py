@@ -152,7 +152,7 @@ def by_phase(path: Path, quick: bool) -> dict[str, Any]:
     """Run a recipe in an empty directory: seconds of the whole run, and of each stage's phases."""
     clock = PhaseClock()
     with tempfile.TemporaryDirectory(prefix="bertopt-phases-") as folder:
-        report = run(load(path, ["timing.quick=true"] if quick else []), Path(folder), on_progress=clock)
+        report = run(load(path, ["timing.quick=true"] if quick else []), Path(folder), on_report=clock)
     rows = [
         {"stage": stage, "phase": phase, "seconds": round(s, 2), "cpu_s": round(clock.cpu_seconds[stage, phase], 2)}
         for (stage, phase), s in clock.seconds.items()

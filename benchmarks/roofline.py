@@ -25,6 +25,7 @@ from rich.console import Console
 from benchmarks import peaks
 from bertopt import stages
 from bertopt.errors import BertoptError, UsageError
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.spec import Spec
 from bertopt.system import environment
 from bertopt.workers.client import Workers
@@ -112,7 +113,7 @@ def measured(directory: Path, texts: list[str], seconds: float) -> dict[str, Any
     }  # fmt: skip
 
 
-def measured_peaks(threads: Sequence[int], isa: Sequence[str], seconds: float, say: Any) -> list[dict[str, Any]]:
+def measured_peaks(threads: Sequence[int], isa: Sequence[str], seconds: float, on_progress: ProgressCallback) -> list[dict[str, Any]]:
     found = []
     for kind in peaks.kinds(isa):
         for count in threads:
@@ -121,7 +122,7 @@ def measured_peaks(threads: Sequence[int], isa: Sequence[str], seconds: float, s
             found.append(
                 {"kind": kind, "threads": count, "shape": shape, "rate": by_shape[shape], "by_shape": by_shape}
             )
-            say(f"{kind}, {count} threads: {by_shape[shape] / 1e9:.0f} G/s at {shape}")
+            on_progress(f"{kind}, {count} threads: {by_shape[shape] / 1e9:.0f} G/s at {shape}")
     return found
 
 
@@ -167,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     console = Console(stderr=True)
 
-    def say(text: str) -> None:
+    def on_progress(text: str | None) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     cores = len(os.sched_getaffinity(0))
@@ -179,17 +180,17 @@ def main(words: Sequence[str] | None = None) -> int:
         lines = options.texts.read_text("utf-8").splitlines()[:MIX]
         texts = [json.loads(line)["text"] for line in lines]
         described = environment.describe()
-        found = measured_peaks(threads, described["isa"], options.peak_seconds, say)
+        found = measured_peaks(threads, described["isa"], options.peak_seconds, on_progress)
         results = {}
         for name, directory in directories.items():
-            say(f"{name}")
+            on_progress(f"{name}")
             results[name] = measured(directory, texts, options.seconds)
     except (BertoptError, ValueError) as error:
-        say(f"roofline: {error}")
+        on_progress(f"roofline: {error}")
         return 2
     if results:
         # A machine that got faster since must not make a stage look better than it is.
-        found += measured_peaks([cores], described["isa"], options.peak_seconds, say)
+        found += measured_peaks([cores], described["isa"], options.peak_seconds, on_progress)
     document = {"environment": described, "threads": threads, "peaks": found, "stages": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

@@ -47,7 +47,7 @@ def write_recipe(folder: Path, model: Path) -> Path:
 
 
 def start(recipe: Path, out: Path, script: str = EXPORT) -> subprocess.Popen[str]:
-    """An export of `recipe` in a session of its own. Its processes carry `out` in their environment."""
+    """An export of `recipe` in a new session. Its processes carry `out` in their environment."""
     return subprocess.Popen(
         [sys.executable, "-c", script, str(recipe), "--out", str(out)], start_new_session=True, text=True,
         cwd=Path(__file__).parents[1],

@@ -1,10 +1,10 @@
-"""The native encoder's fuzzer in small parts, until so many batches ran over one state of its code.
+"""The native encoder's fuzzer in small parts, until `--batches` ran over one state of its code.
 
     cmake -S native -B build/fuzz -G Ninja -DBERTOPT_NATIVE_FUZZ=ON -DBERTOPT_NATIVE_SANITIZE=ON && cmake --build build/fuzz
     python -m campaigns.native_fuzz [--fuzz build/fuzz/fuzz] [--batches 1000000] [--part 20000] [--out FILE]
 
 Random models, random ragged batches, wrong inputs and damaged files under AddressSanitizer and UndefinedBehaviorSanitizer; every part is
-a process with seeds of its own. Each part's counts are added to FILE as it ends, and a later call goes on behind the last
+a process with new seeds. Each part's counts are added to FILE as it ends, and a later call goes on behind the last
 seed as long as the sources under native/src and native/fuzz are the same. Exits 1 on the first finding, which FILE then has.
 What it does not look at is in FILE under `does_not_cover`.
 """

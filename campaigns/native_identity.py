@@ -31,7 +31,7 @@ OUTPUTS = ("mean", "first", "max")
 def random_bert(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     """Config and weights of MiniLM's widths with two layers and few words."""
     h, inner, layers = 384, 1536, 2
-    shapes = {f"embeddings.{name}_embeddings.weight": (n, h) for name, n in (("word", VOCABULARY), ("position", 512), ("token_type", 2))}
+    shapes: dict[str, tuple[int, ...]] = {f"embeddings.{name}_embeddings.weight": (n, h) for name, n in (("word", VOCABULARY), ("position", 512), ("token_type", 2))}
     norms = ["embeddings.LayerNorm"]
     for i in range(layers):
         layer = f"encoder.layer.{i}"

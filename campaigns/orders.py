@@ -25,7 +25,7 @@ from bertopt import passes, pipeline
 from bertopt import recipe as recipes
 from bertopt.core import Eager, Model
 from bertopt.errors import UsageError
-from bertopt.pipeline import ProgressCallback
+from bertopt.pipeline import ReportCallback
 from bertopt.results import Report, Stage
 from tests.support.example_passes import make_cheap
 from tests.support.tiny_models import write_tiny
@@ -118,7 +118,7 @@ def refusal(model: Path, line: Order) -> str | None:
     return None
 
 
-def check(model: Path, wanted: Iterable[Order], out: Path, listen: ProgressCallback | None = None) -> list[Case]:
+def check(model: Path, wanted: Iterable[Order], out: Path, on_report: ReportCallback | None = None) -> list[Case]:
     """What comes of every order. `out` is where stages are built; those that lie there already are used again."""
     lines = {order: (*lead(order[0]), *order) for order in wanted}
     refusals = {line: refusal(model, line) for line in lines.values()}
@@ -128,7 +128,7 @@ def check(model: Path, wanted: Iterable[Order], out: Path, listen: ProgressCallb
         texts = out / "texts.txt"
         texts.write_text("\n".join(TEXTS) + "\n")
         rows = by_line(
-            pipeline.run(recipes.from_dict(as_recipe(model, accepted, texts)), out, build_only=True, on_progress=listen)
+            pipeline.run(recipes.from_dict(as_recipe(model, accepted, texts)), out, build_only=True, on_report=on_report)
         )
     cases = []
     for order, line in lines.items():

@@ -64,7 +64,7 @@ def one(artifact: Path, runtime: str, folder: Path) -> dict[str, object]:
     subprocess.run([sys.executable, "-m", "venv", made], check=True)
     python = made / "bin" / "python"
     before = size(made)
-    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
     subprocess.run([*install, "-c", "constraints.txt", f".[serve,{runtime}]"], cwd=source, check=True)
     taken = size(made) - before
     script = f"import importlib.util as u; print([n for n in {ABSENT!r} if u.find_spec(n)])"

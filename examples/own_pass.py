@@ -4,6 +4,7 @@ python examples/own_pass.py [MODEL]
 """
 
 import sys
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ class FoldScaling(bertopt.Pass[bertopt.Eager, bertopt.Eager]):
     def __call__(self, model: bertopt.Eager, ctx: bertopt.Context) -> bertopt.Result[bertopt.Eager]:
         return model.rewritten(self)
 
-    def rewrite(self, network: nn.Module) -> dict[str, int]:
+    def rewrite(self, network: Any) -> dict[str, int]:
         scaled = 0
         for module in network.modules():
             query = getattr(module, "query", None)

@@ -1,7 +1,7 @@
 """Time packed models against each other, and against other runtimes where asked: python bench.py --help
 
-Contenders take turns. Each runs in a process of its own, because two runtimes' threads disturb each other; a process is
-asked for a few runs, then the next one. Figures are the least of all runs: on a shared machine that is the only one that
+Contenders take turns. Each runs in a separate process, because two runtimes' threads disturb each other; a process does
+a few runs, then the next one does. Figures are the least of all runs: on a shared machine that is the only one that
 repeats, and still only roughly. `--cpu` takes CPU time instead of wall time (one thread).
 """
 

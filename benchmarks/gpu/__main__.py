@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu import graph_runtimes, mix, recipes, smoke, table, torch_part
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
+from bertopt.system import atomic_write
 
 ROOT = Path(__file__).parents[2]
 #: Seconds of one part in one call, the last case's end included.
@@ -164,9 +165,7 @@ def environment() -> dict[str, Any]:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    part.replace(path)
+    atomic_write.write(path, json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 from benchmarks.gpu.torch_part import Steps, shapes
@@ -42,9 +43,9 @@ def onnx_cases(quick: bool) -> list[str]:
 
 
 def engine_cases(quick: bool) -> list[str]:
-    models = ("tiny",) if quick else ("bert-base", "minilm-l6")
+    sizes = ("tiny",) if quick else ("bert-base", "minilm-l6")
     kinds = tuple(ENGINES)[: 1 if quick else None]
-    return [f"{model}/{library}/{kind}" for model in models for library in ("tensorrt", "tensorrt_rtx") for kind in kinds]
+    return [f"{model}/{library}/{kind}" for model in sizes for library in ("tensorrt", "tensorrt_rtx") for kind in kinds]
 
 
 def run_onnx(case: str, setting: Setting) -> Iterator[Row]:
@@ -83,30 +84,30 @@ def _needs_half(kind: str, setting: Setting) -> None:
 
 def _exported(model: str, steps: Steps, setting: Setting, folder: Path) -> tuple[Any, Any]:
     """The built model, and the float32 answers to the probe. The network is exported on the CPU."""
-    reference = shared.eager(model, folder)
-    expected = shared.open_model(reference, "cpu").run(_probe(setting))["sentence_embedding"]
-    texts = shared.texts(32)
+    reference = models.eager(model, folder)
+    expected = models.open_model(reference, "cpu").run(_probe(setting))["sentence_embedding"]
+    texts = models.texts(32)
 
     def encode(given: Any) -> Any:
-        return shared.batch(len(given), 32, seed=len(given), ragged=True)
+        return models.batch(len(given), 32, seed=len(given), ragged=True)
 
-    return shared.apply(reference, steps, setting, folder, texts, encode), expected
+    return models.apply(reference, steps, setting, folder, texts, encode), expected
 
 
 def _probe(setting: Setting) -> Any:
-    return shared.batch(4, 16 if setting.quick else 128, seed=5, ragged=True)
+    return models.batch(4, 16 if setting.quick else 128, seed=5, ragged=True)
 
 
 def _measured(model: str, kind: str, built: Any, expected: Any, setting: Setting) -> Iterator[Row]:
-    session = shared.open_model(built, setting.device)
+    session = models.open_model(built, setting.device)
     answers = session.run(_probe(setting))["sentence_embedding"]
-    yield {"key": "parity", **shared.parity(answers, expected), "facts": session.facts().model_dump(exclude_none=True)}
+    yield {"key": "parity", **models.parity(answers, expected), "facts": session.facts().model_dump(exclude_none=True)}
     for rows, tokens in shapes(setting.quick):
         key = f"{rows}x{tokens}"
         if key in setting.done:
             continue
         try:
-            session.load(shared.batch(rows, tokens))
+            session.load(models.batch(rows, tokens))
             timed = shared.time_ms(session.step, setting)
         except Exception as error:  # each runtime has its own class for memory
             if "memory" not in str(error).lower():
@@ -115,4 +116,4 @@ def _measured(model: str, kind: str, built: Any, expected: Any, setting: Setting
             continue
         ms = timed["p50_ms"]
         yield {"key": key, "batch": rows, "sequence": tokens, **timed, "tokens_per_s": rows * tokens / ms * 1e3,
-               "tflops": shared.flops(model, rows, tokens) / ms / 1e9, "peak_kind": PEAK.get(kind, "float16"), **shared.memory(setting.device)}  # fmt: skip
+               "tflops": models.flops(model, rows, tokens) / ms / 1e9, "peak_kind": PEAK.get(kind, "float16"), **shared.memory(setting.device)}  # fmt: skip

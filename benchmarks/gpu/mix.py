@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.torch_part import VARIANTS
@@ -38,14 +39,14 @@ def cases(quick: bool) -> list[str]:
 def run(case: str, setting: Setting) -> Iterator[Row]:
     model, variant = case.split("/")
     device = shared.on(setting.device)
-    texts = shared.texts(32 if setting.quick else TEXTS)
+    texts = models.texts(32 if setting.quick else TEXTS)
     ask: Callable[[Sequence[str]], Any]
     with tempfile.TemporaryDirectory() as scratch:
         if variant == _SORTED:
             ask = _sentence_transformers(model, Path(scratch), device)
         else:
-            reference = shared.eager(model, Path(scratch), setting.device)
-            session = shared.open_model(shared.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
+            reference = models.eager(model, Path(scratch), setting.device)
+            session = models.open_model(models.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
             shared.need("tokenizers")
             from bertopt.runtime.predictor import Predictor
 
@@ -54,7 +55,7 @@ def run(case: str, setting: Setting) -> Iterator[Row]:
 
 
 def _asked(ask: Callable[[Sequence[str]], Any], texts: Sequence[str], setting: Setting) -> Iterator[Row]:
-    tokens = shared.lengths(len(texts))
+    tokens = models.lengths(len(texts))
     if "offline" not in setting.done:
         ask(texts)
         times = []
@@ -104,5 +105,5 @@ def _windows(
 
 def _sentence_transformers(model: str, folder: Path, device: Any) -> Callable[[Sequence[str]], Any]:
     """bf16 with its default attention; `encode` sorts by length."""
-    network = shared.sentence_transformer(model, folder, device)
+    network = models.sentence_transformer(model, folder, device)
     return lambda given: network.encode(list(given), batch_size=128, convert_to_tensor=True, show_progress_bar=False).float().cpu()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
@@ -76,7 +77,7 @@ def _mix(stage: Row) -> Row | None:
 
 def _tiny(folder: Path) -> Path:
     if not folder.exists():
-        shared.eager("tiny", folder).network.encoder.save_pretrained(folder)
+        models.eager("tiny", folder).network.encoder.save_pretrained(folder)
     return folder
 
 

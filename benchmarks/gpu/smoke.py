@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
@@ -100,7 +101,7 @@ def masked_rows(setting: Setting) -> Iterator[Row]:
     """Answers to a batch with a fully masked row must be finite in every precision and attention."""
     import numpy as np
 
-    inputs = shared.batch(4, 16)
+    inputs = models.batch(4, 16)
     inputs["attention_mask"][2] = 0
     with tempfile.TemporaryDirectory() as scratch:
         for attention in ("eager", "sdpa"):
@@ -109,8 +110,8 @@ def masked_rows(setting: Setting) -> Iterator[Row]:
                 steps: list[tuple[str, dict[str, Any]]] = [("use_sdpa", {})] if attention == "sdpa" else []
                 steps += [("cast_half", {"dtype": dtype})] if dtype != "float32" else []
                 try:
-                    model = shared.apply(shared.eager("tiny", Path(scratch, key)), steps, setting, Path(scratch, key))
-                    answers = shared.open_model(model, setting.device).run(inputs)["sentence_embedding"]
+                    model = models.apply(models.eager("tiny", Path(scratch, key)), steps, setting, Path(scratch, key))
+                    answers = models.open_model(model, setting.device).run(inputs)["sentence_embedding"]
                 except Missing as error:
                     yield {"key": key, "missing": str(error)}
                     continue
@@ -122,10 +123,10 @@ def graphs(setting: Setting) -> Iterator[Row]:
     lengths = GRAPH_LENGTHS[:3] if setting.quick else GRAPH_LENGTHS
     steps: list[tuple[str, dict[str, Any]]] = [("use_sdpa", {}), ("cast_half", {}), ("compile_torch", {})]
     with tempfile.TemporaryDirectory() as scratch:
-        model = shared.apply(shared.eager("tiny", Path(scratch)), steps, setting, Path(scratch))
-        session = shared.open_model(model, setting.device)
+        model = models.apply(models.eager("tiny", Path(scratch)), steps, setting, Path(scratch))
+        session = models.open_model(model, setting.device)
         for tokens in lengths:
-            session.run(shared.batch(4, tokens, ragged=True))
+            session.run(models.batch(4, tokens, ragged=True))
         yield {"key": "compile_torch", "lengths": list(lengths), "graphs": session.facts().graphs}
 
 
@@ -160,7 +161,7 @@ def aa(setting: Setting) -> Iterator[Row]:
     wanted = 1 if setting.quick else RACES
     with tempfile.TemporaryDirectory() as scratch, Workers() as workers:
         source, stage = Path(scratch, "model"), Path(scratch, "stage")
-        model = shared.eager("tiny" if setting.quick else "minilm-l6", source)
+        model = models.eager("tiny" if setting.quick else "minilm-l6", source)
         model.network.encoder.save_pretrained(source)
         transformers.AutoConfig.from_pretrained(source)
         stage.mkdir()

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
-from benchmarks.gpu.setting import MODELS, Setting
+from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.setting import Setting
 
 Row = dict[str, Any]
 Steps = list[tuple[str, dict[str, Any]]]
@@ -46,9 +48,9 @@ def cases(quick: bool) -> list[str]:
     if quick:
         return [f"tiny/{variant}" for variant in (*VARIANTS, _SENTENCE_TRANSFORMERS) if variant not in (*_SLOW, "fp8_compile")]
     # What matters most first: a call that ends early has measured it.
-    models = [name for name in MODELS if name != "tiny"]
+    sizes = [name for name in MODELS if name != "tiny"]
     variants = [name for name in (*VARIANTS, _SENTENCE_TRANSFORMERS) if name not in _SLOW]
-    return [f"{model}/{name}" for names in (variants, _SLOW) for model in models for name in names]
+    return [f"{model}/{name}" for names in (variants, _SLOW) for model in sizes for name in names]
 
 
 def shapes(quick: bool) -> list[tuple[int, int]]:
@@ -66,16 +68,16 @@ def run(case: str, setting: Setting) -> Iterator[Row]:
         if variant == _SENTENCE_TRANSFORMERS:
             yield from _rows(model, variant, _SentenceTransformer(model, Path(scratch), device), setting)
             return
-        reference = shared.eager(model, Path(scratch), setting.device)
-        probe = shared.batch(8, 16 if setting.quick else 128, seed=5, ragged=True)
+        reference = models.eager(model, Path(scratch), setting.device)
+        probe = models.batch(8, 16 if setting.quick else 128, seed=5, ragged=True)
         torch.set_float32_matmul_precision("highest")
-        expected = shared.open_model(reference, setting.device).run(probe)["sentence_embedding"]
+        expected = models.open_model(reference, setting.device).run(probe)["sentence_embedding"]
         torch.set_float32_matmul_precision("high" if variant == "tf32" else "highest")
-        session = shared.open_model(shared.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
+        session = models.open_model(models.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
         if VARIANTS[variant]:
             del reference
         answers = session.run(probe)["sentence_embedding"]
-        yield {"key": "parity", **shared.parity(answers, expected), "facts": session.facts().model_dump(exclude_none=True)}
+        yield {"key": "parity", **models.parity(answers, expected), "facts": session.facts().model_dump(exclude_none=True)}
         yield from _rows(model, variant, session, setting)
         if variant in _LARGEST and setting.device == "cuda" and not setting.quick and "largest" not in setting.done:
             yield _largest(session)
@@ -88,7 +90,7 @@ def _rows(model: str, variant: str, session: Any, setting: Setting) -> Iterator[
             continue
         shared.reset_memory(setting.device)
         try:
-            session.load(shared.batch(rows, tokens))
+            session.load(models.batch(rows, tokens))
             timed = shared.time_ms(session.step, setting)
         except RuntimeError as error:
             if "out of memory" not in str(error).lower():
@@ -98,7 +100,7 @@ def _rows(model: str, variant: str, session: Any, setting: Setting) -> Iterator[
         ms = timed["p50_ms"]
         yield {
             "key": key, "batch": rows, "sequence": tokens, **timed, "tokens_per_s": rows * tokens / ms * 1e3,
-            "tflops": shared.flops(model, rows, tokens) / ms / 1e9, "peak_kind": PEAK.get(variant, "bfloat16"),
+            "tflops": models.flops(model, rows, tokens) / ms / 1e9, "peak_kind": PEAK.get(variant, "bfloat16"),
             **shared.memory(setting.device),
         }  # fmt: skip
 
@@ -110,7 +112,7 @@ def _largest(session: Any) -> Row:
     rows = 128
     while rows <= _LARGEST_ROWS:
         try:
-            session.run(shared.batch(rows, _LARGEST_LENGTH))
+            session.run(models.batch(rows, _LARGEST_LENGTH))
         except Exception as error:  # whatever ends it: a kernel's limits count, too
             memory = "out of memory" in str(error).lower()
             torch.cuda.empty_cache()
@@ -124,7 +126,7 @@ class _SentenceTransformer:
     """sentence-transformers' forward in bf16 with its default attention, behind a session's interface."""
 
     def __init__(self, model: str, folder: Path, device: Any) -> None:
-        self._network = shared.sentence_transformer(model, folder, device)
+        self._network = models.sentence_transformer(model, folder, device)
         self._device = device
         self._inputs: dict[str, Any] = {}
 

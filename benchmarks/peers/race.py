@@ -15,6 +15,7 @@ from benchmarks.peers import figures
 from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from benchmarks.peers.roster import Ready
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.system.cpu_contention import Machine, findings
 
 #: A contender this many times slower than the fastest sits out after this many rounds.
@@ -50,7 +51,7 @@ def start(ready: Ready, logs: Path, job: Job) -> Contender:
 
 def race(
     race_: dict[str, Any], ready: Sequence[Ready], reference: Any, job: Job, logs: Path,
-    save: Callable[[], None], say: Callable[[str], None],
+    save: Callable[[], None], on_progress: ProgressCallback,
 ) -> None:  # fmt: skip
     """Add turns to `race_` until everyone has `job.rounds`, or the budget is spent, opening included; `save` after every round.
 
@@ -63,7 +64,7 @@ def race(
         for one in ready:
             name = one.entry.name
             entry = enrolled(race_, one)
-            say(f"opening {name}")
+            on_progress(f"opening {name}")
             try:
                 contender = stack.enter_context(start(one, logs, job))
                 if reference is not None:
@@ -73,13 +74,13 @@ def race(
                 warm(contender, job)
             except (ContenderError, ValueError) as error:
                 entry["failed"] = str(error)
-                say(f"failed: {error}")
+                on_progress(f"failed: {error}")
                 continue
             entry.pop("failed", None)
             running[name] = contender
         save()
         machine = Machine([contender.pid for contender in running.values()])
-        rounds(race_, running, job, save, say, machine, began)
+        rounds(race_, running, job, save, on_progress, machine, began)
         race_["warnings"] = sorted({*race_.get("warnings", []), *findings(machine.seen())})
         for name, contender in running.items() if reference is not None else ():
             race_["contenders"][name]["facts"] = contender.ask("facts")
@@ -106,7 +107,7 @@ def warm(contender: Contender, job: Job) -> None:
 
 def rounds(
     race_: dict[str, Any], running: dict[str, Contender], job: Job, save: Callable[[], None],
-    say: Callable[[str], None], machine: Machine, began: float,
+    on_progress: ProgressCallback, machine: Machine, began: float,
 ) -> None:  # fmt: skip
     """Scenarios and contenders in random order, every contender once a scenario, until all have their rounds.
     Who fails leaves `running`."""
@@ -117,7 +118,7 @@ def rounds(
     while owed := missing(race_, list(running), job):
         start_s = time.monotonic()
         if number > first and start_s - began + slowest > job.budget_s:
-            say(f"the budget of {job.budget_s:.0f} s is spent after {number - first} rounds")
+            on_progress(f"the budget of {job.budget_s:.0f} s is spent after {number - first} rounds")
             break
         machine.calibrate()
         for i in rng.permutation(len(job.scenarios)):
@@ -132,10 +133,10 @@ def rounds(
                 except ContenderError as error:
                     running.pop(name).close()
                     race_["contenders"][name]["failed"] = str(error)
-                    say(f"failed: {error}")
+                    on_progress(f"failed: {error}")
                     continue
                 race_["turns"].append(turn)
-                say(f"round {number + 1}: {scenario.name}: {name} {figures.cost(turn):.2f} ms")
+                on_progress(f"round {number + 1}: {scenario.name}: {name} {figures.cost(turn):.2f} ms")
         slowest = max(slowest, time.monotonic() - start_s)
         number += 1
         save()

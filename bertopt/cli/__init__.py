@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from bertopt.cli import (
     verify,
 )
 from bertopt.cli.app import KEPT, app
+from bertopt.cli.pipes import quiet_ends
 
 __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
            "report", "serve", "sign", "verify"]  # fmt: skip
@@ -33,11 +35,13 @@ __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "expo
 
 def _terminated(*_: object) -> None:
     # Not `print`: the signal may have come while something was printed.
-    os.write(2, f"terminated; {KEPT}\n".encode())
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, f"terminated; {KEPT}\n".encode())
     sys.exit(143)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bertopt`."""
     signal.signal(signal.SIGTERM, _terminated)
-    app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")
+    with quiet_ends():
+        app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")

@@ -22,7 +22,7 @@ def _deploy() -> None:
 def triton(
     directory: Directory,
     repository: Annotated[Path, typer.Argument(help="Triton's model repository.", metavar="REPOSITORY")],
-    name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's, or that of the run around DIR/artifact.")] = None,
     max_batch: Annotated[int, typer.Option(help="Texts of one request, and texts handed over at once, at most.")] = 256,
     graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends: token ids in.")] = False,
     verbose: Verbose = False,

@@ -46,7 +46,8 @@ def verify(
 ) -> None:
     """Check an artefact again on this machine.
 
-    Files and environment; with --against also parity and latency; with --baseline all of it against an earlier report.
+    Files, environment and the recorded answers; with --against also parity and latency; with --baseline all of it against
+    an earlier report, by --limits and the four tolerances.
     """
     with exit_codes(verbose):
         from bertopt.commands.verify import verify as check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from bertopt.checks import probes
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
 from bertopt.pipeline.measurement_plan import mix_texts
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import Texts, read
 from bertopt.results import Latency
@@ -44,7 +45,7 @@ class Bench(BaseModel):
 
 def bench(
     directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
-    on_progress: Callable[[str], None] = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> Bench:  # fmt: skip
     """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
     the built-in ones; each race takes `seconds` at most.

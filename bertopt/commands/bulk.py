@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -175,17 +174,14 @@ def _json_rows(source: Path, file: TextIO) -> Iterator[Row]:
 
 
 def _write(path: Path, rows: list[Row]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    if path.suffix == ".parquet":
-        import pyarrow
+    with atomic_write.replacing(path) as new:
+        if path.suffix == ".parquet":
+            import pyarrow
 
-        _parquet().write_table(pyarrow.Table.from_pylist(rows), part)
-    else:
-        with part.open("w", encoding="utf-8", newline="") as file:
+            _parquet().write_table(pyarrow.Table.from_pylist(rows), new)
+            return
+        with new.open("w", encoding="utf-8", newline="") as file:
             file.writelines(_lines(rows)) if path.suffix == ".jsonl" else _write_csv(file, rows)
-            file.flush()
-            os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _lines(rows: list[Row]) -> Iterable[str]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from bertopt import stages
 from bertopt.checks import gates, parity, probes
 from bertopt.checks.gates import GateOutcome
+from bertopt.commands import mix_up
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
@@ -24,6 +25,7 @@ from bertopt.workers.client import Workers
 
 #: From the exactest to the one that may differ most.
 _PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
+REPORT_OR_ARTEFACT = "an artefact, a report.json, or the directory of a run that holds one"
 
 
 def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None) -> Diff:
@@ -35,18 +37,18 @@ def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path
     """
     sides = [_is_stage(path) for path in (baseline, candidate)]
     if sides[0] != sides[1]:
-        # A path that is neither is the mistake to name.
-        read_report(candidate if sides[0] else baseline)
+        artefact, other = (baseline, candidate) if sides[0] else (candidate, baseline)
+        read_report(other, REPORT_OR_ARTEFACT)  # a path that is neither is the mistake to name
         raise UsageError(
-            "compare takes two artefacts or two reports; got one of each; name both directories that hold manifest.json, "
-            "or both report.json"
+            f"compare takes two artefacts or two reports; got one of each: '{artefact}' is an artefact, '{other}' a report; "
+            "name both directories that hold manifest.json, or both report.json"
         )
     names = str(baseline), str(candidate)
     if all(sides):
         return _artefacts(baseline, candidate, names, tolerances, texts)
     if texts is not None:
         raise UsageError("--texts goes with two artefacts; the figures of reports are those of their own texts")
-    before, after = read_report(baseline), read_report(candidate)
+    before, after = (read_report(path, REPORT_OR_ARTEFACT) for path in (baseline, candidate))
     for key in ("family", "task"):
         if before.model.get(key) != after.model.get(key):
             raise UsageError(
@@ -68,18 +70,18 @@ def with_baseline(fresh: Report, baseline: Path, tolerances: Tolerances) -> Diff
     return diff.conclude((str(baseline), fresh.model["source"]), differences, tolerances, changes)
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path, takes: str = "a report.json, or the directory of a run that holds one") -> Report:
     """The report in a file, or in a directory as `report.json`. Raises UsageError where there is none."""
-    file = path / "report.json" if path.is_dir() else path
+    file = path / mix_up.REPORT if path.is_dir() else path
     try:
         return Report.model_validate_json(file.read_bytes())
     except OSError as error:
-        expected = "expected a report.json, a directory that holds one, or an artefact"
-        raise UsageError(f"'{file}' cannot be read ({error.strerror}); {expected}") from error
+        raise UsageError(f"'{file}' cannot be read ({error.strerror}); {mix_up.advice(path, takes)}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
-        raise UsageError(f"'{file}' is not a report of bertopt: {where}: {first['msg']}; export again") from error
+        why = "export again" if file.name == mix_up.REPORT else mix_up.advice(path, takes)
+        raise UsageError(f"'{file}' is not a report of bertopt: {where}: {first['msg']}; {why}") from error
 
 
 def delivered(report: Report, path: Path) -> Stage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bertopt.debug import OPERATIONS
 from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
 from bertopt.pipeline import disk_errors
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.suggest import nearest
@@ -26,10 +27,8 @@ from bertopt.workers.client import Worker, Workers
 #: Attempts at casting less; one takes about as long as the pass and its parity check.
 RUNS = 80
 
-Tell = Callable[[str], None]
 
-
-def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> DebugFindings:
+def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = lambda _: None) -> DebugFindings:
     """Look into the stage `name` of a run of `recipe` in `out`. Stages that are missing there are built.
 
     Raises UsageError for a name that is no step's, Unsupported for a form that cannot be looked into.
@@ -37,12 +36,12 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
     steps = _line(recipe, name)
     row = _row(out, name)
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
-    with disk_errors(), Store(out, False, tell) as store, Workers() as workers:
-        device, paths = _build(recipe, store, workers, steps, texts, row, tell)
+    with disk_errors(), Store(out, False, on_progress) as store, Workers() as workers:
+        device, paths = _build(recipe, store, workers, steps, texts, row, on_progress)
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
         with temporary_directory.make() as scratch, workers.start(OPERATIONS) as worker:
-            tell(f"{name}: comparing with the reference")
+            on_progress(f"{name}: comparing with the reference")
             ask = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,
                 "texts": list(texts.texts), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
@@ -54,7 +53,7 @@ def debug(recipe: Recipe, out: Path, name: str, tell: Tell = lambda _: None) -> 
             if at is not None:
                 limits = _limits(recipe, steps[-1], paths[-1], found.layers[-1].peak)
                 try:
-                    _search(found, worker, steps, at, paths, limits, tell)
+                    _search(found, worker, steps, at, paths, limits, on_progress)
                 except Unsupported as error:
                     found.notes.append(f"no search for what to keep in float32: {error}")
     return found
@@ -82,16 +81,16 @@ def _row(out: Path, name: str) -> dict[str, Any]:
 
 
 def _build(
-    recipe: Recipe, store: Store, workers: Workers, steps: list[Step], texts: Texts, row: dict[str, Any], tell: Tell
+    recipe: Recipe, store: Store, workers: Workers, steps: list[Step], texts: Texts, row: dict[str, Any], on_progress: ProgressCallback
 ) -> tuple[Device, list[Path]]:
     """The committed stages from the reference to the last step. Reverted ones are left out of `steps`, as in the run."""
     steps[:] = [step for step in steps if step is steps[-1] or step.name not in row["reverted"]]
     with workers.start() as worker:
-        tell(f"reference: loading {recipe.model}")
+        on_progress(f"reference: loading {recipe.model}")
         device, _ = store.settle(worker, recipe.device)
         paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device).path]
     for step in steps:
-        tell(f"{step.name}: building")
+        on_progress(f"{step.name}: building")
         with workers.start() as worker:
             paths.append(store.build(worker, step, paths[-1], device, recipe.inputs.shapes, texts).path)
     return device, paths
@@ -103,7 +102,7 @@ def _limits(recipe: Recipe, step: Step, path: Path, peak: float) -> Limits:
 
 
 def _search(
-    found: DebugFindings, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, tell: Tell
+    found: DebugFindings, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, on_progress: ProgressCallback
 ) -> None:
     """Fill in `found.keep` for the step at `at`, where the stage misses its limits and keeping some helps."""
     step, name, timeout = steps[at], steps[-1].name, steps[-1].timeout
@@ -112,7 +111,7 @@ def _search(
     def call(do: str, ask: dict[str, Any]) -> Any:
         return worker.call("debug", timeout=timeout, do=do, ask=ask)
 
-    tell(f"{name}: measuring what is sensitive")
+    on_progress(f"{name}: measuring what is sensitive")
     call("search", {"parent": str(paths[at]), "records": records, "limits": limits.model_dump()})
     if not (failures := call("attempt", {"keep": [], "every": True})):
         found.notes.append("the stage passes its parity limits: nothing to keep in float32")
@@ -123,7 +122,7 @@ def _search(
     def ask(keep: list[str]) -> bool:
         nonlocal count
         count += 1
-        tell(f"{name}: attempt {count} of at most {RUNS}, {len(keep)} in float32")
+        on_progress(f"{name}: attempt {count} of at most {RUNS}, {len(keep)} in float32")
         try:
             return not call("attempt", {"keep": keep, "every": False})
         except Unsupported:

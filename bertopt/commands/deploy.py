@@ -10,6 +10,7 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.core import Spec
 from bertopt.errors import UsageError
+from bertopt.serve.settings import default_name
 from bertopt.stages import Manifest
 
 #: Rows of one request at most, and texts that Triton hands over at once.
@@ -70,7 +71,7 @@ def triton(directory: Path, repository: Path, name: str | None = None, max_batch
     the artefact is not the one exported.
     """
     manifest = stages.verify(directory)
-    name = name or directory.resolve().name
+    name = name or default_name(directory)
     if not _NAME.fullmatch(name) or set(name) == {"."}:
         raise UsageError(f"a model's name must consist of letters, digits, '.', '_' and '-'; got '{name}': give another one with --name")
     if max_batch < 1:

@@ -53,12 +53,12 @@ def run(
     check_shapes(examine(resolve(checked.model, checked.revision)), checked.inputs.shapes)
     with Live(enabled=progress) as live:
 
-        def tell(report: Report, doing: str | None) -> None:
+        def on_report(report: Report, doing: str | None) -> None:
             live.update(report, doing)
             if listen:
                 listen(report)
 
-        report = pipeline.run(checked, target, build_only, fresh, tell)
+        report = pipeline.run(checked, target, build_only, fresh, on_report)
     with pipeline.disk_errors():
         html.write(report, target / "report.html")
     return report

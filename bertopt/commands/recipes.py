@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from bertopt.commands import mix_up
 from bertopt.errors import UsageError
+from bertopt.stages import MANIFEST
 
 #: Data of the package, so that wheels and checkouts hold the same files at the same place.
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -32,13 +34,15 @@ def find(recipe: str | Path) -> Path:
     """Return the file of a recipe: `recipe` itself where there is such a file, else the shipped recipe of that name.
 
     `trt_fp16`, `trt_fp16.yaml` and `recipes/trt_fp16.yaml` name the same shipped recipe. Raises UsageError for a plain
-    name that no recipe has; a path that does not exist is returned as it is.
+    name that no recipe has, and for a directory or a file that bertopt wrote; a path that does not exist is returned as it is.
     """
     path = Path(recipe)
     try:
         local = path.is_file()
     except (OSError, ValueError):  # too long, or a NUL inside: reading it says so
         return path
+    if path.is_dir() or path.name in (MANIFEST, mix_up.REPORT):
+        raise UsageError(f"'{recipe}' is not a recipe; {mix_up.advice(path, 'a YAML file, or a name that `bertopt recipes` lists')}")
     names = [one.stem for one in FOLDER.glob("*.yaml")]
     name = path.name.removesuffix(".yaml")
     if local or path.parent not in (Path(), Path("recipes")):

@@ -125,6 +125,7 @@ def _compare(
         Store(Path(scratch), False, lambda _: None) as store,
     ):
         with workers.start() as worker:
+            report.environment["cuda"] = worker.call("device")
             reference = store.reference(worker, against, manifest.spec.task, None, manifest.device)
         report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
         old, new, examiner = pair.measure(

@@ -24,11 +24,11 @@ INTERRUPTED = 130
 UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
 
 #: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
-ProgressCallback = Callable[[Report, str | None], None]
+ReportCallback = Callable[[Report, str | None], None]
 
 
 def run(
-    recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, on_progress: ProgressCallback | None = None
+    recipe: Recipe, out: Path, build_only: bool = False, fresh: bool = False, on_report: ReportCallback | None = None
 ) -> Report:
     """Run `recipe` in the directory `out` and return the report, which is also written to `out/report.json`.
 
@@ -40,9 +40,9 @@ def run(
     budget = Budget.of(recipe.timing)
     left = TimeLeft(len(recipe.steps), budget.total_s(len(recipe.inputs.shapes)))
 
-    def progress(doing: str | None) -> None:
-        if on_progress:
-            on_progress(report, None if doing is None else Progress(doing, left.seconds()))
+    def on_progress(doing: str | None) -> None:
+        if on_report:
+            on_report(report, None if doing is None else Progress(doing, left.seconds()))
 
     def record(ended: bool = False) -> None:
         report.wall_s = time.monotonic() - started
@@ -50,9 +50,9 @@ def run(
         open_ = {} if ended or report.exit_code else {"exit_code": INTERRUPTED, "reason": UNFINISHED}
         store.write_report(report.model_copy(update=open_))
 
-    with disk_errors(), Store(out, fresh, progress) as store, Workers() as workers:
-        progress("starting")
-        job = Job(recipe, report, store, workers, texts, budget, progress)
+    with disk_errors(), Store(out, fresh, on_progress) as store, Workers() as workers:
+        on_progress("starting")
+        job = Job(recipe, report, store, workers, texts, budget, on_progress)
         job.open_reference()
         left.reference_done()
         for step in recipe.steps:
@@ -65,7 +65,7 @@ def run(
         record(ended=True)
         if not job.stopped:
             store.prune(job.unreached)
-        progress(None)
+        on_progress(None)
     return report
 
 

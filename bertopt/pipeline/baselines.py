@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from bertopt.checks.measurements import StageMeasurements
@@ -10,6 +9,7 @@ from bertopt.core import Device
 from bertopt.errors import BertoptError
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import race
 from bertopt.results import Latency
 from bertopt.workers.client import Workers
@@ -20,7 +20,7 @@ KINDS = ("tf32", "bfloat16")
 
 def measure(
     workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Records,
-    progress: Callable[[str], None], timeout: float,
+    on_progress: ProgressCallback, timeout: float,
 ) -> tuple[dict[str, list[Latency]], list[str]]:  # fmt: skip
     """Return the figures of each baseline against the fp32 reference, and a warning for each that could not be timed.
 
@@ -31,7 +31,7 @@ def measure(
         names = [f"baseline {kind}", reference.name]
         measured = records.read(names)
         if measured is None:
-            progress(f"baseline {kind}: latency")
+            on_progress(f"baseline {kind}: latency")
             try:
                 measured = _measure(workers, reference, device, plan, kind, timeout)
             except BertoptError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from bertopt.errors import Unsupported
 from bertopt.pipeline import labelled
 from bertopt.pipeline.measurement_cache import Records, identity
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.pipeline.twins import Twins
@@ -49,9 +50,9 @@ class Examiner:
 
     def __init__(
         self, workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Path,
-        machine: dict[str, Any], progress: Callable[[str], None],
+        machine: dict[str, Any], on_progress: ProgressCallback,
     ) -> None:  # fmt: skip
-        self.workers, self.reference, self.device, self.plan, self.progress = workers, reference, device, plan, progress
+        self.workers, self.reference, self.device, self.plan, self.on_progress = workers, reference, device, plan, on_progress
         self.spec, self.texts = plan.spec, plan.texts
         self.tokenizer = RemoteTokenizer(workers, reference)
         sample = plan.sample()
@@ -67,7 +68,7 @@ class Examiner:
         (empty,) = self._encode([""])
         frame = framing.of_empty_text(empty["input_ids"][0])
         self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint, frame)
-        self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, progress)
+        self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, on_progress)
         every: list[Text] = [*sample, *pairs]
         #: By whether the texts are those of one call.
         self._reference_outputs: dict[bool, dict[str, Array]] = {}
@@ -137,14 +138,14 @@ class Examiner:
         self.tokenizer.close()
 
     def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float) -> StageMeasurements:
-        self.progress(f"{name}: opening")
+        self.on_progress(f"{name}: opening")
         keep = {self.reference, parent, directory}
         for path in [path for path in self._open if path not in keep]:
             self._open.pop(path).close()
         while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
             del self._answers[next(path for path in self._answers if path not in keep)]
         worker = self._worker(directory, timeout)
-        self.progress(f"{name}: parity")
+        self.on_progress(f"{name}: parity")
         cases: list[Case] = []
         between: list[Case] = []
         peak = 0.0
@@ -161,12 +162,12 @@ class Examiner:
             if not cases:
                 raise Unsupported("no probe fits any of the engine's profiles; widen them")
         covered = self._coverage(name, directory, worker, timeout, every=False) if parent is not None else None
-        self.progress(f"{name}: invariance")
+        self.on_progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
         predicted = self._predictions(name, worker, timeout)
-        self.progress(f"{name}: latency")
+        self.on_progress(f"{name}: latency")
         racing = {"stage": worker}
         if parent is not None:
             racing["reference"] = self._worker(self.reference, timeout)
@@ -175,7 +176,7 @@ class Examiner:
         timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout)
         cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
-        self.progress(f"{name}: effects")
+        self.on_progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
         effects = worker.call("effects", timeout=timeout)
         certificate = self._certificate(worker, directory, parent, timeout) if parent else None
@@ -221,7 +222,7 @@ class Examiner:
         ]  # fmt: skip
 
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
-        self.progress(f"{name}: {'every id and length' if every else 'coverage'}")
+        self.on_progress(f"{name}: {'every id and length' if every else 'coverage'}")
         found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
         texts = {coverage.END_TO_END: self._end_to_end(directory, worker, timeout)}
         if every and self._texts_in_one_call:
@@ -278,7 +279,7 @@ class Examiner:
     def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
         if not labelled.measurable(self.spec, self.texts):
             return None
-        self.progress(f"{name}: {len(self.texts.texts)} labelled texts")
+        self.on_progress(f"{name}: {len(self.texts.texts)} labelled texts")
         return labelled.predictions(worker, self.spec, self.texts, timeout)
 
     def _quality(self, predicted: list[list[float]]) -> Quality:

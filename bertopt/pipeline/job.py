@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from bertopt.errors import (
 from bertopt.pipeline import baselines, clean_run, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.rows import Done, StageBuild
 from bertopt.pipeline.store import Store
@@ -55,10 +56,10 @@ class Job:
 
     def __init__(
         self, recipe: Recipe, report: Report, store: Store, workers: Workers, texts: Texts, budget: Budget,
-        progress: Callable[[str | None], None],
+        on_progress: ProgressCallback,
     ) -> None:  # fmt: skip
         self.recipe, self.report, self.store, self.workers = recipe, report, store, workers
-        self.texts, self.budget, self.progress = texts, budget, progress
+        self.texts, self.budget, self.on_progress = texts, budget, on_progress
         self.done: dict[str, Done] = {}
         self.stopped: str | None = None
         #: Steps that were not reached: what earlier runs built of them is still of use.
@@ -70,7 +71,7 @@ class Job:
         """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
         recipe = self.recipe
         with self.workers.start() as worker:
-            self.progress(f"{REFERENCE}: loading {recipe.model}")
+            self.on_progress(f"{REFERENCE}: loading {recipe.model}")
             self.device, cuda = self.store.settle(worker, recipe.device)
             self.report.environment["cuda"] = cuda
             seen = f"torch sees {cuda['gpu']['name']}" if cuda["cuda"] else "torch sees no CUDA GPU"
@@ -89,13 +90,13 @@ class Job:
         build = StageBuild.of(manifest, self._relative(path), stage.reused)
         machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}
         plan = MeasurementPlan.of(self.spec, recipe.inputs.shapes, self.texts, self.budget)
-        self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.progress)
+        self.examiner = Examiner(self.workers, path, self.device, plan, self.store.checks, machine, self.on_progress)
         measurements = self.examiner.measure(REFERENCE, path, None)
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(Done(row, REFERENCE, path=path))
         if self.device == "cuda":
             self.report.baselines, warnings = baselines.measure(
-                self.workers, path, self.device, plan, self.examiner.records, self.progress, TIMEOUT_S
+                self.workers, path, self.device, plan, self.examiner.records, self.on_progress, TIMEOUT_S
             )
             self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
 
@@ -159,7 +160,7 @@ class Job:
     def _build(self, step: Step, start: Done) -> tuple[StageBuild, Path]:
         """Build and commit the step, or find it committed; the store verifies either."""
         assert start.path is not None
-        self.progress(f"{step.name}: building")
+        self.on_progress(f"{step.name}: building")
         with self.examiner.sweeping(), self.workers.start() as worker:
             stage = self.store.build(worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts)
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
@@ -202,7 +203,7 @@ class Job:
     def _record(self, done: Done) -> None:
         self.done[done.row.name] = done
         self.report.stages.append(done.row)
-        self.progress(None)
+        self.on_progress(None)
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self.store.out))
@@ -234,7 +235,7 @@ class Job:
         if outcome.status != "ok":
             warning = f"'{step.name}' passed its own checks, but not every coverage sweep, which the stage to deliver runs: {outcome.reason}"
             self.report.model["warnings"] = [*self.report.model["warnings"], warning]
-        self.progress(None)
+        self.on_progress(None)
 
     def deliver(self, build_only: bool) -> None:
         """Ship the stage the recipe asks for, or say why not."""
@@ -251,7 +252,7 @@ class Job:
             self.report.reason = f"'{row.name}' is to be delivered, but is {row.status}: {row.reason}{remedy}"
             return
         self._warn_of_speed(row)
-        self.progress(f"{row.name}: delivering")
+        self.on_progress(f"{row.name}: delivering")
         try:
             delivered = artifact.deliver(row, path, self.report.recipe, self.store.out, partial(self._run_copy, row, path))
         except (WrongAnswer, WorkerCrashed, StepTimeout) as error:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.stages import source_hash
-from bertopt.system import limits
+from bertopt.system import atomic_write, limits
 
 #: Whoever changes how something is measured, runs it otherwise: what was recorded before is then measured anew.
 MEASURING = (
@@ -70,15 +70,9 @@ class Records:
             return None
 
     def write(self, names: Sequence[str | None], measurements: StageMeasurements) -> None:
-        self.directory.mkdir(exist_ok=True)
         path, text = self._path(names), measurements.model_dump_json()
         record = _Record(sha256=_hash(path.stem, text), measurements=text)
-        part = path.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            file.write(record.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        atomic_write.write(path, record.model_dump_json())
 
     def _path(self, names: Sequence[str | None]) -> Path:
         key = hashlib.sha256(json.dumps([list(names), self._inputs]).encode()).hexdigest()

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+#: Called with what is being done, such as `bf16: parity`; with None where something is done.
+ProgressCallback = Callable[[str | None], None]
+
 
 class Progress(str):
     """What a run does now, such as `bf16: parity`, with the seconds that it still takes by estimate, None while unknown."""

@@ -18,6 +18,7 @@ from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.modeling.sentence_transformers import dense_weights
 from bertopt.modeling.source import examine, resolve, sha256, weight_files
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
@@ -29,7 +30,7 @@ from bertopt.workers.client import Worker
 #: Names that bertopt gives: stages with the key they were built under, unfinished ones, measurement records.
 _STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}-([0-9a-f]{12})")
 _PART = re.compile(r"\.part-[A-Za-z][A-Za-z0-9_-]{0,63}-\d+")
-_RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)")
+_RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)|\.[0-9a-f]{64}\.json\.\d+\.tmp")
 #: How long a checkpoint may take to load, and how much memory: nobody has looked at it yet. A real one needs about three
 #: times its weights, and what it is loaded with.
 LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
@@ -38,9 +39,9 @@ LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
 class Store:
     """`OUT/stages/<name>-<key>`, `OUT/checks/<key>.json`, `OUT/report.json`. Entering it waits for the lock."""
 
-    def __init__(self, out: Path, fresh: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, out: Path, fresh: bool, on_progress: ProgressCallback) -> None:
         try:
-            self.out, self.fresh, self.tell = out.resolve(), fresh, tell
+            self.out, self.fresh, self.on_progress = out.resolve(), fresh, on_progress
             str(self.out).encode()
         except RuntimeError as error:
             raise UsageError(f"--out must be a directory; '{out}' is a link that leads back to itself") from error
@@ -54,12 +55,14 @@ class Store:
     def __enter__(self) -> Self:
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out must be a directory; '{self.out}' is a file")
+        if (self.out / stages.MANIFEST).is_file():  # a lock in it would be a file that its manifest does not list
+            raise UsageError(f"--out must be the directory of a run; '{self.out}' is an artefact or stage: choose another")
         self._lock = FileLock(self.out / ".lock")
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            self.tell(f"waiting for another run in {self.out}")
+            self.on_progress(f"waiting for another run in {self.out}")
             self._lock.acquire()
         except OSError as error:
             if error.errno != errno.EROFS:
@@ -94,8 +97,8 @@ class Store:
         for path in self.stages.iterdir():
             if _PART.fullmatch(path.name) or (self.fresh and _is_stage(path)):
                 shutil.rmtree(path)
-        for path in self.checks.iterdir() if self.fresh and self.checks.is_dir() else ():
-            if _is_record(path):
+        for path in self.checks.iterdir() if self.checks.is_dir() else ():
+            if _is_record(path) and (self.fresh or path.suffix != ".json"):
                 path.unlink()
 
     def __exit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ from bertopt.checks.parity import Answers
 from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Device, Int8Rounding, Precision, Spec
 from bertopt.passes import registry
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.quantization import calibration_inputs
 from bertopt.results.fidelity import Rounding
 from bertopt.stages import Manifest
@@ -34,10 +35,10 @@ class Twins:
 
     def __init__(
         self, workers: Workers, reference: Path, device: Device, spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]],
-        probes: Sequence[Probe], progress: Callable[[str], None],
+        probes: Sequence[Probe], on_progress: ProgressCallback,
     ) -> None:  # fmt: skip
         self.workers, self.reference, self.device, self.spec, self.encode = workers, reference, device, spec, encode
-        self.probes, self.progress = probes, progress
+        self.probes, self.on_progress = probes, on_progress
         self._answers: dict[tuple[Precision, Int8Rounding | None, int], dict[str, Answers]] = {}
 
     def compare(
@@ -65,7 +66,7 @@ class Twins:
         """Return one twin's answers by probe. Static scales are calibrated on some of the same texts and on odd inputs."""
         key = (precision, how, draw)
         if key not in self._answers:
-            self.progress(f"{name}: simulating {precision}")
+            self.on_progress(f"{name}: simulating {precision}")
             real = [probe for probe in self.probes if probe.padding in REAL]
             static = how is not None and how.scales == "static"
             batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []

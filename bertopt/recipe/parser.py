@@ -45,7 +45,7 @@ class Timing(_Frozen):
     """Time limits of the comparisons. A race ends sooner once its intervals are narrow; a noisy machine needs longer."""
 
     shape_s: float = Field(2.5, gt=0, description="most seconds for each shape of the grid, all contenders together")
-    mix_s: float = Field(4.0, gt=0, description="most seconds for the mix of texts, all contenders together")
+    mix_s: float = Field(4.0, gt=0, description="most seconds of timing texts end to end, all contenders together")
     quick: bool = Field(False, description="a first look: few rounds of timing, so wide intervals; parity in full")
 
     @model_validator(mode="before")
@@ -96,11 +96,6 @@ class Recipe(RecipeFields):
     """A checked recipe: the steps' passes are constructed, their order fits."""
 
     steps: tuple[Step, ...] = Field(min_length=1)
-
-    @property
-    def stage_names(self) -> tuple[str, ...]:
-        """All stages in order, the reference first."""
-        return (REFERENCE, *(step.name for step in self.steps))
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default filled in, JSON-ready; `from_dict` reads it back."""

@@ -53,15 +53,20 @@ class Settings:
             raise UsageError("the API key must not be empty; leave it out, and requests need none")
 
 
+def default_name(directory: Path) -> str:
+    """Return what a model is called by default: as its directory, or as the directory of its run where that is `artifact`."""
+    path = directory.resolve()
+    return (path.name == "artifact" and path.parent.name) or path.name
+
+
 def named(directories: list[str]) -> dict[str, Path]:
-    """Return artefact directories by name, first to last: `NAME=DIR`, or DIR by its own name (its parent's for `artifact`)."""
+    """Return artefact directories by name, first to last: `NAME=DIR`, or DIR by its default name."""
     models: dict[str, Path] = {}
     for given in directories:
         name, equals, rest = given.partition("=")
         path = Path(rest if equals and not Path(given).exists() else given)
         if path == Path(given):
-            absolute = path.resolve()
-            name = absolute.parent.name if absolute.name == "artifact" else absolute.name
+            name = default_name(path)
         if not _NAME.fullmatch(name):
             raise UsageError(f"a model's name must be letters, digits, '.', '_' or '-'; got '{name}': give NAME=DIR")
         if name in models:

@@ -36,7 +36,6 @@ class GpuState:
     driver_cuda: tuple[int, int] = (13, 0)
     """The newest CUDA that the driver runs."""
     used_bytes: int = 0
-    total_bytes: int = 80 << 30
     compute_mode: str = "default"
     """default, exclusive or prohibited"""
     mig: bool = False
@@ -73,7 +72,7 @@ def state() -> GpuState | None:
         name=_text(ask("nvmlDeviceGetName", device, otherwise="unknown")),
         capability="sm{}{}".format(*ask("nvmlDeviceGetCudaComputeCapability", device, otherwise=(0, 0))),
         driver=_text(ask("nvmlSystemGetDriverVersion", otherwise="")), driver_cuda=(version // 1000, version % 1000 // 10),
-        used_bytes=int(memory.used) if memory else 0, total_bytes=int(memory.total) if memory else 0,
+        used_bytes=int(memory.used) if memory else 0,
         compute_mode=_MODES.get(ask("nvmlDeviceGetComputeMode", device, otherwise=0), "default"),
         mig=bool(ask("nvmlDeviceGetMigMode", device, otherwise=(0, 0))[0]), mps=_mps(),
         clock_mhz=ask("nvmlDeviceGetClockInfo", device, getattr(nvml, "NVML_CLOCK_SM", 1)),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
-from campaigns.mutants.plant import LABELS, MEAN, SPAN, TOKENS, Checkpoint, mutant
+from campaigns.mutants.plant import LABELS, MEAN, SPAN, TOKENS, Checkpoint, Fault, mutant
 from campaigns.mutants.torch_forms import swap
 from campaigns.mutants.unseen_inputs import RARE
 
 
-def planted(on: Checkpoint = LABELS) -> Any:
+def planted(on: Checkpoint = LABELS) -> Callable[[Fault], Fault]:
     return mutant("delivery", "plant_torch", on)
 
 
@@ -28,7 +29,8 @@ def other_models_norm(network: Any) -> None:
     def forward(self: Any, values: Any) -> Any:
         return whole(self, values) * (1.0 if hasattr(self, "mine") else 1.1)
 
-    nn.LayerNorm.forward = forward  # type: ignore[method-assign]
+    layer_norm: Any = nn.LayerNorm
+    layer_norm.forward = forward
 
 
 @planted()
@@ -71,8 +73,9 @@ def moved_entities(network: Any) -> None:
     from bertopt.runtime import predictor
 
     network.note = "harmless"
-    whole = predictor.entities
-    predictor.entities = lambda *given: [{**found, "end": found["end"] - 1} for found in whole(*given)]
+    module: Any = predictor
+    whole = module.entities
+    module.entities = lambda *given: [{**found, "end": found["end"] - 1} for found in whole(*given)]
 
 
 @planted(SPAN)

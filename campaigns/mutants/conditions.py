@@ -153,7 +153,8 @@ def _file(name: str, on: Checkpoint, change: Callable[[str], str] | None) -> Cal
         after = "" if change is None else change(before)
         assert after != before, f"{name} must hold what is changed"
         path.write_text(after)
-        model.network.note = "harmless"
+        network: Any = model.network
+        network.note = "harmless"
         record = Rewrite(name="plant_torch", options={"mutant": "leaves_a_note"})
         return Result(replace(model, rewrites=(*model.rewrites, record)), {"planted": 1})
 

@@ -100,6 +100,7 @@ def provider_fallback(bench: Any) -> Caught:
 
     bench.recipe(LABELS, (SDPA, EXPORT))
     graph = open_stage(next(bench.scratch.glob("out/*use_sdpa-export_onnx-False/stages/export_onnx-*")))
+    assert isinstance(graph, Onnx)
     with pytest.MonkeyPatch.context() as patch:
         listed = ["CUDAExecutionProvider", "CPUExecutionProvider"]
         patch.setattr(onnxruntime, "get_available_providers", lambda: listed)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bertopt.core import Context, Onnx, Result
-from campaigns.mutants.plant import INT8_LINE, LABELS, ONNX_LINE, SPAN, Checkpoint, Gate, mutant, write_graph
+from campaigns.mutants.plant import INT8_LINE, LABELS, ONNX_LINE, SPAN, Checkpoint, Fault, Gate, mutant, write_graph
 
 
-def planted(gate: Gate = "parity", on: Checkpoint = LABELS, int8: bool = False) -> Any:
+def planted(gate: Gate = "parity", on: Checkpoint = LABELS, int8: bool = False) -> Callable[[Fault], Fault]:
     return mutant(gate, "plant_onnx", on, INT8_LINE if int8 else ONNX_LINE)
 
 

@@ -116,7 +116,7 @@ def mutant(
 
     def enter(fault: Fault) -> Fault:
         name = fault.__name__
-        assert name not in MUTANTS and fault.__doc__, f"{name} must have a name of its own and a docstring"
+        assert name not in MUTANTS and fault.__doc__, f"{name} must have a new name and a docstring"
         about = " ".join(fault.__doc__.split())
         MUTANTS[name] = Mutant(name, gate, about, fault, step, on, line, claims, limits or {}, steps, labelled)
         return fault

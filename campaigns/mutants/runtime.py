@@ -107,8 +107,9 @@ def broken_graph(network: Any) -> None:
     """Each layer is compiled around a graph break, not the model as one graph."""
     import torch
 
+    disable: Any = torch._dynamo.disable
     for layer in network.base.encoder.layer:
-        layer.attention.forward = torch._dynamo.disable(layer.attention.forward)
+        layer.attention.forward = disable(layer.attention.forward)
     network.compile(backend="aot_eager", dynamic=True)
 
 

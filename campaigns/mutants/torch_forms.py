@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from campaigns.mutants.plant import LABELS, MASK, MEAN, SPAN, Checkpoint, Gate, mutant
+from campaigns.mutants.plant import LABELS, MASK, MEAN, SPAN, Checkpoint, Fault, Gate, mutant
 
 
-def planted(gate: Gate = "parity", on: Checkpoint = LABELS) -> Any:
+def planted(gate: Gate = "parity", on: Checkpoint = LABELS) -> Callable[[Fault], Fault]:
     return mutant(gate, "plant_torch", on)
 
 

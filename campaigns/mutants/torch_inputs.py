@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from campaigns.mutants.plant import LABELS, LOOSE, MEAN, ROBERTA, TOKENS, Checkpoint, Gate, mutant
+from campaigns.mutants.plant import LABELS, LOOSE, MEAN, ROBERTA, TOKENS, Checkpoint, Fault, Gate, mutant
 
 #: Given ids and mask [B, S], token types [B, S]: the rows [B] (or True for all) that go wrong.
 Rows = Callable[[Any, Any, Any], Any]
 
 
-def planted(gate: Gate = "parity", on: Checkpoint = LABELS) -> Any:
+def planted(gate: Gate = "parity", on: Checkpoint = LABELS) -> Callable[[Fault], Fault]:
     return mutant(gate, "plant_torch", on)
 
 

@@ -102,7 +102,8 @@ def foreign_file(model: Eager, ctx: Context) -> Result[Eager]:
 
     (ctx.workdir / "setup.py").write_text("print('hello')\n")
     record = Rewrite(name="plant_torch", options={"mutant": "leaves_a_note"})
-    model.network.note = "harmless"
+    network: Any = model.network
+    network.note = "harmless"
     from dataclasses import replace
 
     return Result(replace(model, rewrites=(*model.rewrites, record)), {"planted": 1})
@@ -116,7 +117,8 @@ def _with_file(model: Eager, ctx: Context, name: str, change: Callable[[str], st
 
     (ctx.workdir / name).write_text(change((model.checkpoint / name).read_text()))
     record = Rewrite(name="plant_torch", options={"mutant": "leaves_a_note"})
-    model.network.note = "harmless"
+    network: Any = model.network
+    network.note = "harmless"
     return Result(replace(model, rewrites=(*model.rewrites, record)), {"planted": 1})
 
 

@@ -176,7 +176,7 @@ def test_nvml_sees_the_gpu_and_what_a_process_takes_of_it() -> None:
     pytest.importorskip("pynvml")
     before = gpu.state()
     assert before is not None and before.capability == "sm{}{}".format(*torch.cuda.get_device_capability())
-    assert before.total_bytes > 1 << 30 and before.driver_cuda >= (11, 0)
+    assert before.driver_cuda >= (11, 0)
     # In a new process: this one has its CUDA context and some memory already, and in a container NVML may not know it by its id.
     code = (
         "import os, torch\n"

@@ -33,7 +33,7 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", p
     if form == "openvino":
         model = ConvertOpenvino()(model, Context(out)).model
     stages.write_form(model, out)
-    gates = {
+    gates: dict[str, Any] = {
         "status": "ok", "parity": _PARITY, "latency": None,
         "quality": None, "waived": [],
     }  # fmt: skip

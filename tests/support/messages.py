@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: Calls whose text a user reads, beside errors (any name that is raised).
-CALLS = {"print", "warn", "report", "Finding", "Option", "Argument", "Typer", "Field", "tell", "Unsupported"}
+CALLS = {"print", "warn", "report", "Finding", "Option", "Argument", "Typer", "Field", "on_progress", "Unsupported"}
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

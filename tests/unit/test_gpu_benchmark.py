@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import graph_runtimes, mix, recipes, setting, smoke, table, torch_part, wheels
+from benchmarks.gpu import graph_runtimes, mix, models, recipes, setting, smoke, table, torch_part, wheels
 from benchmarks.gpu.setting import Missing, Setting
 from bertopt.commands.recipes import find
 from bertopt.core import Context
@@ -97,18 +97,18 @@ def test_every_shape_fits_a_profile() -> None:
 
 
 def test_lengths_are_committed_and_texts_have_them(tmp_path: Path) -> None:
-    known = setting.lengths(3000)
-    assert known[:1024] == known[1024:2048] and min(known) >= 3 and max(known) <= setting.POSITIONS
-    setting.write_tokenizer(tmp_path)
+    known = models.lengths(3000)
+    assert known[:1024] == known[1024:2048] and min(known) >= 3 and max(known) <= models.POSITIONS
+    models.write_tokenizer(tmp_path)
     from tokenizers import Tokenizer
 
     fast = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert [len(one.ids) for one in fast.encode_batch(setting.texts(50))] == known[:50]
+    assert [len(one.ids) for one in fast.encode_batch(models.texts(50))] == known[:50]
 
 
 def test_operations_of_bert_base() -> None:
     """2 × 85 M weights a token, and the attention's own products."""
-    assert setting.flops("bert-base", 1, 128) == pytest.approx(128 * (2 * 84.9e6 + 12 * 4 * 128 * 768), rel=1e-3)
+    assert models.flops("bert-base", 1, 128) == pytest.approx(128 * (2 * 84.9e6 + 12 * 4 * 128 * 768), rel=1e-3)
 
 
 def test_a_pass_that_is_not_there_is_missing_by_name(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_pass_that_is_not_there_is_missing_by_name(tmp_path: Path) -> None:
         ([("use_sdpa", {"backend": "cudnn"})], "use_sdpa: "),
     ]:
         with pytest.raises(Missing, match=words):
-            setting.apply(setting.eager("tiny", tmp_path), steps, here, tmp_path)
+            models.apply(models.eager("tiny", tmp_path), steps, here, tmp_path)
     with pytest.raises(Missing, match="not installed: no_such_module"):
         setting.need("json", "no_such_module")
     assert Context is not None
@@ -196,7 +196,7 @@ def test_wrong_answers_are_a_failure_and_memory_that_ended_is_named() -> None:
 
 def test_shares_are_of_the_peak_of_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A float32 graph runs without TF32: of the float16 peak it can reach a twelfth. The int8 peak is not measured."""
-    monkeypatch.setattr(setting, "open_model", lambda model, device: types.SimpleNamespace(
+    monkeypatch.setattr(models, "open_model", lambda model, device: types.SimpleNamespace(
         run=lambda probe: {"sentence_embedding": np.ones((4, 2))}, facts=lambda: types.SimpleNamespace(model_dump=lambda **_: {}),
         load=lambda inputs: None, step=lambda: None,
     ))  # fmt: skip

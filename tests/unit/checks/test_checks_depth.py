@@ -409,7 +409,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     assert again is not None
     assert again.model_dump_json() == found().model_dump_json()
     assert math.isnan(again.cases[0].max_abs) and again.predictions is not None and math.isnan(again.predictions[1][0])
-    assert not list(tmp_path.rglob("*.part"))
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
 
 
 def test_records_of_other_inputs_or_versions_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

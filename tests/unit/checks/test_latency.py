@@ -1,28 +1,22 @@
-"""Latency: races with made-up clocks, verdicts on simulated noise, and what is noticed about the machine."""
+"""Latency: races with made-up clocks, and verdicts on simulated noise."""
 
 from __future__ import annotations
 
 import math
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bertopt.checks import latency, ratio
-from bertopt.checks import timed_steps as clocks
 from bertopt.checks.latency import Contender, Turn
 from bertopt.checks.ratio import Interval, StoppingRule
-from bertopt.core import Session, Spec
 from bertopt.pipeline.race import Budget, race_case
 from bertopt.recipe.parser import Timing
 from bertopt.results import Ratio
 from bertopt.system import cpu_contention
-from bertopt.system.cpu_contention import Machine, Seen
+from bertopt.system.cpu_contention import Machine
 
 NAN = math.nan
 
@@ -502,109 +496,3 @@ def test_work_that_is_unfinished_when_the_clock_stops_voids_the_figures() -> Non
     assert latency.measure({"stage": timed([1.0] * 500, unfinished=0.1), "reference": other}, (1, 8), 0).warning is None
     # Fetching for the first time takes a little longer, which is much beside a step of no length.
     assert latency.measure({"stage": timed([0.001] * 500, unfinished=0.05), "reference": other}, (1, 8), 0).warning is None
-
-
-# The machine
-
-
-def test_a_calm_machine_gives_no_warning() -> None:
-    assert cpu_contention.findings(Seen([0.002] * 9, others=0.05, stolen=0.01, throttled=0.0, available=4.0)) == []
-    assert cpu_contention.findings(Seen([], 0, 0, 0, 0)) == [] == cpu_contention.findings(Seen([0.002, 0.004], 0, 0, 0, 1.0))
-    # One calibration that was disturbed is no drift, and where others are hidden their time is negative.
-    assert cpu_contention.findings(Seen([0.02, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002, 0.02, 0.002], -1.0, 0, 0, 4.0)) == []
-
-
-def test_what_disturbs_is_named() -> None:
-    assert cpu_contention.findings(Seen([], others=1.0, stolen=0.0, throttled=0.0, available=4.0)) == [
-        "other processes used 25% of the CPUs during the race"
-    ]
-    assert cpu_contention.findings(Seen([], 0.0, 0.4, 0.0, 4.0)) == ["CPU steal: the hypervisor took 10% of the CPUs"]
-    assert cpu_contention.findings(Seen([], 0.0, 0.0, 0.4, 4.0)) == ["a CPU quota held processes back for 0.4 s"]
-    slower = [0.0020, 0.0021, 0.0022, 0.0025, 0.0026, 0.0027]
-    assert cpu_contention.findings(Seen(slower, 0, 0, 0, 4.0)) == ["the machine became 30% slower during the race"]
-    assert cpu_contention.findings(Seen(slower[::-1], 0, 0, 0, 4.0)) == ["the machine became 23% faster during the race"]
-
-
-def test_the_timed_processes_are_not_others() -> None:
-    """What processes under watch use is counted as theirs, and only theirs."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(spin), subprocess.Popen(spin)]
-    try:
-        both, none = Machine([process.pid for process in processes]), Machine([])
-        while sum(cpu_contention._cpu_s(process.pid) for process in processes) < 0.5:
-            both.calibrate()
-        used = [now - then for now, then in zip(both._cpu_seconds(), both._before, strict=True)]
-        unseen = [now - then for now, then in zip(none._cpu_seconds(), none._before, strict=True)]
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    assert used[2] - unseen[2] >= 0.4
-    assert len(both.speeds) > 2 and min(both.speeds) > 0
-
-
-# Runs under the clock
-
-
-SPEC = Spec(family="bert", task="text-classification", inputs=("input_ids", "attention_mask", "token_type_ids"),
-            outputs=("logits",), layers=1, heads=1, hidden=4, vocabulary=50, token_types=2, pad_id=7, max_length=16,
-            text_length=16, labels=("a", "b"), parameters=1)  # fmt: skip
-
-
-class Doubling(Session):
-    """Answers twice its input ids, in memory that it uses again."""
-
-    def __init__(self) -> None:
-        self.memory = np.zeros((2, 6), np.float32)
-
-    def load(self, inputs: Mapping[str, np.ndarray]) -> None:
-        self.inputs = inputs["input_ids"]
-
-    def step(self) -> None:
-        self.memory[:] = 2 * self.inputs
-
-    def fetch(self) -> dict[str, np.ndarray]:
-        return {"logits": self.memory}
-
-
-def test_random_inputs_are_never_padding_and_never_alike() -> None:
-    rng = np.random.default_rng(0)
-    made = [clocks.random_inputs(SPEC, (2, 6), rng) for _ in range(300)]
-    assert len({inputs["input_ids"].tobytes() for inputs in made}) == len(made)
-    ids = np.stack([inputs["input_ids"] for inputs in made])
-    assert set(np.unique(ids)) == set(range(50)) - {7} and ids.dtype == np.int64
-    assert list(made[0]) == list(SPEC.inputs) and made[0]["attention_mask"].all()
-    assert made[0]["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
-
-
-def test_a_sample_is_what_was_answered_to_its_inputs() -> None:
-    rng = np.random.default_rng(0)
-    batches = [clocks.random_inputs(SPEC, (2, 6), rng) for _ in range(4)]
-    step_ms, unfinished_ms, (inputs, answers) = clocks.time_steps(Doubling(), batches, keep=1)
-    assert len(step_ms) == 4 and min(step_ms) >= 0 and math.isfinite(unfinished_ms)
-    assert inputs is batches[1]
-    np.testing.assert_array_equal(answers["logits"], 2 * batches[1]["input_ids"])
-
-
-def test_rotated_texts_have_the_same_words() -> None:
-    assert [clocks.rotate_words("a cat sat", by) for by in range(4)] == ["a cat sat", "cat sat a", "sat a cat", "a cat sat"]
-    assert [clocks.rotate_words(text, 5) for text in ("", "one", "狗坐着")] == ["", "one", "狗坐着"]
-
-
-def test_the_reservoir_chooses_evenly_and_within_bounds() -> None:
-    def sample(number: int, size: int = 1) -> clocks.Sample:
-        return {"x": np.full(size, number)}, {}
-
-    kept = Counter[int]()
-    for seed in range(400):
-        reservoir = clocks.ReservoirSample(np.random.default_rng(seed))
-        for number in range(10):
-            reservoir.add(sample(number))
-        taken = [int(inputs["x"][0]) for inputs, _ in reservoir.take()]
-        assert len(set(taken)) == clocks.SAMPLES and reservoir.take() == []
-        kept.update(taken)
-    assert min(kept.values()) > 100 and max(kept.values()) < 220
-    large = clocks.ReservoirSample(np.random.default_rng(0))
-    for number in range(3):
-        large.add(sample(number, clocks.SAMPLE_BYTES))
-    assert len(large.take()) == 1

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from bertopt import passes, stages
+from bertopt import stages
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS, Answers
 from bertopt.core import Context, Eager, Engine, Model, Onnx, Pass, Profile, Result
-from bertopt.errors import Unsupported, UsageError
+from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
     BuildTensorrt,
@@ -31,7 +29,6 @@ from bertopt.passes import (
     UseBetterTransformer,
     UseSdpa,
     cast_half,
-    registry,
 )
 from bertopt.results import Limits
 from bertopt.sessions import open_session
@@ -548,134 +545,3 @@ def test_tensorrt_is_not_built_where_no_gpu_is(lab: Lab, monkeypatch: pytest.Mon
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(Unsupported, match=r"no tensorrt_rtx or tensorrt here; pip install"):
         BuildTensorrt()(model, lab.context())
-
-
-# The registry
-
-
-@pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[AnyPass]]:
-    """The registry of this test alone."""
-    mine = dict(registry._registered)
-    monkeypatch.setattr(registry, "_registered", mine)
-    return mine
-
-
-class DropHead(Pass[Eager, Eager]):
-    """A pass of somebody else's."""
-
-    keep: int = 1
-
-    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-        return Result(model, {})
-
-
-def test_register(own_registry: dict[str, type[AnyPass]]) -> None:
-    assert passes.get("drop_head") is None
-    assert passes.register(DropHead) is DropHead
-    assert passes.register(DropHead) is DropHead
-    assert passes.get("drop_head") is DropHead
-    assert passes.all_passes()["drop_head"] is DropHead
-    passes.all_passes().clear()
-    assert passes.get("use_sdpa") is UseSdpa
-
-
-def test_register_refuses_a_name_that_is_taken(own_registry: dict[str, type[AnyPass]]) -> None:
-    class UseSdpa(Pass[Eager, Eager]):
-        def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-            return Result(model, {})
-
-    with pytest.raises(UsageError, match=r"'use_sdpa' is registered already \(bertopt\.passes\.use_sdpa\.UseSdpa\)"):
-        passes.register(UseSdpa)
-
-
-def test_register_refuses_reserved_options(own_registry: dict[str, type[AnyPass]]) -> None:
-    class Late(Pass[Eager, Eager]):
-        timeout: int = 3
-
-        def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-            return Result(model, {})
-
-    with pytest.raises(UsageError, match="option 'timeout' is a key of every step"):
-        passes.register(Late)
-
-
-@pytest.mark.parametrize("thing", [int, DropHead(), "use_sdpa", None])
-def test_register_refuses_what_is_no_pass(own_registry: dict[str, type[AnyPass]], thing: Any) -> None:
-    with pytest.raises(UsageError, match=r"takes a subclass of bertopt\.Pass"):
-        passes.register(thing)
-
-
-def test_register_wants_forms(own_registry: dict[str, type[AnyPass]]) -> None:
-    class Formless(Pass):  # type: ignore[type-arg]
-        def __call__(self, model: Any, ctx: Context) -> Any:
-            return Result(model, {})
-
-    with pytest.raises((UsageError, TypeError), match=r"must name its forms: class Formless\(Pass\[Eager, Onnx\]\)"):
-        passes.register(Formless)
-
-
-def test_installed_packages_offer_passes(own_registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("drop_head", f"{__name__}:DropHead", registry.ENTRY_POINTS)
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [point] if group == registry.ENTRY_POINTS else []
-    )
-    found = passes.get("drop_head")
-    assert found is not None
-    assert found.name() == "drop_head"
-    assert passes.get("drop_tail") is None
-
-
-def test_a_stage_cannot_have_a_module_imported(own_registry: dict[str, type[AnyPass]]) -> None:
-    with pytest.raises(UsageError, match="pass 'antigravity' is not registered here"):
-        passes.require("antigravity")
-    assert "antigravity" not in sys.modules
-
-
-def test_workers_import_what_was_registered_by_hand(own_registry: dict[str, type[AnyPass]], tmp_path: Path) -> None:
-    passes.register(DropHead)
-    offered = registry.importable_passes()
-    assert offered["drop_head"][:2] == (__name__, "DropHead")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from bertopt import Eager, Pass\n"
-        "class FromScript(Pass[Eager, Eager]):\n"
-        "    def __call__(self, model, ctx): ...\n"
-        "assert __name__ != '__main__'\n"
-    )
-    registry.add_importable({"from_script": ("__main__", "FromScript", str(script)), "typed": ("__main__", "Typed", None)})
-    assert passes.require("from_script").name() == "from_script"
-    with pytest.raises(UsageError, match="put it in a file"):
-        passes.require("typed")
-
-
-def test_every_built_in_pass_states_its_forms_and_documents_its_options() -> None:
-    for name in ("use_sdpa", "use_better_transformer", "cast_half", "compile_torch", "export_onnx", "fuse_ort",
-                 "cast_onnx_half", "quantize_int8", "build_tensorrt"):  # fmt: skip
-        cls = passes.all_passes()[name]
-        assert cls.name() == name
-        assert all(issubclass(form, Model) for form in cls.forms())
-        assert cls.__doc__
-        assert all(option.description for option in cls.model_fields.values())
-        assert passes.get(name)() == cls.model_validate(cls().record().options)
-
-
-class NeedsPlain(Pass[Eager, Eager]):
-    """A pass of somebody else's that declares what it cannot follow."""
-
-    incompatible_with: ClassVar[dict[str, str]] = {"cast_half": "needs float32 weights; put it before cast_half"}
-
-    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
-        return Result(model, {})
-
-
-def test_any_pass_may_declare_what_it_cannot_follow() -> None:
-    assert NeedsPlain().conflict([SDPA, CastHalf()]) == "needs float32 weights; put it before cast_half"
-    assert NeedsPlain().conflict([SDPA]) is None
-    assert "incompatible_with" not in NeedsPlain.model_fields
-
-
-def test_what_passes_declare_names_passes() -> None:
-    for cls in passes.all_passes().values():
-        assert set(cls.incompatible_with) <= set(passes.all_passes()), cls
-        assert all(len(reason) > 20 for reason in cls.incompatible_with.values()), cls

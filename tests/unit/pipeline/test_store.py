@@ -89,8 +89,10 @@ def test_only_stages_and_records_of_ours_are_removed(tmp_path: Path, fresh: bool
         path.write_text("x")
     record = tmp_path / "checks" / f"{KEY}.json"
     record.write_text("{}")
+    half = tmp_path / "checks" / f".{KEY}.json.12.tmp"
+    half.write_text("{")
     open_and_prune(tmp_path, fresh)
-    assert not ours.exists() and not unfinished.exists() and record.exists() != fresh
+    assert not half.exists() and not ours.exists() and not unfinished.exists() and record.exists() != fresh
     assert all(path.read_text() == "x" for path in kept)
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import random
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import bertopt
 from bertopt.cli import app
 from bertopt.commands import deploy
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.serve.settings import default_name, named
 from tests.unit.serve.conftest import Artefact
 
 
@@ -212,3 +214,14 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(artefact: Artefact
     with pytest.raises(IntegrityError):
         deploy.triton(damaged, tmp_path, "other")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize(("directory", "name"), [("minilm/artifact", "minilm"), ("minilm/stages/sdpa-01", "sdpa-01"), ("/artifact", "artifact")])
+def test_the_default_name_is_that_of_the_server(directory: str, name: str, tmp_path: Path) -> None:
+    assert default_name(tmp_path / directory) == name
+    assert list(named([str(tmp_path / directory)])) == [name]
+
+
+def test_a_delivered_artefact_is_called_as_its_run(artefact: Artefact, tmp_path: Path) -> None:
+    delivered = shutil.copytree(artefact(), tmp_path / "minilm" / "artifact")
+    assert deploy.triton(delivered, tmp_path / "models") == [tmp_path / "models" / "minilm"]

@@ -22,3 +22,15 @@ def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
     assert there == [False]
     assert (tmp_path / "report.json").read_text() == "{}"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_an_error_stops_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "part.parquet"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), atomic_write.replacing(path) as new:
+        new.write_text("half")
+        raise RuntimeError
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+    with atomic_write.replacing(path) as new:
+        new.write_text("new")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]

@@ -1,0 +1,70 @@
+"""Commands whose output nobody reads any more, as in `bertopt schema | head -1`, or finds no room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What a shell reports of a program that SIGPIPE ended: 128 + 13.
+GONE = 141
+
+
+def call(*arguments: str, stream: str = "stdout", python: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run a command whose `stream` is a pipe without a reader; return its exit code and what the other stream got."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    other = "stderr" if stream == "stdout" else "stdout"
+    try:
+        done = subprocess.run(
+            [sys.executable, *python, "-m", "bertopt", *arguments], cwd=ROOT, text=True, timeout=60, check=False,
+            stdin=subprocess.DEVNULL, env=environment, **{stream: writer, other: subprocess.PIPE},
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    return done.returncode, getattr(done, other)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("schema",), ("recipes",), ("passes",), ("passes", "--json"), ("--help",), ("export", "--help"), ("--version",),
+     ("report", str(ROOT / "benchmarks/results/quickstart.json"))],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_reader_that_went_away_ends_a_command_quietly(arguments: tuple[str, ...]) -> None:
+    assert call(*arguments) == (GONE, "")
+
+
+def test_also_without_buffers() -> None:
+    assert call("schema", python=("-u",)) == (GONE, "")
+
+
+def test_messages_that_nobody_reads_change_no_exit_code() -> None:
+    code, output = call("recipes", stream="stderr")
+    assert code == 0 and output.startswith("cpu_exact")
+    assert call("export", "none.yaml", stream="stderr") == (2, "")
+
+
+def test_what_was_read_is_whole() -> None:
+    command = f"'{sys.executable}' -m bertopt schema | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "") and done.returncode in (0, GONE)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("python", [(), ("-u",)], ids=["buffered", "unbuffered"])
+def test_a_full_disk_is_one_line(python: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, *python, "-m", "bertopt", "recipes"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 5 and done.stderr.splitlines() == [
+        "the output cannot be written: No space left on device; free some space, or write elsewhere"
+    ]
