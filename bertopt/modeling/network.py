@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
-from bertopt.modeling import encoder_layers
+from bertopt.modeling import encoder_layers, query_blocks
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ class Network(nn.Module):
         return self._answers(answer, rows)
 
     def _encode(self, rows: Padded | Packed) -> Any:
-        kernels = self._kernels(rows.inputs["input_ids"].device.type)
-        if kernels is None:
-            return self._run(rows)
-        with nn.attention.sdpa_kernel(kernels):
+        ids = rows.inputs["input_ids"]
+        with query_blocks.where_long(self.encoder, self.spec.heads, *ids.shape), self.attention_kernels(ids.device.type):
             return self._run(rows)
 
     def attention_kernels(self, device: str) -> AbstractContextManager[object]:
