@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from bertopt.core import Session
+from bertopt.serve import payloads
 from tests.support.serving import InProcess
 from tests.unit.serve.conftest import Artefact
 
@@ -27,7 +29,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/embed", {"inputs": None}, 422, "inputs"),
     ("/embed", {"inputs": []}, 422, "inputs: expected at least one text"),
     ("/embed", {"inputs": [None]}, 422, "inputs"),
-    ("/embed", {"inputs": ["a", 1]}, 422, "inputs"),
+    ("/embed", {"inputs": ["a", 1]}, 422, "inputs.1: input should be a valid string; got 1"),
     ("/embed", {"inputs": {"a": 1}}, 422, "inputs"),
     ("/embed", {"inputs": ["a"] * 65}, 422, "at most 64 texts; got 65"),
     ("/embed", {"inputs": "a", "truncate": "no"}, 422, "truncate"),
@@ -64,6 +66,20 @@ def test_bad_input_is_named(server: InProcess, path: str, body: Any, status: int
     message = error["message"] if path.startswith("/v1") else error
     assert words in message and "Traceback" not in answer.text and "/tmp" not in answer.text
     assert answer.headers["x-request-id"] and "failed" not in caplog.text
+
+
+@pytest.mark.parametrize(("payload", "body"), [
+    (payloads.Embed, b'{"inputs":[%s]}'), (payloads.Predict, b'{"inputs":[%s]}'), (payloads.Predict, b'{"inputs":[[%s]]}'),
+    (payloads.Rerank, b'{"query":"a","texts":[%s]}'), (payloads.Similarity, b'{"inputs":{"source_sentence":"a","sentences":[%s]}}'),
+    (payloads.Tokenize, b'{"inputs":[%s]}'), (payloads.OpenAiEmbeddings, b'{"input":[%s]}'), (payloads.KServeInfer, b'{"inputs":[%s]}'),
+    (payloads.KServeInfer, b'{"inputs":[{"name":"a","datatype":"BYTES","shape":[1]}],"outputs":[%s]}'),
+    (payloads.KServeInfer, b'{"inputs":[{"name":"a","datatype":"BYTES","shape":[%s]}]}'),
+])  # fmt: skip
+def test_of_many_wrong_items_the_first_ends_the_check(payload: type[payloads.Payload], body: bytes) -> None:
+    """An error for each item of one body took gigabytes, and nobody else was answered meanwhile."""
+    with pytest.raises(ValidationError) as caught:
+        payload.model_validate_json(body % b",".join([b"0.5"] * 1000))
+    assert caught.value.error_count() <= 3, "one for each kind of value that the field may have"
 
 
 def test_a_lone_surrogate_in_python_s_own_json_is_refused(server: InProcess) -> None:
