@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _access, _log = logging.getLogger("bertopt.access"), logging.getLogger("bertopt.serve")
-_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 #: The status that proxies log for a client that went away; nobody receives it.
 CLIENT_GONE = 499
 Handler = Callable[["Request"], Awaitable["Response"]]
@@ -86,7 +86,7 @@ def _routes(state: State) -> list[Any]:
         get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
         get("/v2/models/{name}", kserve.metadata), get("/v2/models/{name}/ready", kserve.ready),
         post("/v2/models/{name}/infer", kserve.infer, None),
-        Route("/{path:path}", _handler(state, "other", _unknown, None), methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+        Route("/{path:path}", _handler(state, "other", _unknown, None), methods=[]),  # none stands for all
     ]  # fmt: skip
 
 
@@ -177,8 +177,11 @@ def _check_key(request: Request, key: str | None) -> None:
         return
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), key.encode()):
-        raise RequestError(401, "this server wants 'Authorization: Bearer KEY'")
+    # Headers are bytes, which Starlette reads as Latin-1. A key from a file often ends in a line break, which no header can hold.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), key.strip().encode()):
+        error = RequestError(401, "this server wants 'Authorization: Bearer KEY'")
+        error.headers["WWW-Authenticate"] = "Bearer"
+        raise error
 
 
 def _json(value: Any) -> bytes:

@@ -129,8 +129,37 @@ def test_the_key_is_wanted_but_for_health_and_metrics(server: InProcess) -> None
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a key"}):
         answer = server.post("/v1/embeddings", {"input": "a"}, **headers)
         assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        assert answer.headers["www-authenticate"] == "Bearer"
     assert server.get("/info").status_code == 401
     assert server.get("/health").status_code == server.get("/metrics").status_code == server.get("/v2/health/live").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["a key\n", " schlüssel ", "\u9375"])
+def test_a_key_may_end_in_a_line_break_and_have_any_letters(artefact: Artefact, key: str) -> None:
+    server = InProcess({"tiny": artefact()}, api_key=key)
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.get("/info", headers={b"Authorization": b"Bearer " + key.strip().encode()})
+
+    assert server.run(go).status_code == 200
+    assert server.get("/info", Authorization="Bearer other").status_code == 401
+    server.close()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("OPTIONS", "/embed", 405), ("TRACE", "/v1/embeddings", 405), ("PROPFIND", "/info", 405), ("BREW", "/nowhere", 404),
+])  # fmt: skip
+def test_any_method_gets_an_answer_in_the_shape_of_the_api_and_counts(embedder: InProcess, method: str, path: str, status: int) -> None:
+    def counted() -> float:
+        labels = {"route": "other", "status": str(status)}
+        return float(embedder.state.metrics.registry.get_sample_value("bertopt_requests_total", labels) or 0)
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.request(method, path, headers={b"X-Request-Id": b"\xff"})
+
+    before, answer = counted(), embedder.run(go)
+    assert answer.status_code == status and answer.json()["error"] and counted() == before + 1
+    assert answer.headers["x-request-id"].isascii()
 
 
 def test_a_server_that_ends_is_not_ready_and_keeps_no_connection(artefact: Artefact) -> None:
