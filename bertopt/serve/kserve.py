@@ -50,7 +50,7 @@ async def infer(call: Call, body: bytes) -> Any:
     model = call.model
     named = {"model_name": model.name, "model_version": "1", **({"id": asked.id} if asked.id is not None else {})}
     whole = model.spec.granularity == "text"
-    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in model.answers(texts, outputs)]
+    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in await model.answers(texts, outputs, call.until)]
     output: dict[str, Any] = {"name": model.spec.outputs[0], "datatype": "FP32"} if whole else {"name": "answers", "datatype": "BYTES"}
     output["shape"] = list(np.shape(values))
     if not _wants_binary(asked, output["name"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+import bertopt
 from bertopt.core import Session
 from bertopt.serve import payloads
 from tests.support.serving import InProcess
@@ -241,6 +243,60 @@ def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact
     assert "the work was dropped" in answers[0].json()["error"]
     server.close()
     assert slow.texts == 1, "what had not begun was not run"
+
+
+@pytest.mark.parametrize("path", ["/embed", "/tokenize"])
+def test_a_request_whose_tokenizer_takes_too_long_gets_504(artefact: Artefact, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    server = InProcess({"tiny": artefact()}, timeout_s=0.2)
+    model, end = server.state.models["tiny"], threading.Event()
+    monkeypatch.setattr("bertopt.serve.model.check", lambda *_: end.wait(30))
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        try:
+            return await client.post(path, json={"inputs": "cat " * 5000})
+        finally:
+            end.set()
+
+    answer = server.run(go)
+    assert answer.status_code == 504 and "not answered within 0.2 s" in answer.text
+    assert server.state.running == 0 and model.batcher._tokens == 0
+    assert server.post(path, {"inputs": "a cat"}).status_code == 200
+    server.close()
+
+
+def test_the_tokens_of_a_request_to_tokenize_are_bounded(artefact: Artefact) -> None:
+    """Each is 60 bytes of the answer, and more while it is made: 4 MB of text were 130 MB of answer and gigabytes of memory."""
+    server = InProcess({"tiny": artefact()}, queue_tokens=100)
+    assert server.post("/tokenize", {"inputs": "cat " * 98}).status_code == 200
+    answer = server.post("/tokenize", {"inputs": ["cat " * 48, "cat " * 49]})
+    assert answer.status_code == 422 and "inputs: the texts have 101 tokens; expected at most 100" in answer.json()["error"]
+    server.close()
+
+
+def test_the_queue_of_a_model_with_large_outputs_a_token_is_shorter(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill-mask gives a number for each token and each word that it knows: 32 GB for a queue of the default length."""
+    directory = artefact("fill-mask")
+    words = bertopt.load(directory).spec.vocabulary
+    monkeypatch.setattr("bertopt.serve.model.OUTPUT_BYTES", 4 * words * 80)
+    server = InProcess({"m": directory})
+    assert server.state.models["m"].batcher.queue_tokens == 80
+    assert server.post("/predict", {"inputs": [["the [MASK]"]] * 10}).status_code == 200
+    answer = server.post("/predict", {"inputs": [["the [MASK]"]] * 30})
+    assert answer.status_code == 422 and "the queue holds 80" in answer.json()["error"]
+    server.close()
+    monkeypatch.setattr("bertopt.serve.model.OUTPUT_BYTES", 1)
+    server = InProcess({"m": directory})
+    longest = server.state.models["m"].predictor.tokenizer.limit
+    assert server.post("/predict", {"inputs": [["the [MASK] " * longest]]}).status_code == 200, "one text is always taken"
+    server.close()
+
+
+def test_empty_texts_do_not_spoil_the_estimate_of_others(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()})
+    for _ in range(3):
+        assert server.post("/embed", {"inputs": [""] * 1000}).status_code == 200
+    assert server.state.models["tiny"]._tokens_a_character < 1
+    server.close()
 
 
 def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:

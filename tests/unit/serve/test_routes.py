@@ -104,6 +104,28 @@ def test_long_texts_are_tokenised_beside_the_event_loop(embedder: InProcess, mon
     assert len(threads) == 1 and len(long) - 2 == 2000 * (len(short) - 2)
 
 
+def test_many_answers_about_tokens_are_made_beside_the_event_loop(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = InProcess({"m": artefact("token-classification")})
+    seen: dict[int, set[bool]] = {}
+    located = server.state.models["m"].predictor.located
+
+    def watched(texts: Any, *others: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            seen.setdefault(len(texts), set()).add(True)
+        else:
+            seen.setdefault(len(texts), set()).add(False)
+        return located(texts, *others)
+
+    monkeypatch.setattr(server.state.models["m"].predictor, "located", watched)
+    try:
+        (one,) = server.post("/predict", {"inputs": [["the cat sat"]]}).json()
+        many = server.post("/predict", {"inputs": [["the cat sat"]] * 300}).json()
+    finally:
+        server.close()
+    assert seen == {1: {False}, 300: {True}}
+    assert [[row["word"] for row in rows] for rows in many] == [[row["word"] for row in one]] * 300
 
 def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Artefact) -> None:
     expected = bertopt.load(artefact("text-classification"))(TEXTS)
