@@ -249,11 +249,14 @@ def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact
 def test_a_request_whose_tokenizer_takes_too_long_gets_504(artefact: Artefact, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     server = InProcess({"tiny": artefact()}, timeout_s=0.2)
     model, end = server.state.models["tiny"], threading.Event()
-    monkeypatch.setattr("bertopt.serve.model.check", lambda *_: end.wait(30))
+    ended: list[bool] = []
+    monkeypatch.setattr("bertopt.serve.model.check", lambda *_: ended.append(end.wait(30)))
 
     async def go(client: httpx.AsyncClient) -> httpx.Response:
         try:
-            return await client.post(path, json={"inputs": "cat " * 5000})
+            answer = await client.post(path, json={"inputs": "cat " * 5000})
+            assert not ended, "answered while the tokenizer was at work"
+            return answer
         finally:
             end.set()
 
