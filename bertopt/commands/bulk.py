@@ -63,6 +63,8 @@ def bulk(
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
+    if not (out / STATE).is_file() and any(one.name != LOCK for one in out.iterdir()):
+        raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
     lock = FileLock(out / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -138,8 +140,6 @@ def _check_state(out: Path, wanted: dict[str, Any]) -> None:
             atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
         elif other:
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
-    elif any(one.name != LOCK for one in out.iterdir()):
-        raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
     else:
         atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
 

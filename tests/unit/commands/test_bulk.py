@@ -82,6 +82,7 @@ def test_parts_of_another_call_are_not_mixed_in(artefact: Path, tmp_path: Path) 
     (tmp_path / "full" / "mine.txt").write_text("x")
     with pytest.raises(UsageError, match="is not empty"):
         command.bulk(source, tmp_path / "full", artefact)
+    assert [one.name for one in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
 def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
