@@ -42,6 +42,8 @@ TEI: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
     "/embed": (tei.embed, Embed), "/predict": (tei.predict, Predict), "/rerank": (tei.rerank, Rerank),
     "/similarity": (tei.similarity, Similarity), "/tokenize": (tei.tokenize, Tokenize),
 }  # fmt: skip
+#: A model of KServe's, by name alone or with its version.
+KSERVE = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 
 
 def create(models: dict[str, Path], settings: Settings) -> Starlette:
@@ -84,8 +86,8 @@ def _routes(state: State) -> list[Any]:
         get("/openapi.json", openapi.document),
         post("/v1/embeddings", openai.embeddings, OpenAiEmbeddings), get("/v1/models", openai.models),
         get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
-        get("/v2/models/{name}", kserve.metadata), get("/v2/models/{name}/ready", kserve.ready),
-        post("/v2/models/{name}/infer", kserve.infer, None),
+        *(get(path, kserve.metadata) for path in KSERVE), *(get(f"{path}/ready", kserve.ready) for path in KSERVE),
+        *(post(f"{path}/infer", kserve.infer, None) for path in KSERVE),
         Route("/{path:path}", _handler(state, "other", _unknown, None), methods=[]),  # none stands for all
     ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from bertopt._version import __version__
@@ -16,14 +17,17 @@ _TEI: dict[str, type[Payload]] = {
 _POSTS: dict[str, type[Payload]] = {
     **_TEI, **{f"/models/{{name}}{path}": payload for path, payload in _TEI.items()},
     "/v1/embeddings": payloads.OpenAiEmbeddings, "/v2/models/{name}/infer": payloads.KServeInfer,
+    "/v2/models/{name}/versions/{version}/infer": payloads.KServeInfer,
 }  # fmt: skip
 #: What `/` takes, by what the model is made for.
 _ROOT = (payloads.Embed, payloads.Rerank, payloads.Predict)
 _INFO, _READY = "The model, the bounds, and what was proven", "200 while requests are accepted"
+_METADATA = "KServe's metadata of a model"
 _GETS = {
     "/info": _INFO, "/models/{name}/info": _INFO, "/health": _READY, "/metrics": "Prometheus's text format", "/openapi.json": "This document",
     "/v1/models": "OpenAI's list of models", "/v2": "KServe's metadata of the server", "/v2/health/live": "200 while the process answers",
-    "/v2/health/ready": _READY, "/v2/models/{name}": "KServe's metadata", "/v2/models/{name}/ready": "Whether the model accepts requests",
+    "/v2/health/ready": _READY, "/v2/models/{name}": _METADATA, "/v2/models/{name}/ready": _READY,
+    "/v2/models/{name}/versions/{version}": _METADATA, "/v2/models/{name}/versions/{version}/ready": _READY,
 }  # fmt: skip
 _ERRORS = {"401": "No key, or a wrong one", "413": "The body is too large", "422": "The payload names the wrong field", "424": "Not a task of this model",
            "429": "The queue is full; see Retry-After", "504": "Not answered in time"}  # fmt: skip
@@ -52,6 +56,6 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation(path: str, text: str) -> dict[str, Any]:
-    names = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}] if "{name}" in path else []
+    names = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall(r"{(\w+)}", path)]
     responses = {"200": {"description": "The answer"}} | {status: {"description": text} for status, text in _ERRORS.items()}
     return {"summary": text, "parameters": names, "responses": responses}

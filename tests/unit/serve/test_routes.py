@@ -194,6 +194,38 @@ def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
     assert wrong.status_code == 400 and "expected one that holds 4 texts; got [5]" in wrong.json()["error"]
 
 
+def test_kserve_takes_versions_nested_data_and_pairs_by_name(embedder: InProcess, classifier: InProcess) -> None:
+    """As metadata says versions ["1"], clients ask for it; data may be nested as its shape is."""
+    flat = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["a cat", "the dog"]}
+    nested = {**flat, "data": [["a cat"], ["the dog"]]}
+    answers = [embedder.post(f"/v2/models/tiny{path}/infer", {"inputs": [one]}).json() for path in ("", "/versions/1") for one in (flat, nested)]
+    assert all(answer == answers[0] for answer in answers) and answers[0]["outputs"][0]["shape"] == [2, 32]
+    assert embedder.get("/v2/models/tiny/versions/1").json() == embedder.get("/v2/models/tiny").json()
+    assert embedder.get("/v2/models/tiny/versions/1/ready").status_code == 200
+    refused = embedder.post("/v2/models/tiny/versions/2/infer", {"inputs": [flat]})
+    assert refused.status_code == 404 and "has version 1; got '2'" in refused.json()["error"]
+    first, second = ({"name": name, "shape": [1], "datatype": "BYTES", "data": [text]} for name, text in (("text", "a cat"), ("text_pair", "dog")))
+    pairs = [classifier.post("/v2/models/sentiment/infer", {"inputs": list(one)}).json()["outputs"] for one in ((first, second), (second, first))]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [["a"]]}]}, "inputs[0].data: expected texts; got ['a']"),
+    ({"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a", None]}]}, "inputs[0].data: expected texts; got None"),
+    ({"outputs": [{"name": "logits"}]}, "outputs[0].name: expected 'sentence_embedding'; got 'logits'"),
+])  # fmt: skip
+def test_kserve_names_what_it_cannot_take_or_give(embedder: InProcess, more: dict[str, Any], words: str) -> None:
+    answer = embedder.post("/v2/models/tiny/infer", {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}], **more})
+    assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+def test_kserve_refuses_bytes_that_belong_to_no_tensor(embedder: InProcess) -> None:
+    head = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}]}).encode()
+    for extra, status in ((b"", 200), (b"\1\0\0\0b", 400)):
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        assert embedder.post("/v2/models/tiny/infer", head + b"\1\0\0\0a" + extra, **headers).status_code == status
+
+
 def test_info_says_what_was_proven(embedder: InProcess) -> None:
     told = embedder.get("/info").json()
     assert told["model_type"] == {"embedding": {"pooling": "mean"}} and told["max_input_length"] == 48
