@@ -145,7 +145,7 @@ def _handler(
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         log: dict[str, Any] = {}
         path: str = request.scope["path"]  # request.url depends on the Host header, which may be anything
-        headers = {"X-Request-Id": request_id} | ({} if state.accepts else {"Connection": "close"})
+        headers = {"X-Request-Id": request_id}
         media, status = "application/json", 200
         try:
             value = await result(request, loop_time, log)
@@ -158,9 +158,16 @@ def _handler(
             headers |= error.headers
         except ClientGone:
             status, content = CLIENT_GONE, b""
+        except asyncio.CancelledError:
+            if state.accepts:
+                raise
+            # The time to end is over.
+            status, content = 503, _json(body(path, RequestError(503, "the server ended before it had answered; send the request again")))
         except Exception:
             _log.exception("request %s failed", request_id)
             status, content = 500, _json(body(path, RequestError(500, f"the server failed on request {request_id}; its log says why")))
+        if not state.accepts:
+            headers["Connection"] = "close"
         seconds = time.perf_counter() - started
         state.metrics.requests.labels(route, str(status)).inc()
         state.metrics.request_seconds.labels(route).observe(seconds)

@@ -303,6 +303,13 @@ def test_empty_texts_do_not_spoil_the_estimate_of_others(artefact: Artefact) -> 
     server.close()
 
 
+SCOPE: dict[str, Any] = {
+    "type": "http", "method": "POST", "path": "/embed", "raw_path": b"/embed", "headers": [], "query_string": b"", "http_version": "1.1",
+    "scheme": "http", "server": ("server", 80), "client": ("me", 1), "root_path": "",
+}  # fmt: skip
+WHOLE = {"type": "http.request", "body": b'{"inputs": "a cat"}', "more_body": False}
+
+
 def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
     server = InProcess({"tiny": artefact()})
     batcher = server.state.models["tiny"].batcher
@@ -310,7 +317,7 @@ def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
 
     async def go() -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
-        parts = [{"type": "http.request", "body": b'{"inputs": "a cat"}', "more_body": False}, {"type": "http.disconnect"}]
+        parts = [WHOLE, {"type": "http.disconnect"}]
 
         async def receive() -> dict[str, Any]:
             return parts.pop(0)
@@ -318,18 +325,51 @@ def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/embed", "raw_path": b"/embed", "headers": [], "query_string": b"",
-                 "http_version": "1.1", "scheme": "http", "server": ("server", 80), "client": ("me", 1), "root_path": ""}  # fmt: skip
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://server") as client:
             first = asyncio.create_task(client.post("/embed", json={"inputs": "the model is busy"}))
             await asyncio.sleep(0.1)
-            await server.app(scope, receive, send)
+            await server.app(SCOPE.copy(), receive, send)
             await first
         return sent
 
     sent = asyncio.run(go())
     assert sent[0]["status"] == 499
     assert server.state.metrics.registry.get_sample_value("bertopt_dropped_requests_total", {"model": "tiny", "reason": "disconnected"}) == 1
+    server.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_request_that_the_end_of_the_server_cuts_off_gets_503_and_counts(artefact: Artefact, whole: bool) -> None:
+    """It got uvicorn's 500, a stack in the log, and no line in the access log."""
+    server = InProcess({"tiny": artefact()})
+    sent: list[dict[str, Any]] = []
+
+    async def go() -> None:
+        parts = [WHOLE] if whole else [{**WHOLE, "more_body": True}]
+        waits = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                waits.set()
+                await asyncio.sleep(60)
+            return parts.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        batcher = server.state.models["tiny"].batcher
+        batcher.session = Slow(batcher.session, 0.3)
+        task = asyncio.create_task(server.app(SCOPE.copy(), receive, send))
+        await waits.wait()
+        server.state.drain()
+        task.cancel()
+        await task
+
+    asyncio.run(go())
+    assert sent[0]["status"] == 503 and (b"connection", b"close") in sent[0]["headers"]
+    assert "send the request again" in json.loads(sent[1]["body"])["error"]
+    assert server.state.metrics.registry.get_sample_value("bertopt_requests_total", {"route": "/embed", "status": "503"}) == 1
+    assert server.state.running == 0
     server.close()
 
 
