@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Raw:
-    """A response that is not JSON."""
+    """The bytes of a response."""
 
     content: bytes
-    media: str
+    media: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
 
 

@@ -25,25 +25,32 @@ _INFO, _READY = "The model, the bounds, and what was proven", "200 while request
 _METADATA = "KServe's metadata of a model"
 _GETS = {
     "/info": _INFO, "/models/{name}/info": _INFO, "/health": _READY, "/metrics": "Prometheus's text format", "/openapi.json": "This document",
-    "/v1/models": "OpenAI's list of models", "/v2": "KServe's metadata of the server", "/v2/health/live": "200 while the process answers",
+    "/v1/models": "OpenAI's list of models", "/v1/models/{name}": "OpenAI's description of a model",
+    "/v2": "KServe's metadata of the server", "/v2/health/live": "200 while the process answers",
     "/v2/health/ready": _READY, "/v2/models/{name}": _METADATA, "/v2/models/{name}/ready": _READY,
     "/v2/models/{name}/versions/{version}": _METADATA, "/v2/models/{name}/versions/{version}/ready": _READY,
 }  # fmt: skip
-_ERRORS = {"401": "No key, or a wrong one", "413": "The body is too large", "422": "The payload names the wrong field", "424": "Not a task of this model",
-           "429": "The queue is full; see Retry-After", "504": "Not answered in time"}  # fmt: skip
+_ANY = {"401": "No key, or a wrong one", "404": "No model or version of that name"}
+_POST = {
+    "400": "The body is no JSON, or no tensor of texts", "408": "The body did not arrive in time", "413": "The body is too large",
+    "415": "The body is compressed", "422": "The payload names the wrong field", "424": "Not a task of this model",
+    "429": "The queue is full; see Retry-After", "500": "The model failed; the log says why", "503": "The server ended before it had answered",
+    "504": "Not answered in time",
+}  # fmt: skip
 
 
 async def document(call: Call) -> Any:
     """Return the OpenAPI document."""
     schemas: dict[str, Any] = {}
-    paths: dict[str, Any] = {path: {"get": _operation(path, text)} for path, text in _GETS.items()}
+    ends = {"503": "The server is ending"}
+    paths: dict[str, Any] = {path: {"get": _operation(path, text, ends if text == _READY else {})} for path, text in _GETS.items()}
     for path, payload in _POSTS.items():
         schema = payload.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[payload.__name__] = schema
-        paths[path] = {"post": _operation(path, (payload.__doc__ or "").strip()) | _body(_reference(payload))}
+        paths[path] = {"post": _operation(path, (payload.__doc__ or "").strip(), _POST) | _body(_reference(payload))}
     summary = "What Hugging Face's clients send that know no route: a payload of /embed, /rerank or /predict"
-    paths["/"] = {"post": _operation("/", summary) | _body({"anyOf": [_reference(payload) for payload in _ROOT]})}
+    paths["/"] = {"post": _operation("/", summary, _POST) | _body({"anyOf": [_reference(payload) for payload in _ROOT]})}
     return {"openapi": "3.1.0", "info": {"title": "bertopt", "version": __version__}, "paths": paths, "components": {"schemas": schemas}}
 
 
@@ -55,7 +62,7 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _operation(path: str, text: str) -> dict[str, Any]:
+def _operation(path: str, text: str, errors: dict[str, str]) -> dict[str, Any]:
     names = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall(r"{(\w+)}", path)]
-    responses = {"200": {"description": "The answer"}} | {status: {"description": text} for status, text in _ERRORS.items()}
+    responses = {"200": {"description": "The answer"}} | {status: {"description": text} for status, text in sorted({**_ANY, **errors}.items())}
     return {"summary": text, "parameters": names, "responses": responses}

@@ -175,7 +175,9 @@ def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
     assert np.abs(np.array([row["embedding"] for row in answer["data"]]) - expected).max() < 1e-6
     coded = embedder.post("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json()["data"][0]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), expected[0])
-    assert embedder.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    (listed,) = embedder.get("/v1/models").json()["data"]
+    assert listed["id"] == "tiny" and embedder.get("/v1/models/tiny").json() == listed
+    assert embedder.get("/v1/models/other").json()["error"]["type"] == "not_found_error"
     refused = embedder.post("/v1/embeddings", {"input": "a", "dimensions": 8})
     assert refused.status_code == 422 and refused.json()["error"]["param"] == "dimensions"
 
@@ -252,3 +254,5 @@ def test_openapi_names_every_route(embedder: InProcess) -> None:
     served = {each for each in routes if each[0] not in ("/embed_sparse", "/{path:path}")}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     assert document["components"]["schemas"]["Embed"]["properties"]["inputs"]
+    assert {"400", "408", "413", "415", "422", "429", "503", "504"} <= document["paths"]["/embed"]["post"]["responses"].keys()
+    assert "503" in document["paths"]["/v2/health/ready"]["get"]["responses"]
