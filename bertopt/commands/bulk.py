@@ -13,13 +13,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from bertopt import ray, stages
 from bertopt._version import __version__
 from bertopt.commands import bulk_files
 from bertopt.commands.bulk_files import Row, Rows
-from bertopt.errors import UsageError
+from bertopt.errors import UsageError, WrongAnswer
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Text
 from bertopt.system import atomic_write
@@ -96,6 +97,9 @@ class _Bulk:
         missing = self._missing(progress or (lambda rows: None))
         answered = ray.answers(missing, artefact, actors, threads or 1) if actors else _answers(missing, artefact, threads)
         for part, values in answered:
+            if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
+                row = part.end - len(part.texts) + int(finite.argmin())
+                raise WrongAnswer(f"row {row}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             bulk_files.write(part.path, part.rows, self.key, values)
             if progress is not None:
                 progress(part.end)

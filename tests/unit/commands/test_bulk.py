@@ -18,7 +18,7 @@ import pytest
 import bertopt
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
-from bertopt.errors import UsageError
+from bertopt.errors import UsageError, WrongAnswer
 from tests.support.artefacts import write_artefact
 from tests.support.tiny_models import Tiny
 
@@ -190,6 +190,21 @@ def test_two_calls_do_not_write_to_one_directory(artefact: Path, tmp_path: Path,
     assert command.bulk(source, out, artefact, part_rows=10) == 25
     assert len(refused) == 1 and "another call writes to" in refused[0]
     assert [row["id"] for row in read(out)] == list(range(25))
+
+
+def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no NaN, and no gate lets one pass."""
+    right = bertopt.load(artefact)
+
+    def spoilt(texts: list[str]) -> Any:
+        values = right(texts)
+        values[[text == TEXTS[13] for text in texts]] = np.nan
+        return values
+
+    monkeypatch.setattr(command, "load", lambda *_, **__: spoilt)
+    with pytest.raises(WrongAnswer, match="row 13: expected a finite embedding; got NaN"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10)
+    assert [part.name for part in (tmp_path / "out").glob("part-*")] == ["part-00000.jsonl"]
 
 
 def test_a_pipe_is_refused(artefact: Path, tmp_path: Path) -> None:
