@@ -1,7 +1,7 @@
 """Requests that offer another protocol, as Java's HTTP client does with HTTP/2: they are answered in HTTP/1.1, as RFC 9110 has it.
 
 httptools takes what follows such a head for the other protocol: it ends the request without its body, and would read the body as the
-next request. Here the body is read by a second parser, which is told of it by a head with the same framing.
+next request. Here a second parser reads the body, after a head with the same length or encoding.
 """
 
 from __future__ import annotations
