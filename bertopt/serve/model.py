@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Texts with more characters in all are tokenised beside the event loop, which a shorter one would only wait for.
 INLINE_CHARACTERS = 8192
+#: Texts with more characters in all wait for each other: two million tokens take 0.7 GB while they are cut.
+LONG_CHARACTERS = 500_000
+_LONG = ThreadPoolExecutor(1, "bertopt-long-texts")
 _WARM_UP = ("warm up", "a text of a few more words than the first one has", "word " * 40, "word " * 2000)
 
 #: Tokens a character that a request may count for: one of a thousand empty texts, which are special tokens alone, says nothing.
@@ -163,7 +167,9 @@ class ServedModel:
     async def _tokenized(tokenize: Callable[[], T], characters: int, field: str, until: Until) -> T:
         """Return what `tokenize` does, in a thread where the texts are long. Raises RequestError (422) for what is no text."""
         try:
-            return tokenize() if characters <= INLINE_CHARACTERS else await _beside(tokenize, until)
+            if characters <= INLINE_CHARACTERS:
+                return tokenize()
+            return await _beside(tokenize, until, _LONG if characters > LONG_CHARACTERS else None)
         except (UsageError, TypeError) as error:
             raise RequestError(422, str(error).replace("texts[", f"{field}[", 1).replace("truncate=False", "truncate: false"), field) from error
 
@@ -214,9 +220,13 @@ class ServedModel:
         return min(self.settings.queue_tokens, most)
 
 
-async def _beside(work: Callable[[], T], until: Until) -> T:
+async def _beside(work: Callable[[], T], until: Until, threads: ThreadPoolExecutor | None = None) -> T:
     """Return what `work` does in a thread; where nobody waits for it any more and it has not begun, it does not begin."""
-    done = asyncio.ensure_future(asyncio.to_thread(work))
+    done: asyncio.Future[T]
+    if threads is None:
+        done = asyncio.ensure_future(asyncio.to_thread(work))
+    else:
+        done = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await until(done)
     finally:

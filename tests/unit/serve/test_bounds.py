@@ -268,6 +268,29 @@ def test_a_request_whose_tokenizer_takes_too_long_gets_504(artefact: Artefact, m
     server.close()
 
 
+def test_very_long_texts_are_tokenised_one_after_another(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes hundreds of megabytes: a few at once were more than a container has."""
+    server = InProcess({"tiny": artefact()})
+    both, together, patience_s = threading.Barrier(2), list[bool](), [30.0]
+
+    def met(*_: Any) -> None:
+        try:
+            both.wait(patience_s[0])
+        except threading.BrokenBarrierError:
+            both.reset()
+        else:
+            together.append(True)
+
+    monkeypatch.setattr("bertopt.serve.model.check", met)
+    body = {"inputs": "cat " * 5000}
+    assert [answer.status_code for answer in server.together([("/embed", body)] * 2)] == [200, 200] and together, "long ones are together"
+    together.clear()
+    patience_s[0] = 0.2
+    monkeypatch.setattr("bertopt.serve.model.LONG_CHARACTERS", 10_000)
+    assert [answer.status_code for answer in server.together([("/embed", body)] * 3)] == [200] * 3 and not together
+    server.close()
+
+
 def test_the_tokens_of_a_request_to_tokenize_are_bounded(artefact: Artefact) -> None:
     """Each is 60 bytes of the answer, and more while it is made: 4 MB of text were 130 MB of answer and gigabytes of memory."""
     server = InProcess({"tiny": artefact()}, queue_tokens=100)
