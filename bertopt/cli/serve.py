@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from bertopt.cli.app import Verbose, app, exit_codes
-from bertopt.serve.settings import Settings, named
+from bertopt.serve.settings import Settings, as_bytes, named
 
 _D = Settings()
-_MB = 10**6
+#: Where the key may stand, too.
+_KEY = "BERTOPT_API_KEY"
 
 
 @app.command()
@@ -21,12 +23,12 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = _D.port,
     api_key: Annotated[
         str | None,
-        typer.Option(help="Key that requests must carry (Authorization: Bearer).", envvar="BERTOPT_API_KEY", show_default=False),
+        typer.Option(help="Key that requests must carry (Authorization: Bearer).", envvar=_KEY, show_default=False),
     ] = None,
     queue_tokens: Annotated[int, typer.Option(help="Tokens that may wait; beyond, 429.")] = _D.queue_tokens,
     concurrent_requests: Annotated[int, typer.Option(help="Requests at work at once; beyond, 429.")] = _D.concurrent_requests,
     request_texts: Annotated[int, typer.Option(help="Texts of one request at most; beyond, 422.")] = _D.request_texts,
-    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / _MB,
+    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / 10**6,
     timeout: Annotated[float, typer.Option(help="Seconds for an answer; beyond, 504.")] = _D.timeout_s,
     cache_mb: Annotated[float, typer.Option(help="Outputs kept for texts seen before [MB]; 0 keeps none.")] = 0,
     truncate: Annotated[bool, typer.Option(help="Cut long texts where a request does not say.")] = _D.truncate,
@@ -46,9 +48,11 @@ def serve(
     with exit_codes(verbose):
         from bertopt.serve.server import serve as run
 
+        if api_key is None and _KEY in os.environ:
+            api_key = ""  # which typer takes for none, and would leave the server open to all: Settings refuses it
         settings = Settings(
             host=host, port=port, queue_tokens=queue_tokens, concurrent_requests=concurrent_requests, request_texts=request_texts,
-            request_bytes=round(request_mb * _MB), timeout_s=timeout, cache_bytes=round(cache_mb * _MB), truncate=truncate, api_key=api_key,
+            request_bytes=as_bytes(request_mb), timeout_s=timeout, cache_bytes=as_bytes(cache_mb), truncate=truncate, api_key=api_key,
             drain_s=drain, grace_s=grace,
             threads=threads, streams=streams, warm_up=warm_up, key=key,
         )  # fmt: skip

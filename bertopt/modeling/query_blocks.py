@@ -52,7 +52,7 @@ def attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, None]:
     """Attend from queries [B, heads, Q, D] to keys and values [B, heads, S, D], as the family's own function does. Returns [B, Q, heads, D]."""
-    eager = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
     block = max(1, SCORE_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
     found = []
     for start in range(0, query.shape[2], block):

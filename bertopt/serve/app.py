@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _access, _log = logging.getLogger("bertopt.access"), logging.getLogger("bertopt.serve")
-_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 #: The status that proxies log for a client that went away; nobody receives it.
 CLIENT_GONE = 499
 Handler = Callable[["Request"], Awaitable["Response"]]
@@ -42,6 +42,8 @@ TEI: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
     "/embed": (tei.embed, Embed), "/predict": (tei.predict, Predict), "/rerank": (tei.rerank, Rerank),
     "/similarity": (tei.similarity, Similarity), "/tokenize": (tei.tokenize, Tokenize),
 }  # fmt: skip
+#: A model of KServe's, by name alone or with its version.
+KSERVE = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 
 
 def create(models: dict[str, Path], settings: Settings) -> Starlette:
@@ -83,10 +85,11 @@ def _routes(state: State) -> list[Any]:
         get("/health", _health, key=False), get("/metrics", _metrics, key=False),
         get("/openapi.json", openapi.document),
         post("/v1/embeddings", openai.embeddings, OpenAiEmbeddings), get("/v1/models", openai.models),
+        get("/v1/models/{name}", openai.model),
         get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
-        get("/v2/models/{name}", kserve.metadata), get("/v2/models/{name}/ready", kserve.ready),
-        post("/v2/models/{name}/infer", kserve.infer, None),
-        Route("/{path:path}", _handler(state, "other", _unknown, None), methods=["GET", "POST", "PUT", "DELETE", "PATCH"]),
+        *(get(path, kserve.metadata) for path in KSERVE), *(get(f"{path}/ready", kserve.ready) for path in KSERVE),
+        *(post(f"{path}/infer", kserve.infer, None) for path in KSERVE),
+        Route("/{path:path}", _handler(state, "other", _unknown, None), methods=[]),  # none stands for all
     ]  # fmt: skip
 
 
@@ -143,22 +146,23 @@ def _handler(
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         log: dict[str, Any] = {}
         path: str = request.scope["path"]  # request.url depends on the Host header, which may be anything
-        headers = {"X-Request-Id": request_id} | ({} if state.accepts else {"Connection": "close"})
-        media, status = "application/json", 200
         try:
             value = await result(request, loop_time, log)
-            if isinstance(value, Raw):
-                content, media, headers = value.content, value.media, headers | value.headers
-            else:
-                content = b"" if value is None else _json(value)
+            reply = value if isinstance(value, Raw) else Raw(b"" if value is None else _json(value))
+            status = 200
         except RequestError as error:
-            status, content = error.status, _json(body(path, error))
-            headers |= error.headers
+            status, reply = error.status, _error(path, error)
         except ClientGone:
-            status, content = CLIENT_GONE, b""
+            status, reply = CLIENT_GONE, Raw(b"")
+        except asyncio.CancelledError:
+            if state.accepts:
+                raise
+            # The time to end is over.
+            status, reply = 503, _error(path, RequestError(503, "the server ended before it had answered; send the request again"))
         except Exception:
             _log.exception("request %s failed", request_id)
-            status, content = 500, _json(body(path, RequestError(500, f"the server failed on request {request_id}; its log says why")))
+            status, reply = 500, _error(path, RequestError(500, f"the server failed on request {request_id}; its log says why"))
+        headers = {"X-Request-Id": request_id, **reply.headers, **({} if state.accepts else {"Connection": "close"})}
         seconds = time.perf_counter() - started
         state.metrics.requests.labels(route, str(status)).inc()
         state.metrics.request_seconds.labels(route).observe(seconds)
@@ -167,7 +171,7 @@ def _handler(
             client = request.client.host if request.client else None
             _access.info(json.dumps({"time": round(time.time(), 3), "request_id": request_id, "client": client, "method": request.method,
                                      "path": path[:200], "status": status, "ms": round(seconds * 1e3, 3), **log}))  # fmt: skip
-        return Response(content, status, headers, media if content else None)
+        return Response(reply.content, status, headers, reply.media if reply.content else None)
 
     return endpoint
 
@@ -177,8 +181,15 @@ def _check_key(request: Request, key: str | None) -> None:
         return
     given = request.headers.get("authorization", "")
     scheme, _, token = given.partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), key.encode()):
-        raise RequestError(401, "this server wants 'Authorization: Bearer KEY'")
+    # Headers are bytes, which Starlette reads as Latin-1. A key from a file often ends in a line break, which no header can hold.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode("latin-1"), key.strip().encode()):
+        error = RequestError(401, "this server wants 'Authorization: Bearer KEY'")
+        error.headers["WWW-Authenticate"] = "Bearer"
+        raise error
+
+
+def _error(path: str, error: RequestError) -> Raw:
+    return Raw(_json(body(path, error)), headers=error.headers)
 
 
 def _json(value: Any) -> bytes:

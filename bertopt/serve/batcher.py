@@ -297,3 +297,4 @@ def _set(jobs: list[Job], error: Exception | None) -> None:
             job.future.set_result(None)
         else:
             job.future.set_exception(error)
+            job.future.exception()  # else asyncio logs a stack where nobody waits any more

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from bertopt.runtime.tokenization import Text
-from bertopt.serve.batcher import Batcher, Job
 from bertopt.serve.errors import ClientGone, RequestError, from_validation
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import Outputs, ServedModel
@@ -22,14 +21,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 P = TypeVar("P", bound=Payload)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A response that is not JSON."""
+    """The bytes of a response."""
 
     content: bytes
-    media: str
+    media: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -120,27 +120,22 @@ class Call:
 
     async def outputs(self, texts: Sequence[Text], truncate: bool | None, field: str = "inputs") -> Outputs:
         self.texts = len(texts)
-        outputs = await self.model.outputs(texts, truncate, self._wait, field)
+        outputs = await self.model.outputs(texts, truncate, self.until, field)
         self.tokens = outputs.tokens
         return outputs
 
-    async def _wait(self, job: Job, batcher: Batcher) -> None:
-        """Wait for a job as long as the client and the time allow; then its work is dropped."""
+    async def until(self, future: asyncio.Future[T]) -> T:
+        """Return the result of `future`, which is not cancelled otherwise. Raises ClientGone where the client goes before, and
+        RequestError (504) where the time is over."""
         # The body was read: all that can come is the end of the connection.
         gone = asyncio.ensure_future(self.request.receive())
         left = self.state.settings.timeout_s - (asyncio.get_running_loop().time() - self.started)
         try:
-            await asyncio.wait((job.future, gone), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
-            if job.future.done():
-                return job.future.result()
+            await asyncio.wait((future, gone), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
             if gone.done():
-                batcher.drop(job, "disconnected")
                 raise ClientGone
-            batcher.drop(job, "timeout")
             raise RequestError(504, f"not answered within {self.state.settings.timeout_s:g} s; the work was dropped")
-        except asyncio.CancelledError:
-            batcher.drop(job, "cancelled")
-            raise
         finally:
             gone.cancel()
-

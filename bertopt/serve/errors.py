@@ -36,8 +36,9 @@ def body(path: str, error: RequestError) -> dict[str, Any]:
 
 
 def from_validation(error: ValidationError) -> RequestError:
-    """Return the first mistake of a payload."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    """Return the first mistake of a payload, as near to it as the kinds of value come that its field may have."""
+    mistakes = error.errors(include_url=False, include_context=False)
+    first = max((one for one in mistakes if one["loc"][:1] == mistakes[0]["loc"][:1]), key=lambda one: len(one["loc"]))
     if first["type"] == "json_invalid":
         why = first["msg"].removeprefix("Invalid JSON: ")
         # Half of a character outside the basic plane, as JSON's escapes can write it.
@@ -51,5 +52,5 @@ def from_validation(error: ValidationError) -> RequestError:
 
 
 def _shown(value: object) -> str:
-    text = ascii(value)
+    text = ascii(value[:60] if isinstance(value, str | list) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."

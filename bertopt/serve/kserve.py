@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ from bertopt.runtime.tokenization import Text
 from bertopt.serve import kserve_binary
 from bertopt.serve.call import Call, Raw
 from bertopt.serve.errors import RequestError
+from bertopt.serve.model import ServedModel
 from bertopt.serve.payloads import KServeInfer
+
+#: The only version of each model, as metadata and answers name it.
+VERSION = "1"
+_PAIR = "text_pair"
 
 
 async def server(call: Call) -> Any:
@@ -22,19 +28,24 @@ async def server(call: Call) -> Any:
 
 async def metadata(call: Call) -> Any:
     """Return the tensors that the model takes and gives."""
-    model = call.model
+    model = _model(call)
     width = len(model.spec.labels) or model.spec.embedding_size
     output = (
         {"name": model.spec.outputs[0], "datatype": "FP32", "shape": [-1, width]}
         if model.spec.granularity == "text"
         else {"name": "answers", "datatype": "BYTES", "shape": [-1]}
     )
-    return {"name": model.name, "versions": ["1"], "platform": f"bertopt_{model.manifest.form}",
-            "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}], "outputs": [output]}  # fmt: skip
+    names = ("text", _PAIR) if model.ranks or model.spec.task == "question-answering" else ("text",)
+    return {"name": model.name, "versions": [VERSION], "platform": f"bertopt_{model.manifest.form}",
+            "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in names], "outputs": [output]}  # fmt: skip
 
 
 async def ready(call: Call) -> Any:
-    return {"name": call.model.name, "ready": call.state.accepts}
+    """Raises RequestError (503) for a server that ends: clients read the status alone."""
+    model = _model(call)
+    if not call.state.accepts:
+        raise RequestError(503, "the server is ending")
+    return {"name": model.name, "ready": True}
 
 
 async def infer(call: Call, body: bytes) -> Any:
@@ -42,16 +53,19 @@ async def infer(call: Call, body: bytes) -> Any:
 
     A second tensor, of the same length, makes pairs. Tensors are JSON or, with the binary extension, bytes.
     """
+    model = _model(call)
+    whole = model.spec.granularity == "text"
+    output: dict[str, Any] = {"name": model.spec.outputs[0], "datatype": "FP32"} if whole else {"name": "answers", "datatype": "BYTES"}
     head, tail = kserve_binary.split(body, call.request.headers.get(kserve_binary.HEADER))
     asked = call.parse(KServeInfer, head)
+    for number, wanted in enumerate(asked.outputs or ()):
+        if wanted.name != output["name"]:
+            raise RequestError(400, f"outputs[{number}].name: expected '{output['name']}'; got {ascii(wanted.name)[:40]}", f"outputs[{number}].name")
     columns = _columns(asked, tail)
     texts: list[Text] = list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
     outputs = await call.outputs(texts, None, "inputs[0].data")
-    model = call.model
-    named = {"model_name": model.name, "model_version": "1", **({"id": asked.id} if asked.id is not None else {})}
-    whole = model.spec.granularity == "text"
-    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in model.answers(texts, outputs)]
-    output: dict[str, Any] = {"name": model.spec.outputs[0], "datatype": "FP32"} if whole else {"name": "answers", "datatype": "BYTES"}
+    named = {"model_name": model.name, "model_version": VERSION, **({"id": asked.id} if asked.id is not None else {})}
+    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in await model.answers(texts, outputs, call.until)]
     output["shape"] = list(np.shape(values))
     if not _wants_binary(asked, output["name"]):
         return {**named, "outputs": [{**output, "data": np.ravel(values).tolist()}]}
@@ -60,26 +74,41 @@ async def infer(call: Call, body: bytes) -> Any:
     return Raw(content + data, "application/octet-stream", {kserve_binary.HEADER: str(len(content))})
 
 
+def _model(call: Call) -> ServedModel:
+    """Return the model of a call. Raises RequestError (404) for a version that it does not have."""
+    version = call.request.path_params.get("version", VERSION)
+    if version != VERSION:
+        raise RequestError(404, f"'{call.model.name}' has version {VERSION}; got {ascii(version)[:40]}: leave it out")
+    return call.model
+
+
 def _columns(asked: KServeInfer, tail: bytes) -> list[list[str]]:
     """Return the one or two tensors of texts; `tail` holds those that came as bytes, in their order."""
     columns, place = [], 0
     for number, tensor in enumerate(asked.inputs[:3]):
         field, data = f"inputs[{number}]", tensor.data
+        if tensor.datatype != "BYTES":
+            raise RequestError(400, f"{field}: expected datatype BYTES with texts; got {ascii(tensor.datatype)[:40]}", field)
         if data is None:
             size = (tensor.parameters or {}).get("binary_data_size")
             if not isinstance(size, int) or not 0 <= size <= len(tail) - place:
                 raise RequestError(400, f"{field}: expected data, or a binary_data_size of at most {len(tail) - place}; got {ascii(size)[:40]}", field)
             data = kserve_binary.texts(tail[place : place + size], field)
             place += size
-        if tensor.datatype != "BYTES" or any(not isinstance(text, str) for text in data):
-            raise RequestError(400, f"{field}: expected datatype BYTES with texts; got {tensor.datatype}", field)
+        for _ in tensor.shape[1:8]:  # nested as its shape is, or flat
+            data = list(chain.from_iterable(data)) if all(isinstance(row, list) for row in data) else data
+        if wrong := [item for item in data if not isinstance(item, str)][:1]:
+            raise RequestError(400, f"{field}.data: expected texts; got {ascii(wrong[0])[:40]}", f"{field}.data")
         # Bounded before they are multiplied or shown: products of large numbers take time.
         if len(tensor.shape) > 8 or any(not 0 <= n <= len(data) for n in tensor.shape) or math.prod(tensor.shape) != len(data):
             raise RequestError(400, f"{field}.shape: expected one that holds {len(data)} texts; got {str(tensor.shape[:8])[:60]}", f"{field}.shape")
         columns.append(data)
     if len(columns) > 2 or len({len(column) for column in columns}) != 1:
         raise RequestError(400, "inputs: expected one tensor of texts, or two of the same length for pairs", "inputs")
-    return columns
+    if place != len(tail):
+        raise RequestError(400, f"inputs: {len(tail) - place} bytes follow the last tensor, which no binary_data_size counts", "inputs")
+    # By name where these are the names of `bertopt deploy triton`, else by order.
+    return columns[::-1] if [tensor.name for tensor in asked.inputs] == [_PAIR, "text"] else columns
 
 
 def _wants_binary(asked: KServeInfer, name: str) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from bertopt.runtime.load import load
 from bertopt.runtime.runner import LOCATED
 from bertopt.runtime.text_inputs import check
 from bertopt.runtime.tokenization import Encoded, Text, Tokens
-from bertopt.serve.batcher import Batcher, EncodedText, Job
+from bertopt.serve.batcher import Batcher, EncodedText
 from bertopt.serve.cache import Cache
-from bertopt.serve.errors import RequestError
+from bertopt.serve.errors import ClientGone, RequestError
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.settings import Settings
 
@@ -30,10 +31,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Texts with more characters in all are tokenised beside the event loop, which a shorter one would only wait for.
 INLINE_CHARACTERS = 8192
+#: Texts with more characters in all wait for each other: two million tokens take 0.7 GB while they are cut.
+LONG_CHARACTERS = 500_000
+_LONG = ThreadPoolExecutor(1, "bertopt-long-texts")
 _WARM_UP = ("warm up", "a text of a few more words than the first one has", "word " * 40, "word " * 2000)
 
-#: Waits until a job is done, or raises what ends the request.
-Wait = Callable[[Job, "Batcher"], Awaitable[None]]
+#: Tokens a character that a request may count for: one of a thousand empty texts, which are special tokens alone, says nothing.
+MOST_TOKENS_A_CHARACTER = 4
+#: Tokens of a request about whose tokens more is answered beside the event loop.
+INLINE_TOKENS = 512
+#: Outputs of the tokens that may wait, at most: of a model with an output a token, these are many times the tokens.
+OUTPUT_BYTES = 1 << 30
+
+
+class Until(Protocol):
+    """Waits for a future, as long as the client and the time allow; else raises what ends the request."""
+
+    async def __call__(self, future: asyncio.Future[T], /) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -61,9 +75,10 @@ class ServedModel:
             self._warm_up()
             self.warm_up_s = time.perf_counter() - start
         self.metrics = metrics.of(name)
-        self.metrics.queue_capacity.set(settings.queue_tokens)
+        queue_tokens = self._queue_tokens()
+        self.metrics.queue_capacity.set(queue_tokens)
         metrics.model_info.labels(name, self.manifest.form, self.manifest.precision, self.manifest.bertopt_version).set(1)
-        self.batcher = Batcher(self.predictor.runner, settings.queue_tokens, self.metrics)
+        self.batcher = Batcher(self.predictor.runner, queue_tokens, self.metrics)
         self._cache = Cache(settings.cache_bytes) if settings.cache_bytes else None
         # Of the requests before, to refuse one that a full queue has no room for before it is tokenised.
         self._tokens_a_character = 0.25
@@ -78,7 +93,7 @@ class ServedModel:
         """Whether it gives a (query, text) pair one score."""
         return self.spec.task == "text-classification" and len(self.spec.labels) == 1
 
-    async def outputs(self, texts: Sequence[Text], truncate: bool | None, wait: Wait, field: str = "inputs") -> Outputs:
+    async def outputs(self, texts: Sequence[Text], truncate: bool | None, until: Until, field: str = "inputs") -> Outputs:
         """Run texts beside those of other requests. Raises RequestError (422, 429, 504) naming the `field`, and RuntimeError for
         outputs that are not finite, which no gate lets pass."""
         if not texts:
@@ -90,38 +105,45 @@ class ServedModel:
         characters = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
         if self._cache is None:
             self.batcher.expect(sum(min(count * self._tokens_a_character, self.spec.text_length) for count in characters))
-        encoded = await self._encode(texts, sum(characters), self.settings.truncate if truncate is None else truncate, field)
+        encoded = await self._encode(texts, sum(characters), self.settings.truncate if truncate is None else truncate, field, until)
         flat = encoded.flat
-        self._tokens_a_character += 0.01 * (len(flat.ids) / max(1, sum(characters)) - self._tokens_a_character)
+        seen = min(len(flat.ids) / max(1, sum(characters)), MOST_TOKENS_A_CHARACTER)
+        self._tokens_a_character += 0.01 * (seen - self._tokens_a_character)
         items = []
         for start, end in itertools.pairwise(flat.starts.tolist()):
             types = None if flat.types is None else flat.types[start:end]
             items.append(EncodedText(flat.ids[start:end], types if types is not None and types.any() else None))
-        by_text = await self._run(items, wait)
+        by_text = await self._run(items, until)
         if not all(np.isfinite(array).all() for outputs in by_text for array in outputs.values()):
             raise RuntimeError(f"'{self.name}' gave outputs that are not finite")
         return Outputs(by_text, len(flat.ids), encoded.origins or ())
 
-    def answers(self, texts: Sequence[Text], outputs: Outputs) -> list[Any]:
+    async def answers(self, texts: Sequence[Text], outputs: Outputs, until: Until) -> list[Any]:
         """Return what the predictor gives for each text, as JSON takes it."""
         if self.spec.granularity == "text":
             return list(self.vectors(outputs).tolist())
-        found = self.predictor.located(texts, outputs.origins, outputs.by_text)
-        return [one.tolist() if isinstance(one, np.ndarray) else one for one in found]
+
+        def located() -> list[Any]:
+            found = self.predictor.located(texts, outputs.origins, outputs.by_text)
+            return [one.tolist() if isinstance(one, np.ndarray) else one for one in found]
+
+        return located() if outputs.tokens <= INLINE_TOKENS else await _beside(located, until)
 
     def vectors(self, outputs: Outputs) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""
         return np.stack([one[self.spec.outputs[0]] for one in outputs.by_text])
 
-    async def tokens(self, texts: Sequence[str], special: bool) -> list[list[dict[str, Any]]]:
-        """Return a row for each token of each text, uncut. Raises RequestError for what is no text."""
+    async def tokens(self, texts: Sequence[str], special: bool, until: Until) -> list[list[dict[str, Any]]]:
+        """Return a row for each token of each text, uncut. Raises RequestError for what is no text, and for more tokens than may wait."""
 
         def rows() -> list[list[dict[str, Any]]]:
             check(texts, False)
             encoded = self.predictor.tokenizer.whole.encode_batch(list(texts), add_special_tokens=special)
+            if (count := sum(map(len, encoded))) > self.settings.queue_tokens:
+                raise UsageError(f"inputs: the texts have {count} tokens; expected at most {self.settings.queue_tokens}: send fewer at once")
             return [self._token_rows(text, one) for text, one in zip(texts, encoded, strict=True)]
 
-        return await self._off_the_loop(rows, sum(map(len, texts)), "inputs")
+        return await self._tokenized(rows, sum(map(len, texts)), "inputs", until)
 
     def _token_rows(self, text: str, encoded: Any) -> list[dict[str, Any]]:
         name = self.predictor.tokenizer.fast.id_to_token
@@ -134,36 +156,50 @@ class ServedModel:
     def close(self) -> None:
         self.batcher.close()
 
-    async def _encode(self, texts: Sequence[Text], characters: int, truncate: bool, field: str) -> Encoded:
+    async def _encode(self, texts: Sequence[Text], characters: int, truncate: bool, field: str, until: Until) -> Encoded:
         def encode() -> Encoded:
             check(texts, self.spec.task == "question-answering")
             return self.predictor.tokenizer.flat(texts, truncate, 0, self.spec.task in LOCATED)
 
-        return await self._off_the_loop(encode, characters, field)
+        return await self._tokenized(encode, characters, field, until)
 
     @staticmethod
-    async def _off_the_loop(tokenize: Callable[[], T], characters: int, field: str) -> T:
+    async def _tokenized(tokenize: Callable[[], T], characters: int, field: str, until: Until) -> T:
         """Return what `tokenize` does, in a thread where the texts are long. Raises RequestError (422) for what is no text."""
         try:
-            return tokenize() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(tokenize)
+            if characters <= INLINE_CHARACTERS:
+                return tokenize()
+            return await _beside(tokenize, until, _LONG if characters > LONG_CHARACTERS else None)
         except (UsageError, TypeError) as error:
             raise RequestError(422, str(error).replace("texts[", f"{field}[", 1).replace("truncate=False", "truncate: false"), field) from error
 
-    async def _run(self, texts: list[EncodedText], wait: Wait) -> list[dict[str, Array]]:
+    async def _run(self, texts: list[EncodedText], until: Until) -> list[dict[str, Array]]:
         known: list[dict[str, Array] | None] = [None] * len(texts)
         if self._cache is not None:
             known = [self._cache.get(text) for text in texts]
         missing = [text for text, found in zip(texts, known, strict=True) if found is None]
+        fresh: list[dict[str, Array]] = []
         if missing:
-            job = self.batcher.submit(missing)
-            await wait(job, self.batcher)
-            fresh = iter(job.outputs)
-            known = [next(fresh) if found is None else found for found in known]
+            fresh = await self._queued(missing, until)
+            new = iter(fresh)
+            known = [next(new) if found is None else found for found in known]
         if self._cache is not None:
-            for text, outputs in zip(missing, job.outputs if missing else (), strict=True):
+            for text, outputs in zip(missing, fresh, strict=True):
                 self._cache.put(text, outputs)
             self.metrics.cache(len(texts) - len(missing), len(missing), self._cache.used)
         return [found for found in known if found is not None]
+
+    async def _queued(self, texts: list[EncodedText], until: Until) -> list[dict[str, Array]]:
+        """Return outputs of the batcher. Where the request ends before, what of it has not begun is not run."""
+        job = self.batcher.submit(texts)
+        try:
+            await until(job.future)
+        except BaseException as error:
+            if not job.future.done():
+                reasons = {ClientGone: "disconnected", RequestError: "timeout"}
+                self.batcher.drop(job, reasons.get(type(error), "cancelled"))
+            raise
+        return job.outputs
 
     def _warm_up(self) -> None:
         """Run short, long and many texts, so that costs are measured and shapes prepared before the first request."""
@@ -173,3 +209,25 @@ class ServedModel:
         for text in texts:
             self.predictor([text])
         self.predictor(texts * 8)
+
+    def _queue_tokens(self) -> int:
+        """Return the tokens that may wait: as many as the settings say, or whose outputs take at most `OUTPUT_BYTES`; one longest text
+        always."""
+        if self.spec.granularity != "token":
+            return self.settings.queue_tokens
+        width = self.spec.vocabulary if self.spec.task == "fill-mask" else len(self.spec.labels) or self.spec.embedding_size
+        most = max(OUTPUT_BYTES // (4 * width), self.predictor.tokenizer.limit)
+        return min(self.settings.queue_tokens, most)
+
+
+async def _beside(work: Callable[[], T], until: Until, threads: ThreadPoolExecutor | None = None) -> T:
+    """Return what `work` does in a thread; where nobody waits for it any more and it has not begun, it does not begin."""
+    done: asyncio.Future[T]
+    if threads is None:
+        done = asyncio.ensure_future(asyncio.to_thread(work))
+    else:
+        done = asyncio.get_running_loop().run_in_executor(threads, work)
+    try:
+        return await until(done)
+    finally:
+        done.cancel()

@@ -34,5 +34,12 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
 
 
 async def models(call: Call) -> Any:
-    rows = [{"id": name, "object": "model", "created": 0, "owned_by": "bertopt"} for name in call.state.models]
-    return {"object": "list", "data": rows}
+    return {"object": "list", "data": [_described(name) for name in call.state.models]}
+
+
+async def model(call: Call) -> Any:
+    return _described(call.model.name)
+
+
+def _described(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "bertopt"}

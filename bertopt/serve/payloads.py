@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from bertopt.serve.errors import RequestError
+
+T = TypeVar("T")
+
+
+class _FirstMistake(FailFast):
+    """pydantic's marker, which has no hash and so may not stand in a union."""
+
+    __hash__ = object.__hash__
+
+
+#: Checked up to the first mistake: an error for each of a million items takes gigabytes and stalls every other request.
+List = Annotated[list[T], _FirstMistake()]
 
 
 class Payload(BaseModel):
@@ -18,7 +30,7 @@ class Payload(BaseModel):
 class Embed(Payload):
     """`/embed`: text-embeddings-inference's."""
 
-    inputs: str | list[str]
+    inputs: str | List[str]
     normalize: bool | None = True
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
@@ -29,7 +41,7 @@ class Embed(Payload):
 class Predict(Payload):
     """`/predict`: a text, a pair `[a, b]`, or a list of `[text]` and `[a, b]`."""
 
-    inputs: str | list[str] | list[list[str]]
+    inputs: str | List[str] | List[List[str]]
     raw_scores: bool | None = False
     truncate: bool | None = None
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
@@ -39,7 +51,7 @@ class Rerank(Payload):
     """`/rerank`."""
 
     query: str
-    texts: list[str]
+    texts: List[str]
     raw_scores: bool | None = False
     return_text: bool | None = False
     truncate: bool | None = None
@@ -48,7 +60,7 @@ class Rerank(Payload):
 
 class SimilarityInputs(Payload):
     source_sentence: str
-    sentences: list[str]
+    sentences: List[str]
 
 
 class SimilarityParameters(Payload):
@@ -67,7 +79,7 @@ class Similarity(Payload):
 class Tokenize(Payload):
     """`/tokenize`."""
 
-    inputs: str | list[str]
+    inputs: str | List[str]
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
@@ -75,7 +87,7 @@ class Tokenize(Payload):
 class OpenAiEmbeddings(Payload):
     """`/v1/embeddings`: OpenAI's. Token ids are of a tokenizer that the model does not have, so they are refused."""
 
-    input: str | list[str]
+    input: str | List[str]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -83,9 +95,9 @@ class OpenAiEmbeddings(Payload):
 
 class KServeTensor(Payload):
     name: str
-    shape: list[int]
+    shape: List[int]
     datatype: str
-    data: list[Any] | None = None
+    data: List[Any] | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -97,8 +109,8 @@ class KServeOutput(Payload):
 class KServeInfer(Payload):
     """`/v2/models/NAME/infer`: one BYTES tensor of texts."""
 
-    inputs: list[KServeTensor] = Field(min_length=1)
-    outputs: list[KServeOutput] | None = None
+    inputs: List[KServeTensor] = Field(min_length=1)
+    outputs: List[KServeOutput] | None = None
     id: str | None = None
     parameters: dict[str, Any] | None = None
 

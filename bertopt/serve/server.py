@@ -51,7 +51,10 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         server.run()
         if sends is not None:
             sends.shutdown()  # sends what is left
-    except SystemExit as error:  # uvicorn's way to say that it could not listen
+    except SystemExit as error:
+        if error.code not in (1, 3):  # a signal, before uvicorn took them
+            raise
+        # uvicorn's way to say that it could not listen.
         raise UsageError(f"cannot listen on {settings.host}:{settings.port}; choose a free port with --port, or an address of this machine with --host") from error
     if not server.started:
         raise Unsupported("the server did not start; its log says why")
@@ -82,7 +85,9 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
         async def startup(self, sockets: list[Any] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                logging.getLogger("bertopt.serve").info("listening on http://%s:%d; /openapi.json lists the routes", settings.host, settings.port)
+                host = f"[{settings.host}]" if ":" in settings.host else settings.host
+                port = self.servers[0].sockets[0].getsockname()[1]  # of 0, the one that the system chose
+                logging.getLogger("bertopt.serve").info("listening on http://%s:%d; /openapi.json lists the routes", host, port)
 
         async def shutdown(self, sockets: list[Any] | None = None) -> None:
             """Close the port, answer what still comes on open connections, then close those."""

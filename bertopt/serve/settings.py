@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from bertopt.errors import UsageError
 
+#: The longest time, about 25 days: Linux counts a connection's milliseconds in 31 bits.
+LONGEST_S = 2_147_483
 _NAME = re.compile(r"[\w.-]{1,96}")
 
 
@@ -42,11 +45,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("queue_tokens", "concurrent_requests", "request_texts", "request_bytes", "timeout_s", "grace_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0; got {getattr(self, name)}")
         for name in ("cache_bytes", "drain_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} must be at least 0; got {getattr(self, name)}")
+        for name in ("timeout_s", "drain_s", "grace_s"):
+            if getattr(self, name) > LONGEST_S:
+                raise UsageError(f"{name} must be at most {LONGEST_S}; got {getattr(self, name)}")
+        if not self.host:
+            raise UsageError("host must name an address of this machine; got an empty one: give 0.0.0.0 to listen on all")
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port must be from 0 to 65535; got {self.port}")
         if self.api_key is not None and not self.api_key.strip():
@@ -57,6 +65,13 @@ def default_name(directory: Path) -> str:
     """Return what a model is called by default: as its directory, or as the directory of its run where that is `artifact`."""
     path = directory.resolve()
     return (path.name == "artifact" and path.parent.name) or path.name
+
+
+def as_bytes(megabytes: float) -> int:
+    """Return a size in bytes. Raises UsageError for what is none."""
+    if not math.isfinite(megabytes):
+        raise UsageError(f"a size must be a number of megabytes; got {megabytes}")
+    return round(megabytes * 10**6)
 
 
 def named(directories: list[str]) -> dict[str, Path]:

@@ -42,7 +42,7 @@ async def predict(call: Call, asked: Predict) -> Any:
     refuse_options(asked, 0)
     outputs = await call.outputs(texts, asked.truncate)
     if model.spec.task != "text-classification":
-        answers = model.answers(texts, outputs)
+        answers = await model.answers(texts, outputs, call.until)
     else:
         answers = _labelled(model, model.vectors(outputs), bool(asked.raw_scores))
     return answers[0] if single else answers
@@ -80,7 +80,7 @@ async def tokenize(call: Call, asked: Tokenize) -> Any:
     refuse_options(asked, 0)
     if not 0 < len(texts) <= call.model.settings.request_texts:
         raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
-    return await call.model.tokens(texts, asked.add_special_tokens)
+    return await call.model.tokens(texts, asked.add_special_tokens, call.until)
 
 
 async def root(call: Call, body: bytes) -> Any:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 #: Where a request's span is kept in its ASGI scope.
 SPAN = "bertopt.span"
-#: Routes that are called every few seconds and run no model.
-UNTRACED = "health,metrics"
+#: Routes that are called every few seconds and run no model, as whole URLs: hosts and models may have these names.
+UNTRACED = r"^\w+://[^/]*/(health|metrics|v2/health/live|v2/health/ready)$"
 
 
 def provider() -> TracerProvider | None:

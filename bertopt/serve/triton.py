@@ -57,6 +57,9 @@ class TritonPythonModel:
         for number, column in enumerate(columns):
             if number not in responses:
                 rows = [next(outputs) for _ in column]
+                if any(row is None for row in rows):
+                    responses[number] = _refused(triton, "the model gave outputs that are not finite", triton.TritonError.INTERNAL)
+                    continue
                 values = np.stack(rows) if whole else np.array(rows, object)[:, None]
                 responses[number] = triton.InferenceResponse(output_tensors=[triton.Tensor(name, values)])
         return [responses[number] for number in range(len(requests))]
@@ -78,12 +81,19 @@ class TritonPythonModel:
         return texts
 
     def _outputs(self, texts: list[Text]) -> Any:
-        """Return a row [D] of FP32 for each text, or its answer as JSON in bytes."""
+        """Return a row [D] of FP32 for each text, or its answer as JSON in bytes; None where it is not finite, which no gate lets pass."""
         if not texts:
             return []
         if self._predictor.spec.granularity == "text":
-            return np.asarray(self._predictor.logits(texts), np.float32)
-        return [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one).encode() for one in self._predictor(texts)]
+            return [row if np.isfinite(row).all() else None for row in np.asarray(self._predictor.logits(texts), np.float32)]
+        return [_json(one.tolist() if isinstance(one, np.ndarray) else one) for one in self._predictor(texts)]
+
+
+def _json(answer: Any) -> bytes | None:
+    try:
+        return json.dumps(answer, allow_nan=False).encode()
+    except ValueError:
+        return None
 
 
 def _check_numpy() -> None:

@@ -105,6 +105,27 @@ def test_a_second_signal_ends_at_once_and_not_with_exit_code_0(directories: dict
     assert served.process.wait(timeout=30) == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_log_names_the_address_to_call(directories: dict[str, Path], host: str) -> None:
+    if host == "::1":
+        try:
+            with socket.socket(socket.AF_INET6) as one:
+                one.bind((host, 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    command = [sys.executable, "-m", "bertopt", "serve", f"m={directories['embeddings']}", "--host", host, "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "listening on " in line)
+        url = said.partition("listening on ")[2].partition(";")[0]
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
 def refused(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "bertopt", "serve", *arguments, "--port", str(free_port())], cwd=ROOT, capture_output=True, text=True,

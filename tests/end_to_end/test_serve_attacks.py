@@ -135,6 +135,46 @@ def test_what_is_no_http_is_closed_without_500(served: Served, sent: bytes) -> N
         assert b" 500 " not in until_closed(one)
 
 
+def test_trailers_are_no_headers(served: Served) -> None:
+    with connected(served) as one:
+        one.sendall(CHUNKED + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
+        assert b" 200 " in until_closed(one).splitlines()[0]
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+OFFERS = {
+    "Java's": HEAD + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY,
+    "chunked": HEAD + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n",
+    "websocket": HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY,
+}
+NONE = b"GET /health HTTP/1.1\r\nHost: s\r\n" + UPGRADE + b"\r\n"
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(served: Served, offer: bytes, at_once: bool) -> None:
+    """Java's client offers HTTP/2 with every first request. Its body was dropped, and what came late was taken for a request."""
+    requests = offer + NONE + offer + WHOLE + WHOLE.replace(HEAD, LAST)
+    with connected(served) as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(0, len(requests), step := len(requests) if at_once else 7):
+            one.sendall(requests[start : start + step])
+            time.sleep(0.001)
+        answer = until_closed(one)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * 5
+    assert len(set(re.findall(rb"\[\[[^\]]+\]\]", answer))) == 1
+
+
+def test_the_body_of_an_offer_is_no_request(served: Served) -> None:
+    inner = b"GET /metrics HTTP/1.1\r\nHost: s\r\n\r\n"
+    with connected(served) as one:
+        one.sendall(HEAD + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(inner))
+        time.sleep(0.1)
+        one.sendall(inner + WHOLE.replace(HEAD, LAST))
+        answer = until_closed(one)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400", b"200"] and b"bertopt_" not in answer
+
+
 def test_a_client_that_does_not_read_is_closed(served: Served) -> None:
     """It asks and asks, and takes nothing of the answers."""
     with socket.socket() as one:

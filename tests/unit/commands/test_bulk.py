@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 
 import bertopt
 from bertopt.commands import bulk as command
-from bertopt.errors import UsageError
+from bertopt.commands import bulk_files
+from bertopt.errors import UsageError, WrongAnswer
 from tests.support.artefacts import write_artefact
 from tests.support.tiny_models import Tiny
 
@@ -52,15 +55,15 @@ def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
     artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = jsonl(tmp_path), tmp_path / "out"
-    write, written = command._write, []
+    write, written = bulk_files.write, []
 
-    def dying(path: Path, rows: list[Any]) -> None:
+    def dying(path: Path, *others: Any) -> None:
         if path.name == "part-00001.jsonl" and not written:
             written.append(path)
             raise KeyboardInterrupt
-        write(path, rows)
+        write(path, *others)
 
-    monkeypatch.setattr(command, "_write", dying)
+    monkeypatch.setattr(bulk_files, "write", dying)
     with pytest.raises(KeyboardInterrupt):
         command.bulk(source, out, artefact, part_rows=10)
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
@@ -79,6 +82,7 @@ def test_parts_of_another_call_are_not_mixed_in(artefact: Path, tmp_path: Path) 
     (tmp_path / "full" / "mine.txt").write_text("x")
     with pytest.raises(UsageError, match="is not empty"):
         command.bulk(source, tmp_path / "full", artefact)
+    assert [one.name for one in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
 def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_a_bad_file_is_named(name: str, content: bytes, words: str, artefact: Pa
 
 
 def test_a_field_that_is_too_long_is_refused(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_FIELD", 10)
+    monkeypatch.setattr(bulk_files, "_FIELD", 10)
     (tmp_path / "in.csv").write_text("text\n" + "a" * 11 + "\n")
     with pytest.raises(UsageError, match="is not CSV"):
         command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact)
@@ -144,6 +148,92 @@ def test_an_input_that_was_mended_after_a_bad_row_may_be_tried_again(artefact: P
         command.bulk(source, out, artefact)
     assert command.bulk(jsonl(tmp_path), out, artefact) == 25
     assert len(list(read(out))) == 25
+
+
+def test_a_bad_last_row_is_named_before_anything_is_answered(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts before it would be of no use: the mended file is another input."""
+    monkeypatch.setattr(command, "load", lambda *_, **__: pytest.fail("nothing is to be answered"))
+    source = jsonl(tmp_path)
+    source.write_text(source.read_text() + '{"text": null}\n')
+    with pytest.raises(UsageError, match="row 25: column 'text' must be a text; got NoneType"):
+        command.bulk(source, tmp_path / "out", artefact, part_rows=10)
+    assert not list((tmp_path / "out").glob("part-*"))
+
+
+def test_a_blank_line_is_no_row(artefact: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'\n{"text": "a"}\r\n \t\r\n{"text": "b"}\n\n')
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 2
+    assert [row["text"] for row in read(tmp_path / "out")] == ["a", "b"]
+
+
+def test_a_row_of_json_is_written_as_it_was_read(artefact: Path, tmp_path: Path) -> None:
+    """Python's numbers hold neither all these digits nor this size."""
+    lines = ['{"text":"a","x":0.12345678901234567890,"y":1e400,"z":"\\u00e9\\ud800"}', '{ "n" : 1.0, "text": "b" }', '{"text": "c", "d": {}}']
+    (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 3
+    written = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
+    assert [line.partition(', "embedding": [')[0] for line in written] == [line[:-1].rstrip() for line in lines]
+    assert all(len(json.loads(line)["embedding"]) == 32 for line in written)
+
+
+def test_two_calls_do_not_write_to_one_directory(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out, load = jsonl(tmp_path), tmp_path / "out", command.load
+    refused: list[str] = []
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        with pytest.raises(UsageError) as caught:
+            command.bulk(source, out, artefact, part_rows=10)
+        refused.append(str(caught.value))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(command, "load", opened)
+    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert len(refused) == 1 and "another call writes to" in refused[0]
+    assert [row["id"] for row in read(out)] == list(range(25))
+
+
+def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no NaN, and no gate lets one pass."""
+    right = bertopt.load(artefact)
+
+    def spoilt(texts: list[str]) -> Any:
+        values = right(texts)
+        values[[text == TEXTS[13] for text in texts]] = np.nan
+        return values
+
+    monkeypatch.setattr(command, "load", lambda *_, **__: spoilt)
+    with pytest.raises(WrongAnswer, match="row 13: expected a finite embedding; got NaN"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10)
+    assert [part.name for part in (tmp_path / "out").glob("part-*")] == ["part-00000.jsonl"]
+
+
+def test_a_pipe_is_refused(artefact: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.jsonl")
+    with pytest.raises(UsageError, match="write what comes from a pipe to one"):
+        command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
+
+
+def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    table = pyarrow.table({
+        "text": pyarrow.array([f"a cat {i}" for i in range(5)]), "late": pyarrow.array([None, None, None, "x", None], pyarrow.string()),
+        "small": pyarrow.array([1, None, 3, 4, 5], pyarrow.int8()), "time": pyarrow.array([1, 2, 3, 4, 5], pyarrow.timestamp("ns", "UTC")),
+        "kind": pyarrow.array(["a", "b", "a", None, "b"]).dictionary_encode(), "half": pyarrow.array([0.5] * 5, pyarrow.float32()),
+    })  # fmt: skip
+    parquet.write_table(table, tmp_path / "in.parquet", row_group_size=3)
+    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2) == 5
+    parts = [parquet.read_table(part) for part in sorted((tmp_path / "out").glob("part-*"))]
+    assert [part.num_rows for part in parts] == [2, 2, 1]
+    whole = pyarrow.concat_tables(parts)
+    assert whole.select(table.column_names) == parquet.read_table(tmp_path / "in.parquet")
+    expected = bertopt.load(artefact)(table["text"].to_pylist())
+    assert np.abs(np.array(whole["embedding"].to_pylist()) - expected).max() < 1e-6
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(UsageError, match="cannot be read as Parquet"):
+        command.bulk(tmp_path / "bad.parquet", tmp_path / "other", artefact)
+    with pytest.raises(UsageError, match="row 0 has no column 'body'; it has text, late"):
+        command.bulk(tmp_path / "in.parquet", tmp_path / "another", artefact, column="body")
 
 
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
@@ -255,6 +257,27 @@ def test_a_failing_batch_fails_its_requests_and_the_next_one_works() -> None:
 
     bench.run(go)
     assert bench.value("failed_batches_total") == 1 and bench.value("queue_tokens") == 0
+
+
+def test_a_batch_that_fails_when_nobody_waits_leaves_no_stack_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    monkeypatch.setattr("bertopt.serve.batcher._log", logging.Logger("unseen"))  # a record would keep what failed
+
+    async def go() -> None:
+        bench.session.broken = True
+        job = bench.batcher.submit([text(1)])
+        while bench.value("queue_texts"):
+            await asyncio.sleep(0.001)
+        bench.batcher.drop(job, "timeout")
+        bench.session.go()
+        while not job.future.done():
+            await asyncio.sleep(0.001)
+
+    bench.run(go)
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelname == "ERROR"]
 
 
 def test_a_wrong_output_fails_its_request_and_the_threads_live() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+import bertopt
 from bertopt.core import Session
+from bertopt.serve import payloads
 from tests.support.serving import InProcess
 from tests.unit.serve.conftest import Artefact
 
@@ -27,7 +31,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/embed", {"inputs": None}, 422, "inputs"),
     ("/embed", {"inputs": []}, 422, "inputs: expected at least one text"),
     ("/embed", {"inputs": [None]}, 422, "inputs"),
-    ("/embed", {"inputs": ["a", 1]}, 422, "inputs"),
+    ("/embed", {"inputs": ["a", 1]}, 422, "inputs.1: input should be a valid string; got 1"),
     ("/embed", {"inputs": {"a": 1}}, 422, "inputs"),
     ("/embed", {"inputs": ["a"] * 65}, 422, "at most 64 texts; got 65"),
     ("/embed", {"inputs": "a", "truncate": "no"}, 422, "truncate"),
@@ -64,6 +68,20 @@ def test_bad_input_is_named(server: InProcess, path: str, body: Any, status: int
     message = error["message"] if path.startswith("/v1") else error
     assert words in message and "Traceback" not in answer.text and "/tmp" not in answer.text
     assert answer.headers["x-request-id"] and "failed" not in caplog.text
+
+
+@pytest.mark.parametrize(("payload", "body"), [
+    (payloads.Embed, b'{"inputs":[%s]}'), (payloads.Predict, b'{"inputs":[%s]}'), (payloads.Predict, b'{"inputs":[[%s]]}'),
+    (payloads.Rerank, b'{"query":"a","texts":[%s]}'), (payloads.Similarity, b'{"inputs":{"source_sentence":"a","sentences":[%s]}}'),
+    (payloads.Tokenize, b'{"inputs":[%s]}'), (payloads.OpenAiEmbeddings, b'{"input":[%s]}'), (payloads.KServeInfer, b'{"inputs":[%s]}'),
+    (payloads.KServeInfer, b'{"inputs":[{"name":"a","datatype":"BYTES","shape":[1]}],"outputs":[%s]}'),
+    (payloads.KServeInfer, b'{"inputs":[{"name":"a","datatype":"BYTES","shape":[%s]}]}'),
+])  # fmt: skip
+def test_of_many_wrong_items_the_first_ends_the_check(payload: type[payloads.Payload], body: bytes) -> None:
+    """An error for each item of one body took gigabytes, and nobody else was answered meanwhile."""
+    with pytest.raises(ValidationError) as caught:
+        payload.model_validate_json(body % b",".join([b"0.5"] * 1000))
+    assert caught.value.error_count() <= 3, "one for each kind of value that the field may have"
 
 
 def test_a_lone_surrogate_in_python_s_own_json_is_refused(server: InProcess) -> None:
@@ -113,14 +131,44 @@ def test_the_key_is_wanted_but_for_health_and_metrics(server: InProcess) -> None
     for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": "a key"}):
         answer = server.post("/v1/embeddings", {"input": "a"}, **headers)
         assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        assert answer.headers["www-authenticate"] == "Bearer"
     assert server.get("/info").status_code == 401
     assert server.get("/health").status_code == server.get("/metrics").status_code == server.get("/v2/health/live").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["a key\n", " schlüssel ", "\u9375"])
+def test_a_key_may_end_in_a_line_break_and_have_any_letters(artefact: Artefact, key: str) -> None:
+    server = InProcess({"tiny": artefact()}, api_key=key)
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.get("/info", headers={b"Authorization": b"Bearer " + key.strip().encode()})
+
+    assert server.run(go).status_code == 200
+    assert server.get("/info", Authorization="Bearer other").status_code == 401
+    server.close()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("OPTIONS", "/embed", 405), ("TRACE", "/v1/embeddings", 405), ("PROPFIND", "/info", 405), ("BREW", "/nowhere", 404),
+])  # fmt: skip
+def test_any_method_gets_an_answer_in_the_shape_of_the_api_and_counts(embedder: InProcess, method: str, path: str, status: int) -> None:
+    def counted() -> float:
+        labels = {"route": "other", "status": str(status)}
+        return float(embedder.state.metrics.registry.get_sample_value("bertopt_requests_total", labels) or 0)
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.request(method, path, headers={b"X-Request-Id": b"\xff"})
+
+    before, answer = counted(), embedder.run(go)
+    assert answer.status_code == status and answer.json()["error"] and counted() == before + 1
+    assert answer.headers["x-request-id"].isascii()
 
 
 def test_a_server_that_ends_is_not_ready_and_keeps_no_connection(artefact: Artefact) -> None:
     server = InProcess({"tiny": artefact()})
     server.state.drain()
-    assert server.get("/health").status_code == 503 and server.get("/v2/health/ready").status_code == 503
+    for path in ("/health", "/v2/health/ready", "/v2/models/tiny/ready"):
+        assert server.get(path).status_code == 503, "clients and probes read the status"
     assert server.get("/v2/health/live").status_code == 200
     answer = server.post("/embed", {"inputs": "a"})
     assert answer.status_code == 200 and answer.headers["connection"] == "close", "what is accepted is answered"
@@ -198,6 +246,93 @@ def test_a_request_that_takes_too_long_gets_504_and_its_work_is_dropped(artefact
     assert slow.texts == 1, "what had not begun was not run"
 
 
+@pytest.mark.parametrize("path", ["/embed", "/tokenize"])
+def test_a_request_whose_tokenizer_takes_too_long_gets_504(artefact: Artefact, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    server = InProcess({"tiny": artefact()}, timeout_s=0.2)
+    model, end = server.state.models["tiny"], threading.Event()
+    ended: list[bool] = []
+    monkeypatch.setattr("bertopt.serve.model.check", lambda *_: ended.append(end.wait(30)))
+
+    async def go(client: httpx.AsyncClient) -> httpx.Response:
+        try:
+            answer = await client.post(path, json={"inputs": "cat " * 5000})
+            assert not ended, "answered while the tokenizer was at work"
+            return answer
+        finally:
+            end.set()
+
+    answer = server.run(go)
+    assert answer.status_code == 504 and "not answered within 0.2 s" in answer.text
+    assert server.state.running == 0 and model.batcher._tokens == 0
+    assert server.post(path, {"inputs": "a cat"}).status_code == 200
+    server.close()
+
+
+def test_very_long_texts_are_tokenised_one_after_another(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes hundreds of megabytes: a few at once were more than a container has."""
+    server = InProcess({"tiny": artefact()})
+    both, together, patience_s = threading.Barrier(2), list[bool](), [30.0]
+
+    def met(*_: Any) -> None:
+        try:
+            both.wait(patience_s[0])
+        except threading.BrokenBarrierError:
+            both.reset()
+        else:
+            together.append(True)
+
+    monkeypatch.setattr("bertopt.serve.model.check", met)
+    body = {"inputs": "cat " * 5000}
+    assert [answer.status_code for answer in server.together([("/embed", body)] * 2)] == [200, 200] and together, "long ones are together"
+    together.clear()
+    patience_s[0] = 0.2
+    monkeypatch.setattr("bertopt.serve.model.LONG_CHARACTERS", 10_000)
+    assert [answer.status_code for answer in server.together([("/embed", body)] * 3)] == [200] * 3 and not together
+    server.close()
+
+
+def test_the_tokens_of_a_request_to_tokenize_are_bounded(artefact: Artefact) -> None:
+    """Each is 60 bytes of the answer, and more while it is made: 4 MB of text were 130 MB of answer and gigabytes of memory."""
+    server = InProcess({"tiny": artefact()}, queue_tokens=100)
+    assert server.post("/tokenize", {"inputs": "cat " * 98}).status_code == 200
+    answer = server.post("/tokenize", {"inputs": ["cat " * 48, "cat " * 49]})
+    assert answer.status_code == 422 and "inputs: the texts have 101 tokens; expected at most 100" in answer.json()["error"]
+    server.close()
+
+
+def test_the_queue_of_a_model_with_large_outputs_a_token_is_shorter(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill-mask gives a number for each token and each word that it knows: 32 GB for a queue of the default length."""
+    directory = artefact("fill-mask")
+    words = bertopt.load(directory).spec.vocabulary
+    monkeypatch.setattr("bertopt.serve.model.OUTPUT_BYTES", 4 * words * 80)
+    server = InProcess({"m": directory})
+    assert server.state.models["m"].batcher.queue_tokens == 80
+    assert server.post("/predict", {"inputs": [["the [MASK]"]] * 10}).status_code == 200
+    answer = server.post("/predict", {"inputs": [["the [MASK]"]] * 30})
+    assert answer.status_code == 422 and "the queue holds 80" in answer.json()["error"]
+    server.close()
+    monkeypatch.setattr("bertopt.serve.model.OUTPUT_BYTES", 1)
+    server = InProcess({"m": directory})
+    longest = server.state.models["m"].predictor.tokenizer.limit
+    assert server.post("/predict", {"inputs": [["the [MASK] " * longest]]}).status_code == 200, "one text is always taken"
+    server.close()
+
+
+def test_empty_texts_do_not_spoil_the_estimate_of_others(artefact: Artefact) -> None:
+    server = InProcess({"tiny": artefact()})
+    for _ in range(3):
+        assert server.post("/embed", {"inputs": [""] * 1000}).status_code == 200
+    assert server.state.models["tiny"]._tokens_a_character < 1
+    server.close()
+
+
+SCOPE: dict[str, Any] = {
+    "type": "http", "method": "POST", "path": "/embed", "raw_path": b"/embed", "headers": [], "query_string": b"", "http_version": "1.1",
+    "scheme": "http", "server": ("server", 80), "client": ("me", 1), "root_path": "",
+}  # fmt: skip
+WHOLE = {"type": "http.request", "body": b'{"inputs": "a cat"}', "more_body": False}
+
+
 def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
     server = InProcess({"tiny": artefact()})
     batcher = server.state.models["tiny"].batcher
@@ -205,7 +340,7 @@ def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
 
     async def go() -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
-        parts = [{"type": "http.request", "body": b'{"inputs": "a cat"}', "more_body": False}, {"type": "http.disconnect"}]
+        parts = [WHOLE, {"type": "http.disconnect"}]
 
         async def receive() -> dict[str, Any]:
             return parts.pop(0)
@@ -213,18 +348,51 @@ def test_a_client_that_goes_is_dropped(artefact: Artefact) -> None:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/embed", "raw_path": b"/embed", "headers": [], "query_string": b"",
-                 "http_version": "1.1", "scheme": "http", "server": ("server", 80), "client": ("me", 1), "root_path": ""}  # fmt: skip
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app), base_url="http://server") as client:
             first = asyncio.create_task(client.post("/embed", json={"inputs": "the model is busy"}))
             await asyncio.sleep(0.1)
-            await server.app(scope, receive, send)
+            await server.app(SCOPE.copy(), receive, send)
             await first
         return sent
 
     sent = asyncio.run(go())
     assert sent[0]["status"] == 499
     assert server.state.metrics.registry.get_sample_value("bertopt_dropped_requests_total", {"model": "tiny", "reason": "disconnected"}) == 1
+    server.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_request_that_the_end_of_the_server_cuts_off_gets_503_and_counts(artefact: Artefact, whole: bool) -> None:
+    """It got uvicorn's 500, a stack in the log, and no line in the access log."""
+    server = InProcess({"tiny": artefact()})
+    sent: list[dict[str, Any]] = []
+
+    async def go() -> None:
+        parts = [WHOLE] if whole else [{**WHOLE, "more_body": True}]
+        waits = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                waits.set()
+                await asyncio.sleep(60)
+            return parts.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        batcher = server.state.models["tiny"].batcher
+        batcher.session = Slow(batcher.session, 0.3)
+        task = asyncio.create_task(server.app(SCOPE.copy(), receive, send))
+        await waits.wait()
+        server.state.drain()
+        task.cancel()
+        await task
+
+    asyncio.run(go())
+    assert sent[0]["status"] == 503 and (b"connection", b"close") in sent[0]["headers"]
+    assert "send the request again" in json.loads(sent[1]["body"])["error"]
+    assert server.state.metrics.registry.get_sample_value("bertopt_requests_total", {"route": "/embed", "status": "503"}) == 1
+    assert server.state.running == 0
     server.close()
 
 

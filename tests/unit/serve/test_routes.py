@@ -104,6 +104,28 @@ def test_long_texts_are_tokenised_beside_the_event_loop(embedder: InProcess, mon
     assert len(threads) == 1 and len(long) - 2 == 2000 * (len(short) - 2)
 
 
+def test_many_answers_about_tokens_are_made_beside_the_event_loop(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = InProcess({"m": artefact("token-classification")})
+    seen: dict[int, set[bool]] = {}
+    located = server.state.models["m"].predictor.located
+
+    def watched(texts: Any, *others: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            seen.setdefault(len(texts), set()).add(True)
+        else:
+            seen.setdefault(len(texts), set()).add(False)
+        return located(texts, *others)
+
+    monkeypatch.setattr(server.state.models["m"].predictor, "located", watched)
+    try:
+        (one,) = server.post("/predict", {"inputs": [["the cat sat"]]}).json()
+        many = server.post("/predict", {"inputs": [["the cat sat"]] * 300}).json()
+    finally:
+        server.close()
+    assert seen == {1: {False}, 300: {True}}
+    assert [[row["word"] for row in rows] for rows in many] == [[row["word"] for row in one]] * 300
 
 def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Artefact) -> None:
     expected = bertopt.load(artefact("text-classification"))(TEXTS)
@@ -153,7 +175,9 @@ def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
     assert np.abs(np.array([row["embedding"] for row in answer["data"]]) - expected).max() < 1e-6
     coded = embedder.post("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json()["data"][0]["embedding"]
     assert np.array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), expected[0])
-    assert embedder.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    (listed,) = embedder.get("/v1/models").json()["data"]
+    assert listed["id"] == "tiny" and embedder.get("/v1/models/tiny").json() == listed
+    assert embedder.get("/v1/models/other").json()["error"]["type"] == "not_found_error"
     refused = embedder.post("/v1/embeddings", {"input": "a", "dimensions": 8})
     assert refused.status_code == 422 and refused.json()["error"]["param"] == "dimensions"
 
@@ -170,6 +194,38 @@ def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
     assert embedder.get("/v2/models/other").status_code == 404
     wrong = embedder.post("/v2/models/tiny/infer", {"inputs": [{**tensor, "shape": [5]}]})
     assert wrong.status_code == 400 and "expected one that holds 4 texts; got [5]" in wrong.json()["error"]
+
+
+def test_kserve_takes_versions_nested_data_and_pairs_by_name(embedder: InProcess, classifier: InProcess) -> None:
+    """As metadata says versions ["1"], clients ask for it; data may be nested as its shape is."""
+    flat = {"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["a cat", "the dog"]}
+    nested = {**flat, "data": [["a cat"], ["the dog"]]}
+    answers = [embedder.post(f"/v2/models/tiny{path}/infer", {"inputs": [one]}).json() for path in ("", "/versions/1") for one in (flat, nested)]
+    assert all(answer == answers[0] for answer in answers) and answers[0]["outputs"][0]["shape"] == [2, 32]
+    assert embedder.get("/v2/models/tiny/versions/1").json() == embedder.get("/v2/models/tiny").json()
+    assert embedder.get("/v2/models/tiny/versions/1/ready").status_code == 200
+    refused = embedder.post("/v2/models/tiny/versions/2/infer", {"inputs": [flat]})
+    assert refused.status_code == 404 and "has version 1; got '2'" in refused.json()["error"]
+    first, second = ({"name": name, "shape": [1], "datatype": "BYTES", "data": [text]} for name, text in (("text", "a cat"), ("text_pair", "dog")))
+    pairs = [classifier.post("/v2/models/sentiment/infer", {"inputs": list(one)}).json()["outputs"] for one in ((first, second), (second, first))]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [["a"]]}]}, "inputs[0].data: expected texts; got ['a']"),
+    ({"inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a", None]}]}, "inputs[0].data: expected texts; got None"),
+    ({"outputs": [{"name": "logits"}]}, "outputs[0].name: expected 'sentence_embedding'; got 'logits'"),
+])  # fmt: skip
+def test_kserve_names_what_it_cannot_take_or_give(embedder: InProcess, more: dict[str, Any], words: str) -> None:
+    answer = embedder.post("/v2/models/tiny/infer", {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}], **more})
+    assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+def test_kserve_refuses_bytes_that_belong_to_no_tensor(embedder: InProcess) -> None:
+    head = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}]}).encode()
+    for extra, status in ((b"", 200), (b"\1\0\0\0b", 400)):
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        assert embedder.post("/v2/models/tiny/infer", head + b"\1\0\0\0a" + extra, **headers).status_code == status
 
 
 def test_info_says_what_was_proven(embedder: InProcess) -> None:
@@ -198,3 +254,5 @@ def test_openapi_names_every_route(embedder: InProcess) -> None:
     served = {each for each in routes if each[0] not in ("/embed_sparse", "/{path:path}")}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     assert document["components"]["schemas"]["Embed"]["properties"]["inputs"]
+    assert {"400", "408", "413", "415", "422", "429", "503", "504"} <= document["paths"]["/embed"]["post"]["responses"].keys()
+    assert "503" in document["paths"]["/v2/health/ready"]["get"]["responses"]

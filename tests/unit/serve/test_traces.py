@@ -74,10 +74,12 @@ def test_a_span_for_each_request(embedder: InProcess, collector: Collector, monk
     parent = f"00-{'ab' * 16}-{'cd' * 8}-01"
     assert embedder.post("/embed", {"inputs": ["a cat", "two cats"]}, traceparent=parent, **{"x-request-id": "r1"}).status_code == 200
     assert embedder.post("/embed", {"inputs": []}).status_code == 422
-    assert embedder.get("/metrics").status_code == embedder.get("/health").status_code == 200
+    assert embedder.get("/models/health/info", host="metrics.example.com", **{"x-request-id": "r3"}).status_code == 404
+    assert embedder.get("/metrics").status_code == embedder.get("/v2/health/live").status_code == embedder.get("/health").status_code == 200
     sends.shutdown()
 
-    right, wrong = collector.spans
+    right, wrong, named = collector.spans
+    assert {one.value.string_value for one in named.attributes if one.key == "bertopt.request_id"} == {"r3"}
     assert collector.services == {"bertopt"}
     assert right.trace_id.hex() == "ab" * 16 and right.parent_span_id.hex() == "cd" * 8
     seen = {one.key: one.value.string_value or one.value.int_value for one in right.attributes}

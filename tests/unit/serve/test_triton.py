@@ -149,6 +149,27 @@ def test_a_failing_model_fails_each_request_without_a_stack(model: Model, monkey
     assert not [one for one in responses if "secret" in one.error.message]
 
 
+@pytest.mark.parametrize("task", ["feature-extraction", "token-classification"])
+def test_outputs_that_are_not_finite_are_an_error_of_their_request_alone(task: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = model(task)
+    name = "logits" if task == "feature-extraction" else "__call__"
+    right = getattr(served._predictor, name)
+
+    class Spoilt:
+        spec = served._predictor.spec
+
+        def logits(self, texts: list[str]) -> Any:
+            return np.array([row * np.nan if text == "bad" else row for text, row in zip(texts, right(texts), strict=True)])
+
+        def __call__(self, texts: list[str]) -> Any:
+            return [[{"score": float("nan")}] if text == "bad" else one for text, one in zip(texts, right(texts), strict=True)]
+
+    monkeypatch.setattr(served, "_predictor", Spoilt())
+    good, bad = served.execute([request("a cat"), request("the dog", "bad")])
+    assert len(good.output_tensors[0].values) == 1
+    assert good.error is None and bad.error.code == "INTERNAL" and "not finite" in bad.error.message
+
+
 def test_pairs_and_answers_about_tokens(model: Model, artefact: Artefact) -> None:
     pairs = model("text-classification")
     (response,) = pairs.execute([request("the cat", "a mat", pair=["sat", "the mat"])])

@@ -1,0 +1,140 @@
+"""Files of texts, a part at a time: JSON Lines, CSV and Parquet. A row is written as it was read, with one more column."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from bertopt.errors import UsageError
+from bertopt.system import atomic_write
+
+FORMATS = (".jsonl", ".csv", ".parquet")
+#: The longest field of a CSV file; Python's own limit is 128 KiB.
+_FIELD = 1 << 27
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, with the columns asked for at least, and the same as `write` takes them: the lines of JSON, or a table of Parquet."""
+
+    rows: list[Row]
+    read: Any
+
+
+def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
+    """Yield the rows of a file, `size` at a time. Raises UsageError, when it gets there, for what is not UTF-8, CSV, JSON Lines or Parquet."""
+    try:
+        if source.suffix == ".parquet":
+            for table in _tables(source, size):
+                yield Rows(_column_rows(table, columns), table)
+            return
+        # Spreadsheets begin their UTF-8 with a mark, which is no part of the first column's name.
+        with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
+            rows = (_csv_rows if source.suffix == ".csv" else _json_rows)(source, file)
+            while part := list(islice(rows, size)):
+                yield Rows([row for row, _ in part], [as_read for _, as_read in part])
+    except UnicodeDecodeError as error:
+        raise UsageError(f"'{source}' must be UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
+
+
+def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
+    """Write `rows` with `values` as the column `key`: whole, or not at all."""
+    plain = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+    writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": _write_table}
+    text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
+    with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:
+        writers[path.suffix](file, rows.read, key, plain)
+
+
+def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str]]:
+    for number, line in enumerate(file):
+        if not (line := line.strip(" \t\r\n")):
+            continue  # no row: often the last line
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"'{source}', line {number + 1} is not JSON ({error}); expected one object on each line") from error
+        if not isinstance(row, dict):
+            raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
+        yield row, line
+
+
+def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> None:
+    """Write each line as it is: numbers that Python does not hold keep all digits."""
+    for line, value in zip(lines, values, strict=True):
+        row = line[:-1].rstrip(" \t")
+        file.write(f"{row}{'' if row == '{' else ', '}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}}}\n")
+
+
+def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row]]:
+    before = csv.field_size_limit(_FIELD)
+    reader = csv.DictReader(file)
+    try:
+        names = list(reader.fieldnames or ())
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"'{source}' has several columns '{twice}', of which one would remain; name each otherwise")
+        for number, row in enumerate(reader):
+            if None in row:
+                raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
+            yield row, row
+    except csv.Error as error:
+        raise UsageError(f"'{source}', line {reader.line_num} is not CSV ({error}); check its quotes, or give JSON Lines") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _write_csv(file: TextIO, rows: list[Row], key: str, values: list[Any]) -> None:
+    writer = csv.DictWriter(file, [*rows[0], key])
+    writer.writeheader()
+    for row, value in zip(rows, values, strict=True):
+        writer.writerow({**row, key: value if isinstance(value, str) else json.dumps(value)})
+
+
+def _tables(source: Path, size: int) -> Iterator[Any]:
+    pyarrow, parquet = _arrow()
+    held: list[Any] = []
+    room = size
+    try:
+        file = parquet.ParquetFile(source)
+        for batch in file.iter_batches():
+            start = 0
+            while start < batch.num_rows:
+                held.append(batch.slice(start, room))
+                start, room = start + held[-1].num_rows, room - held[-1].num_rows
+                if not room:
+                    yield pyarrow.Table.from_batches(held)
+                    held, room = [], size
+        if held:
+            yield pyarrow.Table.from_batches(held)
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"'{source}' cannot be read as Parquet ({error}); write it again, or give JSON Lines or CSV") from error
+
+
+def _column_rows(table: Any, columns: Sequence[str]) -> list[Row]:
+    """Return the rows with `columns` and the names of the others: those may hold what Python has no type for."""
+    others = dict.fromkeys(table.column_names)
+    return [{**others, **row} for row in table.select([name for name in columns if name in others]).to_pylist()]
+
+
+def _write_table(file: Any, table: Any, key: str, values: list[Any]) -> None:
+    pyarrow, parquet = _arrow()
+    parquet.write_table(table.append_column(key, pyarrow.array(values)), file)
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow; pip install pyarrow, or give JSON Lines or CSV") from error
+    return pyarrow, parquet
