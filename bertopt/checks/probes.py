@@ -79,8 +79,7 @@ def grid(
 
     Shapes that `limits` do not admit, or that the model has no positions for, are left out.
     """
-    longest = min(spec.max_length, math.isqrt(SCORE_BYTES // (4 * spec.heads)))
-    extra = [(1, 1), (1, longest)]
+    extra = [(1, 1), (1, _bounded_length(spec))]
     for batch, sequence in dict.fromkeys([*shapes, *extra]):
         if sequence > spec.max_length or (limits is not None and limits.fit(batch, sequence) is None):
             continue
@@ -89,6 +88,15 @@ def grid(
             mask = _mask(padding, batch, sequence, rng)
             if mask is not None:
                 yield _probe(spec, padding, _inputs(spec, mask, padding, rng))
+
+
+def longest_row(spec: Spec) -> int:
+    """Return the tokens of the longest row that is run: all positions, or, where texts are cut off before, as many as scores have room for."""
+    return max(spec.text_length, _bounded_length(spec))
+
+
+def _bounded_length(spec: Spec) -> int:
+    return min(spec.max_length, math.isqrt(SCORE_BYTES // (4 * spec.heads)))
 
 
 def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from bertopt.checks import framing, near_copies
 from bertopt.checks.framing import Frame
-from bertopt.checks.probes import Probe
+from bertopt.checks.probes import Probe, longest_row
 from bertopt.core import ShapeLimits, Spec
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
         longest = max(2, min(spec.max_length, longest))
         return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1)))))
 
-    sizes = [(1, spec.max_length), *((batch, length_of(SHORTEST, BATCH_TOKENS // batch)) for batch in range(1, MAX_BATCH + 1))]
+    sizes = [(1, longest_row(spec)), *((batch, length_of(SHORTEST, BATCH_TOKENS // batch)) for batch in range(1, MAX_BATCH + 1))]
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for batch, sequence in sizes if batch == 1]))
@@ -175,7 +175,7 @@ def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array,
         types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     compared = mask.astype(bool)
-    places = PLACES if batch > 1 else ROW_PLACES if sequence < spec.max_length else sequence
+    places = PLACES if batch > 1 else ROW_PLACES if sequence < longest_row(spec) else sequence
     if sequence > places:
         order = np.argsort(np.where(compared, rng.random(mask.shape), 2.0), axis=1)[:, :places]
         chosen = np.zeros_like(compared)

@@ -69,7 +69,8 @@ def took_too_much(op: str, used: int, allowed: int, left: list[int], log: str) -
     return _with_log(
         ResourceError(
             f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
-            f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, or a machine with more{_undead(left)}"
+            f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, shorter texts (max_seq_length in sentence_bert_config.json, or "
+            f"model_max_length in tokenizer_config.json), or a machine with more{_undead(left)}"
         ),
         log,
     )

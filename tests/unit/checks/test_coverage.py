@@ -53,6 +53,15 @@ def test_a_row_is_held_to_the_others_where_only_cosines_are_limited(median: floa
     assert (coverage.failures(swept(median, worst), Limits(cosine_median_min=0.91)) == []) == passes
 
 
+@pytest.mark.parametrize(("heads", "text_length", "longest"), [(12, 512, 4729), (16, 512, 4096), (16, 8192, 8192), (16, 6000, 6000), (2, 512, 8192)])
+def test_rows_that_no_text_has_are_no_longer_than_scores_have_room_for(heads: int, text_length: int, longest: int) -> None:
+    """8,192 tokens of 16 heads have 4 GiB of scores a layer: who serves 512 tokens needs no such machine to export."""
+    spec = SPEC.model_copy(update={"heads": heads, "max_length": 8192, "text_length": text_length})
+    rows = [probe for probe in sweep_plan.plan(spec, 0, 4096).probes if probe.shape[0] == 1]
+    assert max(probe.shape[1] for probe in rows) == longest
+    assert next(probe for probe in rows if probe.shape[1] == longest).compared.all()
+
+
 def test_outputs_that_are_not_finite_are_refused() -> None:
     assert coverage.failures(swept(0.0, 0.0, finite=False), Limits(rel_l2=9.0))
 
