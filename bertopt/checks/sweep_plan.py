@@ -133,7 +133,7 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     sizes = [(1, longest_row(spec)), *((batch, length_of(SHORTEST, BATCH_TOKENS // batch)) for batch in range(1, MAX_BATCH + 1))]
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
-    others = rng.permutation(np.setdiff1d(np.arange(1, spec.max_length + 1), [sequence for batch, sequence in sizes if batch == 1]))
+    others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
     long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
