@@ -147,6 +147,8 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     if not path.is_file():
         if not directory.exists():
             raise UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
+        if directory.is_file():
+            raise UsageError(f"'{directory}' is a file; give the directory of a stage or artefact, such as out/NAME/artifact")
         advice = "give a directory that bertopt wrote, such as out/NAME/artifact"
         if (directory / "artifact" / MANIFEST).is_file():
             advice = f"did you mean '{directory / 'artifact'}'?"

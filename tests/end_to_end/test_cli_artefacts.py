@@ -55,6 +55,7 @@ def test_verify_says_that_the_signature_holds(exported: tuple[Path, Result], tmp
 
 def test_what_is_no_artefact_is_named_with_what_to_do(tiny: Tiny, tmp_path: Path) -> None:
     for given, words in ((tmp_path / "none", f"there is no '{tmp_path / 'none'}'"), (tmp_path, "give a directory that bertopt wrote"),
+                         (tiny() / "config.json", "is a file; give the directory of a stage or artefact"),
                          (tiny(), f"it is a checkpoint: make an artefact of it with `bertopt optimize {tiny()}`")):  # fmt: skip
         found = call("inspect", str(given))
         assert found.exit_code == 2 and words in last_line(found)
