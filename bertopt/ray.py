@@ -128,7 +128,8 @@ def application(
     """Return a Ray Serve application with the routes of `bertopt serve`, for `ray.serve.run`.
 
     Each of `replicas` opens the artefact, takes `threads` CPUs and `gpus` GPUs, and batches what Ray sends it by cost. The model is
-    called `name`, or as its directory is. Ray owns the sockets and the end: of `settings`, `host`, `port` and `drain_s` do not count.
+    called `name`, or as its directory is. Ray owns the sockets and the end: of `settings`, `host`, `port`,
+    `drain_s` and `threads` do not count.
     Raises UsageError for a directory that cannot name a model; a replica fails with what `bertopt.load` raises.
     """
     from ray import serve

@@ -108,7 +108,7 @@ class Network(nn.Module):
 
     def _encode(self, rows: Padded | Packed) -> Any:
         ids = rows.inputs["input_ids"]
-        with query_blocks.where_long(self.encoder, self.spec.heads, *ids.shape), self.attention_kernels(ids.device.type):
+        with query_blocks.where_long(self.encoder, self.spec.heads, ids.shape[1]), self.attention_kernels(ids.device.type):
             return self._run(rows)
 
     def attention_kernels(self, device: str) -> AbstractContextManager[object]:

@@ -14,8 +14,11 @@ import torch
 
 #: The name under which transformers knows this attention.
 NAME = "bertopt_query_blocks"
-#: Scores of one layer that are made at once, where all of them would be more.
-SCORE_BYTES = 2**28
+#: Rows are long whose scores in one layer are larger than this: of 16 heads, those of more than 4,096 tokens. Batches of shorter rows
+#: run as transformers runs them, however many, as they are timed too.
+LONG_BYTES = 2**30
+#: Scores that are made at once.
+BLOCK_BYTES = 2**28
 
 
 def register() -> None:
@@ -28,15 +31,15 @@ def register() -> None:
 
 
 @contextlib.contextmanager
-def where_long(encoder: Any, heads: int, batch: int, sequence: int) -> Iterator[None]:
-    """Let `encoder` attend in blocks inside the context if its attention is eager and the scores of rows [B, S] are larger than a block.
+def where_long(encoder: Any, heads: int, sequence: int) -> Iterator[None]:
+    """Let `encoder` attend in blocks inside the context if its attention is eager and rows of S tokens are long.
 
     Not while a graph is made of it, whose sizes are not the rows'. Families without transformers' attention interface attend as ever.
     """
     config = encoder.base_model.config
     if (
         torch.compiler.is_compiling() or config._attn_implementation != "eager" or not encoder._supports_attention_backend
-        or 4 * heads * batch * sequence**2 <= SCORE_BYTES
+        or 4 * heads * sequence**2 <= LONG_BYTES
     ):  # fmt: skip
         yield
         return
@@ -53,7 +56,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend from queries [B, heads, Q, D] to keys and values [B, heads, S, D], as the family's own function does. Returns [B, Q, heads, D]."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    block = max(1, SCORE_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
+    block = max(1, BLOCK_BYTES // (4 * query.shape[0] * query.shape[1] * key.shape[2]))
     found = []
     for start in range(0, query.shape[2], block):
         rows = slice(start, start + block)

@@ -40,7 +40,8 @@ def test_a_long_row_is_attended_in_blocks(family: str, masked: bool, tiny: Tiny,
     network = checkpoint.load(tiny(family)).network
     whole, scores = run(network, masked)
     # Blocks of 23 queries and of 17.
-    monkeypatch.setattr(query_blocks, "SCORE_BYTES", 4 * 23 * BATCH * HEADS * SEQUENCE)
+    monkeypatch.setattr(query_blocks, "LONG_BYTES", 4 * HEADS * SEQUENCE**2 - 1)
+    monkeypatch.setattr(query_blocks, "BLOCK_BYTES", 4 * 23 * BATCH * HEADS * SEQUENCE)
     parts, block = run(network, masked)
     assert torch.allclose(parts, whole, atol=1e-6) and (scores, block) == (BATCH * HEADS * SEQUENCE**2, 23 * BATCH * HEADS * SEQUENCE)
     assert network.base.config._attn_implementation == "eager"
@@ -50,14 +51,22 @@ def test_a_long_row_is_attended_in_blocks(family: str, masked: bool, tiny: Tiny,
 def test_families_without_an_interface_attend_as_ever(family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     network = checkpoint.load(tiny(family)).network
     whole, _ = run(network, True)
-    monkeypatch.setattr(query_blocks, "SCORE_BYTES", 1)
+    monkeypatch.setattr(query_blocks, "LONG_BYTES", 1)
     assert torch.equal(run(network, True)[0], whole)
+
+
+def test_many_short_rows_run_as_transformers_runs_them(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are timed: BERT-base's 128 × 512 has more scores than one long row."""
+    network = checkpoint.load(tiny()).network
+    monkeypatch.setattr(query_blocks, "LONG_BYTES", 4 * HEADS * SEQUENCE**2)
+    monkeypatch.setattr(query_blocks, "BLOCK_BYTES", 1)
+    assert run(network, True)[1] == BATCH * HEADS * SEQUENCE**2
 
 
 def test_a_graph_is_made_of_the_whole(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number of blocks would be that of the traced sizes."""
     network = checkpoint.load(tiny()).network
-    monkeypatch.setattr(query_blocks, "SCORE_BYTES", 1)
+    monkeypatch.setattr(query_blocks, "LONG_BYTES", 1)
     batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=64)
     inputs = network.example(2, 16)
     program = torch.export.export(network, inputs, dynamic_shapes={"tensors": tuple({0: batch, 1: sequence} for _ in inputs)})
@@ -68,7 +77,7 @@ def test_a_graph_is_made_of_the_whole(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 
 def test_an_error_leaves_the_attention_as_it_was(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     network = checkpoint.load(tiny()).network
-    monkeypatch.setattr(query_blocks, "SCORE_BYTES", 1)
+    monkeypatch.setattr(query_blocks, "LONG_BYTES", 1)
     with pytest.raises(RuntimeError):
         network(*(tensor[:, :1].expand(1, 65) for tensor in network.example(1, 4)))
     assert network.base.config._attn_implementation == "eager"
