@@ -447,12 +447,12 @@ def test_other_pooling_is_unsupported(tiny: Tiny, tmp_path: Path, fields: dict[s
         checkpoint.load(directory)
 
 
-def test_dense_module_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
+def test_another_module_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
     directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
     modules = json.loads((directory / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"idx": 3, "name": "3", "path": "3_LayerNorm", "type": "sentence_transformers.models.LayerNorm"})
     (directory / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(Unsupported, match=r"got Dense at '3_Dense'.*without modules.json"):
+    with pytest.raises(Unsupported, match=r"got LayerNorm at '3_LayerNorm'.*without modules.json"):
         checkpoint.load(directory)
 
 
