@@ -78,7 +78,7 @@ def test_bad_input_is_named(server: InProcess, path: str, body: Any, status: int
     (payloads.KServeInfer, b'{"inputs":[{"name":"a","datatype":"BYTES","shape":[%s]}]}'),
 ])  # fmt: skip
 def test_of_many_wrong_items_the_first_ends_the_check(payload: type[payloads.Payload], body: bytes) -> None:
-    """An error for each item of one body took gigabytes, and nobody else was answered meanwhile."""
+    """An error for each item of one body took gigabytes, and no other request was answered."""
     with pytest.raises(ValidationError) as caught:
         payload.model_validate_json(body % b",".join([b"0.5"] * 1000))
     assert caught.value.error_count() <= 3, "one for each kind of value that the field may have"
