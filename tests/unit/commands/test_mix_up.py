@@ -66,7 +66,7 @@ def test_compare_says_which_is_which(place: Path) -> None:
     ("given", "words"),
     [
         ("run", "did you mean 'run/artifact'?"),
-        ("run/report.json", "give a directory that bertopt wrote, such as out/NAME/artifact"),
+        ("run/report.json", "is a file; give the directory of a stage or artefact, such as out/NAME/artifact"),
         ("checkpoint", "it is a checkpoint: make an artefact of it with `bertopt optimize checkpoint`"),
     ],
 )  # fmt: skip
