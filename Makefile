@@ -54,7 +54,7 @@ ifneq ($(NATIVE),)
 	-PIP_CONSTRAINT=constraints.txt $(PIP) ./native
 else
 	@echo "no native encoder: it needs an x86-64 CPU and a C++ compiler (apt-get install g++, then run make again)."
-	@echo "Lost: the pass build_native, bertopt's fastest on CPUs with AVX512-VNNI. Recipes use OpenVINO instead."
+	@echo "Lost: the pass build_native, bertopt's fastest on x86-64 CPUs. Recipes use OpenVINO instead."
 endif
 	touch $@
 

@@ -47,19 +47,21 @@ bool has_amx() {
 std::vector<const Kernel*> supported_kernels() {
     __builtin_cpu_init();  // also asks the operating system whether it keeps the registers
     std::vector<const Kernel*> found;
-    const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     if (bf16 && has_amx()) found.push_back(&AMX);
     if (bf16) found.push_back(&AVX512_BF16);
     if (vnni) found.push_back(&AVX512_VNNI);
+    if (avx2) found.push_back(&AVX2);
     return found;
 }
 
 const Kernel& choose_kernel(const std::string& name) {
     const auto kernels = supported_kernels();
     if (kernels.empty())
-        throw Unsupported("expected a CPU with AVX512-VNNI; this one has none of the instruction sets of bertopt-native: "
+        throw Unsupported("expected a CPU with AVX2 and FMA; this one has none of the instruction sets of bertopt-native: "
                           "use another runtime on this machine");
     std::string wanted = name;
     if (wanted.empty())

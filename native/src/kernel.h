@@ -54,11 +54,11 @@ struct Scratch {
     size_t head_rows, weight_stride, score_stride;
 };
 
-inline constexpr size_t TILE_ROWS = 12;
 inline constexpr size_t QUERY_ROWS = 32;  // that attention works on together, at most; two tiles of AMX
 
 struct Kernel {
     const char* name;
+    size_t int8_bytes;       // an element of an INT8 product's input
     size_t dense_bytes;      // an element of a not quantised product's input
     size_t attention_bytes;  // an element of attention's operands
     size_t chunk_rows;       // that go through the feed-forward together: what lies between its products should stay in the cache
@@ -71,5 +71,6 @@ struct Kernel {
 extern const Kernel AMX;
 extern const Kernel AVX512_BF16;
 extern const Kernel AVX512_VNNI;
+extern const Kernel AVX2;
 
 }  // namespace bertopt_native

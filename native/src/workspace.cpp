@@ -11,7 +11,7 @@ namespace {
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Rows whose distance is a multiple of 1 KiB share a few sets of the first-level cache; twelve of them are read together.
+// Rows whose distance is a multiple of 1 KiB share a few sets of the first-level cache; those of a tile are read together.
 size_t row_stride(size_t bytes) {
     const size_t stride = round_up(bytes, 64);
     return stride % 1024 ? stride : stride + 64;
@@ -57,9 +57,9 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     for (size_t i = 0; i < n.layers; i++)
         for (const Linear* l : {&n.layer[i].qkv, &n.layer[i].attention_out, &n.layer[i].ffn_in, &n.layer[i].ffn_out})
             (l->int8 ? int8 : dense) = true;
-    if (!dense) {  // rows of bytes only
-        work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}));
-        work.inner.stride = row_stride(n.intermediate);
+    if (!dense) {  // quantised rows only
+        work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.int8_bytes);
+        work.inner.stride = row_stride(n.intermediate * kernel.int8_bytes);
     }
     scratch.head_rows = tokens + 32;  // keys, and AMX's queries, are read in blocks of 32
     scratch.weight_stride = row_stride(padded * kernel.attention_bytes);

@@ -45,6 +45,16 @@ def test_amx_differs_in_attention_alone(packed: Callable[..., Path]) -> None:
         assert cosines(amx, vectors).min() > 0.999
 
 
+@pytest.mark.skipif("avx512_vnni" not in ISAS, reason="this CPU has no AVX512-VNNI")
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_avx2_has_the_bits_of_avx512_vnni(precision: str, packed: Callable[..., Path]) -> None:
+    """Sixteen lanes are two vectors of eight, and sums run in the same order."""
+    encoders = [bertopt_native.Encoder(packed(precision=precision, hidden_size=384, intermediate_size=640), threads=2, isa=isa) for isa in ("avx2", "avx512_vnni")]
+    ids, starts = texts_of([1, 40, 8, 80, 3])
+    avx2, avx512 = (e.run(ids, starts) for e in encoders)
+    assert (avx2 == avx512).all()
+
+
 def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:
     """Return rows as the encoder's uint8 represents them: up to eight elements in the outer 70 % of a row's range are exact."""
     return np.stack([_quantised(row, np.float32(low)) for row in x])

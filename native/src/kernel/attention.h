@@ -33,9 +33,9 @@ BN_INLINE void pack_values(const Head& head, size_t length, size_t padded, Byte*
         }
 #else
         for (size_t key = 0; key < padded; key++) {
-            const Byte* in = head.value + key * head.row_bytes + panel * 128;
-            _mm512_storeu_si512(out, key < length ? _mm512_loadu_si512(in) : _mm512_setzero_si512());
-            _mm512_storeu_si512(out + 64, key < length ? _mm512_loadu_si512(in + 64) : _mm512_setzero_si512());
+            const auto* in = reinterpret_cast<const float*>(head.value + key * head.row_bytes + panel * 128);
+            store(reinterpret_cast<float*>(out), key < length ? load(in) : zeros());
+            store(reinterpret_cast<float*>(out + 64), key < length ? load(in + 16) : zeros());
             out += 128;
         }
 #endif
@@ -45,30 +45,29 @@ BN_INLINE void pack_values(const Head& head, size_t length, size_t padded, Byte*
 // Softmax's numerators of one row to elements; returns 1 / their sum. `padded` is a multiple of 32.
 BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const float* bias, Byte* out) {
     if (bias)
-        for (size_t j = 0; j < padded; j += 16) store(score + j, _mm512_add_ps(load(score + j), load(bias + j)));
+        for (size_t j = 0; j < padded; j += 16) store(score + j, add(load(score + j), load(bias + j)));
     if (padded > length) {
         const Vec never = all(-1e30f);
         for (size_t j = padded - 32; j < padded; j += 16) {
             const size_t valid = j < length ? smaller(length - j, 16) : 0;
-            const __mmask16 mask = static_cast<__mmask16>((1u << valid) - 1);
-            store(score + j, _mm512_mask_loadu_ps(never, mask, score + j));
+            store(score + j, load_lanes(never, first_lanes(valid), score + j));
         }
     }
     Vec m0 = load(score), m1 = load(score + 16);
     for (size_t j = 32; j < padded; j += 32) {
-        m0 = _mm512_max_ps(m0, load(score + j));
-        m1 = _mm512_max_ps(m1, load(score + j + 16));
+        m0 = maximum(m0, load(score + j));
+        m1 = maximum(m1, load(score + j + 16));
     }
-    const Vec top = all(_mm512_reduce_max_ps(_mm512_max_ps(m0, m1)));
-    Vec s0 = _mm512_setzero_ps(), s1 = s0;
+    const Vec top = all(lane_maximum(maximum(m0, m1)));
+    Vec s0 = zeros(), s1 = s0;
     for (size_t j = 0; j < padded; j += 32) {
-        const Vec x = exp2_negative(_mm512_sub_ps(load(score + j), top));
-        const Vec y = exp2_negative(_mm512_sub_ps(load(score + j + 16), top));
-        s0 = _mm512_add_ps(s0, x);
-        s1 = _mm512_add_ps(s1, y);
+        const Vec x = exp2_negative(sub(load(score + j), top));
+        const Vec y = exp2_negative(sub(load(score + j + 16), top));
+        s0 = add(s0, x);
+        s1 = add(s1, y);
         store_elements(out, j, x, y);
     }
-    return 1.0f / _mm512_reduce_add_ps(_mm512_add_ps(s0, s1));
+    return 1.0f / lane_sum(add(s0, s1));
 }
 
 // The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
@@ -78,9 +77,9 @@ static void attend_by_vectors(const Head& head, size_t length, size_t queries, c
     const size_t value_rows = round_up(length, 4);  // two steps of two keys; float32 steps divide it too
     pack_keys(head, padded, scratch.keys);
     pack_values(head, length, value_rows, scratch.values);
-    const size_t blocks = (queries + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t blocks = (queries + tile_rows(ATTENTION) - 1) / tile_rows(ATTENTION);
     const size_t score_steps = depth / step_elements(ATTENTION), value_steps = value_rows / step_elements(ATTENTION);
-    float inverse[TILE_ROWS];
+    float inverse[tile_rows(ATTENTION)];
     for (size_t b = 0; b < blocks; b++) {
         const size_t s = queries * b / blocks, e = queries * (b + 1) / blocks;
         const Write to_scores{scratch.scores, scratch.score_stride};

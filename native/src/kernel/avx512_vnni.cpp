@@ -1,7 +1,8 @@
+#define BN_AVX512 1
 #define BN_BF16 0
 #define BN_AMX 0
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX512_VNNI{"avx512_vnni", ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
+const Kernel AVX512_VNNI{"avx512_vnni", sizeof(Quantised), ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
 }

@@ -7,13 +7,6 @@ struct Columns {
     const Byte* panel;
 };
 
-// The int8 weights of input k, of sixteen columns of a panel.
-BN_INLINE Vec weights_of(const Byte* panel, size_t k) {
-    const __m512i fours = _mm512_loadu_si512(panel + k / 4 * 128);
-    const __m128i up = _mm_cvtsi32_si128(static_cast<int>(24 - 8 * (k % 4)));
-    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(fours, up), 24));
-}
-
 template <bool Int8>
 struct Dequantise {
     const Linear& linear;
@@ -37,20 +30,20 @@ struct Dequantise {
     BN_INLINE_MEMBER void apply(const Columns& c, size_t m, Vec& x, Vec& y) const {
         if constexpr (Int8) {
             const Vec scale = all(work->row_scale[m]), zero = all(work->row_zero[m]);
-            x = _mm512_fnmadd_ps(zero, c.sum0, _mm512_cvtepi32_ps((__m512i)x));
-            y = _mm512_fnmadd_ps(zero, c.sum1, _mm512_cvtepi32_ps((__m512i)y));
+            x = fnma(zero, c.sum0, from_integers(x));
+            y = fnma(zero, c.sum1, from_integers(y));
             const int32_t* outliers = work->row_outliers + m * OUTLIERS;
             for (size_t j = 0; j < OUTLIERS && __builtin_expect(outliers[j] >= 0, 0); j++) {
                 const auto k = static_cast<size_t>(outliers[j]);
                 const Vec excess = all(work->row_excess[m * OUTLIERS + j]);
-                x = _mm512_fmadd_ps(excess, weights_of(c.panel, k), x);
-                y = _mm512_fmadd_ps(excess, weights_of(c.panel + 64, k), y);
+                x = fma(excess, weights_of(c.panel, k), x);
+                y = fma(excess, weights_of(c.panel + 64, k), y);
             }
-            x = _mm512_fmadd_ps(_mm512_mul_ps(x, scale), c.scale0, c.bias0);
-            y = _mm512_fmadd_ps(_mm512_mul_ps(y, scale), c.scale1, c.bias1);
+            x = fma(mul(x, scale), c.scale0, c.bias0);
+            y = fma(mul(y, scale), c.scale1, c.bias1);
         } else {
-            x = _mm512_add_ps(x, c.bias0);
-            y = _mm512_add_ps(y, c.bias1);
+            x = add(x, c.bias0);
+            y = add(y, c.bias1);
         }
     }
 };
@@ -83,8 +76,8 @@ struct AddTo {
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
         float* o = out + m * stride + PANEL * p;
-        store(o, _mm512_add_ps(x, load(o)));
-        store(o + 16, _mm512_add_ps(y, load(o + 16)));
+        store(o, add(x, load(o)));
+        store(o + 16, add(y, load(o + 16)));
     }
 };
 
@@ -102,8 +95,8 @@ struct Activate {
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
         if (activation == Activation::relu) {
-            x = _mm512_max_ps(x, _mm512_setzero_ps());
-            y = _mm512_max_ps(y, _mm512_setzero_ps());
+            x = maximum(x, zeros());
+            y = maximum(y, zeros());
         } else {
             const size_t kind = activation == Activation::gelu_erf ? 0 : 1;
             constexpr int degree = ToFloats ? 5 : 7;
@@ -158,8 +151,8 @@ struct ToContext {
 
     BN_INLINE_MEMBER void operator()(NoColumns, size_t m, size_t p, Vec x, Vec y) const {
         const Vec factor = all(inverse[m]);
-        x = _mm512_mul_ps(x, factor);
-        y = _mm512_mul_ps(y, factor);
+        x = mul(x, factor);
+        y = mul(y, factor);
         Byte* row = out + m * row_bytes;
         if (floats) {
             store(reinterpret_cast<float*>(row) + PANEL * p, x);

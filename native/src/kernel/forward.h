@@ -49,9 +49,9 @@ struct Pass {
                 if (net.token_type) {
                     const float* type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
                     for (size_t i = 0; i < width; i += 16)
-                        store(out + i, _mm512_add_ps(_mm512_add_ps(load(word + i), load(type + i)), load(position + i)));
+                        store(out + i, add(add(load(word + i), load(type + i)), load(position + i)));
                 } else {
-                    for (size_t i = 0; i < width; i += 16) store(out + i, _mm512_add_ps(load(word + i), load(position + i)));
+                    for (size_t i = 0; i < width; i += 16) store(out + i, add(load(word + i), load(position + i)));
                 }
                 normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon);
                 emit_row(out, width, int8, work, r);
@@ -122,7 +122,7 @@ struct Pass {
     void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
         for (size_t r = r0; r < r1; r++) {
             float* row = work.hidden + r * net.hidden;
-            if (emit && net.hidden == 384) {
+            if (ROW_IN_REGISTERS && emit && net.hidden == 384) {
                 normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
             } else {
                 normalise_row(row, net.hidden, gain, shift, net.epsilon);
@@ -254,12 +254,19 @@ static void run_group(const Network& net, const Batch& batch, size_t text0, size
 }
 
 static void int8_product(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out) {
-    product<Kind::int8>(a, k, 0, rows, weight, k, 0, n / PANEL, Write{reinterpret_cast<float*>(out), n});
+    const Write to_out{reinterpret_cast<float*>(out), n};
+    if constexpr (sizeof(Quantised) == 1) return product<Kind::int8>(a, k, 0, rows, weight, k, 0, n / PANEL, to_out);
+    auto* input = static_cast<Quantised*>(__builtin_malloc(rows * k * sizeof(Quantised) + 1));
+    if (!input) __builtin_trap();  // the tests' matrices are small
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < k; i++) input[r * k + place_in_row(i)] = a[r * k + i];
+    product<Kind::int8>(reinterpret_cast<const Byte*>(input), k * sizeof(Quantised), 0, rows, weight, k, 0, n / PANEL, to_out);
+    __builtin_free(input);
 }
 
 static void float_linear(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out) {
     constexpr size_t AT_ONCE = 4;  // outputs that share what is loaded of x
-    const __mmask16 tail = static_cast<__mmask16>((1u << (k % 16)) - 1);
+    const Lanes tail = first_lanes(k % 16);
     for (size_t r = 0; r < rows; r++) {
         const float* row = x + r * k;
         for (size_t c = 0; c < n; c += AT_ONCE) {
@@ -267,11 +274,11 @@ static void float_linear(const float* x, size_t rows, const float* weight, const
             Vec sum[AT_ONCE] = {all(0), all(0), all(0), all(0)};
             size_t i = 0;
             for (; i + 16 <= k; i += 16)
-                for (size_t j = 0; j < count; j++) sum[j] = _mm512_fmadd_ps(load(row + i), load(weight + (c + j) * k + i), sum[j]);
+                for (size_t j = 0; j < count; j++) sum[j] = fma(load(row + i), load(weight + (c + j) * k + i), sum[j]);
             if (tail)
                 for (size_t j = 0; j < count; j++)
-                    sum[j] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tail, row + i), _mm512_maskz_loadu_ps(tail, weight + (c + j) * k + i), sum[j]);
-            for (size_t j = 0; j < count; j++) out[r * n + c + j] = _mm512_reduce_add_ps(sum[j]) + bias[c + j];
+                    sum[j] = fma(load_lanes(tail, row + i), load_lanes(tail, weight + (c + j) * k + i), sum[j]);
+            for (size_t j = 0; j < count; j++) out[r * n + c + j] = lane_sum(sum[j]) + bias[c + j];
         }
     }
 }

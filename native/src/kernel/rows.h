@@ -1,11 +1,5 @@
 // Work on whole rows: quantisation, layer normalisation, embeddings, pooling.
 
-BN_INLINE void quantise16(Byte* out, Vec v, Vec inverse, Vec zero) {
-    const __m512i q = _mm512_cvtps_epi32(_mm512_fmadd_ps(v, inverse, zero));
-    // Signed, then unsigned saturation: a value below 0 becomes 0, not 255.
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtusepi32_epi8(_mm512_max_epi32(q, _mm512_setzero_si512())));
-}
-
 // A row's scale and zero point. The range includes 0, so that a row far from 0 keeps its precision in `zero * sum`, and a
 // row of zeros has a scale.
 struct Range {
@@ -31,8 +25,8 @@ struct Outer {
     BN_INLINE_MEMBER Outer(float low, float high)
         : above(high >= -low), edge(all(above ? low + OUTER * (high - low) : high - OUTER * (high - low))) {}
 
-    BN_INLINE_MEMBER __mmask16 has(Vec v) const {
-        return above ? _mm512_cmp_ps_mask(v, edge, _CMP_GT_OQ) : _mm512_cmp_ps_mask(v, edge, _CMP_LT_OQ);
+    BN_INLINE_MEMBER Lanes has(Vec v) const {
+        return above ? greater(v, edge) : less(v, edge);
     }
 };
 
@@ -43,23 +37,23 @@ static __attribute__((noinline)) void find_outliers(const float* v, size_t n, fl
         const Outer outer(*low, *high);
         // Beyond the edge are those of earlier rounds too.
         size_t at[2 * OUTLIERS], beyond = 0;
-        Vec lows = all(floor), highs = _mm512_setzero_ps();
+        Vec lows = all(floor), highs = zeros();
         for (size_t i = 0; i < n && beyond <= OUTLIERS; i += 16) {
             const Vec x = load(v + i);
-            auto others = static_cast<__mmask16>(~0u);
+            Lanes others = first_lanes(16);
             for (size_t j = 0; j < count; j++)
-                if (static_cast<size_t>(found[j]) / 16 == i / 16) others = static_cast<__mmask16>(others & ~(1u << (found[j] % 16)));
+                if (static_cast<size_t>(found[j]) / 16 == i / 16) others = static_cast<Lanes>(others & ~(1u << (found[j] % 16)));
             unsigned mask = outer.has(x) & others;
-            others = static_cast<__mmask16>(others & ~mask);
+            others = static_cast<Lanes>(others & ~mask);
             for (; mask && beyond <= OUTLIERS; mask &= mask - 1) at[beyond++] = i + static_cast<size_t>(__builtin_ctz(mask));
-            lows = _mm512_mask_min_ps(lows, others, lows, x);
-            highs = _mm512_mask_max_ps(highs, others, highs, x);
+            lows = minimum_of(lows, others, x);
+            highs = maximum_of(highs, others, x);
         }
         more = beyond > 0 && count + beyond <= OUTLIERS;
         if (!more) break;
         for (size_t j = 0; j < beyond; j++) found[count++] = static_cast<int32_t>(at[j]);
-        *low = _mm512_reduce_min_ps(lows);
-        *high = _mm512_reduce_max_ps(highs);
+        *low = lane_minimum(lows);
+        *high = lane_maximum(highs);
     }
     if (count < OUTLIERS) found[count] = -1;
 }
@@ -67,7 +61,7 @@ static __attribute__((noinline)) void find_outliers(const float* v, size_t n, fl
 // Row m's scale, zero point and outliers, from the least and the largest elements in each lane; `floor` is the range's lower
 // end at most.
 BN_INLINE Range find_range(const float* v, size_t n, Vec lows, Vec highs, float floor, const Work& work, size_t m) {
-    float low = __builtin_fminf(_mm512_reduce_min_ps(lows), floor), high = _mm512_reduce_max_ps(highs);
+    float low = __builtin_fminf(lane_minimum(lows), floor), high = lane_maximum(highs);
     int32_t* found = work.row_outliers + m * OUTLIERS;
     found[0] = -1;
     const Outer outer(low, high);
@@ -81,40 +75,41 @@ BN_INLINE Range find_range(const float* v, size_t n, Vec lows, Vec highs, float 
     return range;
 }
 
-BN_INLINE void clear_outliers(const Work& work, size_t m, Byte* out) {
+BN_INLINE void clear_outliers(const Work& work, size_t m, Quantised* out) {
     const int32_t* found = work.row_outliers + m * OUTLIERS;
-    for (size_t j = 0; j < OUTLIERS && found[j] >= 0; j++) out[found[j]] = 0;
+    for (size_t j = 0; j < OUTLIERS && found[j] >= 0; j++) out[place_in_row(static_cast<size_t>(found[j]))] = 0;
 }
 
-BN_INLINE void quantise(const float* v, size_t n, const Range& range, const Work& work, size_t m, Byte* out) {
+BN_INLINE void quantise(const float* v, size_t n, const Range& range, const Work& work, size_t m, Byte* row) {
+    auto* out = reinterpret_cast<Quantised*>(row);
     const Vec vi = all(range.inverse), vz = all(range.zero);
     for (size_t i = 0; i < n; i += 32) {
-        quantise16(out + i, load(v + i), vi, vz);
-        quantise16(out + i + 16, load(v + i + 16), vi, vz);
+        store_quantised(out + i, load(v + i), vi, vz);
+        store_quantised(out + i + 16, load(v + i + 16), vi, vz);
     }
     clear_outliers(work, m, out);
 }
 
 BN_INLINE void quantise_row(const float* v, size_t n, const Work& work, size_t m, Byte* out) {
-    Vec low0 = _mm512_setzero_ps(), low1 = low0, high0 = low0, high1 = low0;
+    Vec low0 = zeros(), low1 = low0, high0 = low0, high1 = low0;
     for (size_t i = 0; i < n; i += 32) {
         const Vec x = load(v + i), y = load(v + i + 16);
-        low0 = _mm512_min_ps(low0, x);
-        low1 = _mm512_min_ps(low1, y);
-        high0 = _mm512_max_ps(high0, x);
-        high1 = _mm512_max_ps(high1, y);
+        low0 = minimum(low0, x);
+        low1 = minimum(low1, y);
+        high0 = maximum(high0, x);
+        high1 = maximum(high1, y);
     }
-    quantise(v, n, find_range(v, n, _mm512_min_ps(low0, low1), _mm512_max_ps(high0, high1), 0, work, m), work, m, out);
+    quantise(v, n, find_range(v, n, minimum(low0, low1), maximum(high0, high1), 0, work, m), work, m, out);
 }
 
 // After an activation function the lower end is known: -0.17 for both kinds of GELU, 0 for ReLU.
 BN_INLINE void quantise_activated(const float* v, size_t n, float low, const Work& work, size_t m, Byte* out) {
-    Vec high0 = _mm512_setzero_ps(), high1 = high0;
+    Vec high0 = zeros(), high1 = high0;
     for (size_t i = 0; i < n; i += 32) {
-        high0 = _mm512_max_ps(high0, load(v + i));
-        high1 = _mm512_max_ps(high1, load(v + i + 16));
+        high0 = maximum(high0, load(v + i));
+        high1 = maximum(high1, load(v + i + 16));
     }
-    quantise(v, n, find_range(v, n, all(low), _mm512_max_ps(high0, high1), low, work, m), work, m, out);
+    quantise(v, n, find_range(v, n, all(low), maximum(high0, high1), low, work, m), work, m, out);
 }
 
 // A row as the next product reads it.
@@ -125,63 +120,64 @@ BN_INLINE void emit_row(const float* v, size_t n, bool int8, const Work& work, s
 }
 
 BN_INLINE void normalise_row(float* v, size_t n, const float* gain, const float* shift, float epsilon) {
-    Vec s0 = _mm512_setzero_ps(), s1 = s0;
+    Vec s0 = zeros(), s1 = s0;
     for (size_t i = 0; i < n; i += 32) {
-        s0 = _mm512_add_ps(s0, load(v + i));
-        s1 = _mm512_add_ps(s1, load(v + i + 16));
+        s0 = add(s0, load(v + i));
+        s1 = add(s1, load(v + i + 16));
     }
     const float count = static_cast<float>(n);
-    const Vec mean = all(_mm512_reduce_add_ps(_mm512_add_ps(s0, s1)) / count);
-    s0 = s1 = _mm512_setzero_ps();
+    const Vec mean = all(lane_sum(add(s0, s1)) / count);
+    s0 = s1 = zeros();
     for (size_t i = 0; i < n; i += 32) {
-        const Vec x = _mm512_sub_ps(load(v + i), mean), y = _mm512_sub_ps(load(v + i + 16), mean);
-        s0 = _mm512_fmadd_ps(x, x, s0);
-        s1 = _mm512_fmadd_ps(y, y, s1);
+        const Vec x = sub(load(v + i), mean), y = sub(load(v + i + 16), mean);
+        s0 = fma(x, x, s0);
+        s1 = fma(y, y, s1);
     }
-    const Vec factor = all(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(s0, s1)) / count + epsilon));
+    const Vec factor = all(1.0f / __builtin_sqrtf(lane_sum(add(s0, s1)) / count + epsilon));
     for (size_t i = 0; i < n; i += 16) {
-        const Vec x = _mm512_mul_ps(_mm512_sub_ps(load(v + i), mean), factor);
-        store(v + i, _mm512_fmadd_ps(x, load(gain + i), load(shift + i)));
+        const Vec x = mul(sub(load(v + i), mean), factor);
+        store(v + i, fma(x, load(gain + i), load(shift + i)));
     }
 }
 
 // The same for a row of V vectors that stays in registers, and what the next product reads of it.
 template <size_t V>
 BN_INLINE void normalise_and_emit(float* row, const float* gain, const float* shift, float epsilon, bool int8, const Work& work, size_t m) {
-    Vec v[V], s0 = _mm512_setzero_ps(), s1 = s0;
+    Vec v[V], s0 = zeros(), s1 = s0;
 #pragma GCC unroll 24
     for (size_t i = 0; i < V; i += 2) {
         v[i] = load(row + 16 * i);
         v[i + 1] = load(row + 16 * i + 16);
-        s0 = _mm512_add_ps(s0, v[i]);
-        s1 = _mm512_add_ps(s1, v[i + 1]);
+        s0 = add(s0, v[i]);
+        s1 = add(s1, v[i + 1]);
     }
     const float count = 16 * V;
-    const Vec mean = all(_mm512_reduce_add_ps(_mm512_add_ps(s0, s1)) / count);
-    s0 = s1 = _mm512_setzero_ps();
+    const Vec mean = all(lane_sum(add(s0, s1)) / count);
+    s0 = s1 = zeros();
 #pragma GCC unroll 24
     for (size_t i = 0; i < V; i += 2) {
-        v[i] = _mm512_sub_ps(v[i], mean);
-        v[i + 1] = _mm512_sub_ps(v[i + 1], mean);
-        s0 = _mm512_fmadd_ps(v[i], v[i], s0);
-        s1 = _mm512_fmadd_ps(v[i + 1], v[i + 1], s1);
+        v[i] = sub(v[i], mean);
+        v[i + 1] = sub(v[i + 1], mean);
+        s0 = fma(v[i], v[i], s0);
+        s1 = fma(v[i + 1], v[i + 1], s1);
     }
-    const Vec factor = all(1.0f / __builtin_sqrtf(_mm512_reduce_add_ps(_mm512_add_ps(s0, s1)) / count + epsilon));
-    Vec low = _mm512_setzero_ps(), high = low;
+    const Vec factor = all(1.0f / __builtin_sqrtf(lane_sum(add(s0, s1)) / count + epsilon));
+    Vec low = zeros(), high = low;
 #pragma GCC unroll 24
     for (size_t i = 0; i < V; i++) {
-        v[i] = _mm512_fmadd_ps(_mm512_mul_ps(v[i], factor), load(gain + 16 * i), load(shift + 16 * i));
+        v[i] = fma(mul(v[i], factor), load(gain + 16 * i), load(shift + 16 * i));
         store(row + 16 * i, v[i]);
-        low = _mm512_min_ps(low, v[i]);
-        high = _mm512_max_ps(high, v[i]);
+        low = minimum(low, v[i]);
+        high = maximum(high, v[i]);
     }
     Byte* out = work.input + m * work.input_stride;
     if (int8) {
         const Range range = find_range(row, 16 * V, low, high, 0, work, m);
         const Vec vi = all(range.inverse), vz = all(range.zero);
+        auto* quantised = reinterpret_cast<Quantised*>(out);
 #pragma GCC unroll 24
-        for (size_t i = 0; i < V; i++) quantise16(out + 16 * i, v[i], vi, vz);
-        clear_outliers(work, m, out);
+        for (size_t i = 0; i < V; i++) store_quantised(quantised + 16 * i, v[i], vi, vz);
+        clear_outliers(work, m, quantised);
     } else {
 #pragma GCC unroll 24
         for (size_t i = 0; i < V; i += 2) store_elements(out, 16 * i, v[i], v[i + 1]);
@@ -194,17 +190,17 @@ BN_INLINE void pool_rows(const float* rows, size_t count, size_t n, bool mean, f
         Vec v = load(rows + i);
         for (size_t t = 1; t < count; t++) {
             const Vec x = load(rows + t * n + i);
-            v = mean ? _mm512_add_ps(v, x) : _mm512_max_ps(v, x);
+            v = mean ? add(v, x) : maximum(v, x);
         }
-        store(out + i, mean ? _mm512_div_ps(v, all(static_cast<float>(count))) : v);
+        store(out + i, mean ? div(v, all(static_cast<float>(count))) : v);
     }
 }
 
 // To length 1, as torch.nn.functional.normalize does: divided by the norm, at least 1e-12.
 BN_INLINE void normalise_length(float* v, size_t n) {
-    Vec sum = _mm512_setzero_ps();
-    for (size_t i = 0; i < n; i += 16) sum = _mm512_fmadd_ps(load(v + i), load(v + i), sum);
-    const float norm = __builtin_sqrtf(_mm512_reduce_add_ps(sum));
+    Vec sum = zeros();
+    for (size_t i = 0; i < n; i += 16) sum = fma(load(v + i), load(v + i), sum);
+    const float norm = __builtin_sqrtf(lane_sum(sum));
     const Vec factor = all(1.0f / (norm > 1e-12f ? norm : 1e-12f));
-    for (size_t i = 0; i < n; i += 16) store(v + i, _mm512_mul_ps(load(v + i), factor));
+    for (size_t i = 0; i < n; i += 16) store(v + i, mul(load(v + i), factor));
 }

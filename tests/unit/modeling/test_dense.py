@@ -162,7 +162,7 @@ def test_int8_leaves_their_products_in_float32(packed: bool, tmp_path: Path) -> 
 def test_the_native_encoder_runs_them_in_float32(pooling: str, precision: Any, tmp_path: Path) -> None:
     native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
     if not native.supported():
-        pytest.skip("this CPU has no AVX512-VNNI")
+        pytest.skip("this CPU has no AVX2")
     source = folder(tmp_path / "model", (24, "Tanh"), (40, "GELU"), pooling=pooling)
     model, parent = applied(source, (BuildNative(precision=precision),), tmp_path / "passes")
     assert isinstance(model, Native) and isinstance(parent, Eager)

@@ -58,7 +58,7 @@ def test_served_answers_are_those_of_the_predictor_whatever_they_were_batched_wi
 
 @pytest.mark.skipif(
     not (importlib.util.find_spec("bertopt_native") and importlib.import_module("bertopt_native").supported()),
-    reason="bertopt-native is not installed, or this CPU has no AVX512-VNNI",
+    reason="bertopt-native is not installed, or this CPU has no AVX2",
 )
 def test_with_scales_per_token_a_served_answer_is_the_predictors_to_the_bit(artefact: Artefact) -> None:
     directory = artefact(form="native")

@@ -1,0 +1,8 @@
+#define BN_AVX512 0
+#define BN_BF16 0
+#define BN_AMX 0
+#include "isa.inc"
+
+namespace bertopt_native {
+const Kernel AVX2{"avx2", sizeof(Quantised), ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
+}
