@@ -16,7 +16,7 @@ Granularity = Literal["text", "token", "span"]
 
 @dataclass(frozen=True)
 class Int8Rounding:
-    """What decides how much INT8 costs, besides its 8 bits."""
+    """What decides how much INT8 costs."""
 
     scales: Literal["batch", "token", "static"] = "batch"
     """What one scale of activations covers; a static one is calibrated and covers every input."""
@@ -26,6 +26,8 @@ class Int8Rounding:
     """Alpha of SmoothQuant, which moves large channels of activations into the weights."""
     smooth_shared: bool = True
     """Whether it does so for layers whose weights several places share."""
+    weight_bits: Literal[7, 8] | None = 8
+    """None: 7 where the CPU that quantised saturates with 8, else 8. Activations always have 8."""
 
 
 class DenseLayer(BaseModel):

@@ -19,7 +19,7 @@ def simulate(
     """Make the float32 `network` round as `precision` does, in place; pooling and answers stay float32.
 
     Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
-    read: weights to 8 bits, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
+    read: weights to 8 bits, or the 7 that `int8` says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
     says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base
     model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
     Every `draw` but 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random: other errors of
@@ -67,7 +67,9 @@ def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator |
     for module in (*layers, *(tables if how.embeddings else ())):
         if id(module.weight) not in done:
             done.add(id(module.weight))
-            module.weight.data = _int8_weights(module.weight.data, generator)
+            # Nothing is summed up in a table, so that its rows keep 8 bits.
+            steps = 64 if how.weight_bits == 7 and module not in tables else 127
+            module.weight.data = _int8_weights(module.weight.data, steps, generator)
 
 
 class _StaticInputs:
@@ -142,9 +144,9 @@ def _rounded(tensor: torch.Tensor, dtype: torch.dtype, generator: torch.Generato
     return tensor.to(dtype).to(tensor.dtype) if generator is None else (tensor * factor).to(dtype).to(tensor.dtype) / factor
 
 
-def _int8_weights(weight: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Weights [out, in] rounded to 255 steps an output channel, moved at random with `generator`."""
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+def _int8_weights(weight: torch.Tensor, steps: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Weights [out, in] rounded to `steps` each way from 0 an output channel, moved at random with `generator`."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / steps
     moved = torch.rand(weight.shape, generator=generator).to(weight) - 0.5 if generator else torch.zeros_like(weight)
     return ((weight / scale + moved).round() - moved) * scale
 

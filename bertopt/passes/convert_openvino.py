@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from bertopt.core import Context, Int8Rounding, Onnx, OpenVino, Pass, Precision, Result, RuntimeFacts
 from bertopt.errors import Unsupported
-from bertopt.system import openvino_import
+from bertopt.system import environment, openvino_import
 
 _PRECISIONS: dict[str, Precision] = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
 _RENAMED = {"keep_float": "keep_fp32", "ranges": "range_estimator", "cosine": "min_cosine"}
@@ -82,7 +82,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
 
     def int8_rounding(self) -> Int8Rounding:
         # NNCF leaves weights that several places share as they are.
-        return Int8Rounding("static", embeddings=True, smooth_quant=self.smooth_quant, smooth_shared=False)
+        return Int8Rounding("static", embeddings=True, smooth_quant=self.smooth_quant, smooth_shared=False, weight_bits=None)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None
@@ -104,7 +104,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         if self.precision == "int8":
             samples = calibration_inputs.samples(model.spec, ctx, self.samples)
             kept = (*self.keep_fp32, *_after_pooling(model, openvino_ptq.products(graph)))
-            options = openvino_ptq.Options(self.preset, self.range_estimator, self.smooth_quant, self.bias_correction, kept, self.min_cosine)
+            bits: Literal[7, 8] = 7 if environment.saturates_int8() else 8
+            options = openvino_ptq.Options(self.preset, self.range_estimator, self.smooth_quant, self.bias_correction, kept, self.min_cosine, bits)
             graph, kept = openvino_ptq.quantize(graph, model.spec, samples, options)
             graph.set_rt_info(" ".join(kept), _KEPT)
             changes = {"int8_products": openvino_ptq.int8_products(graph), **{f"{name} kept in float32": 1 for name in kept}}

@@ -61,7 +61,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         return super().conflict(before)
 
     def int8_rounding(self) -> Int8Rounding:
-        return Int8Rounding("static" if self.scheme == "static" else "batch", smooth_quant=self.smooth_quant)
+        bits: Literal[7, 8] | None = None if self.reduce_range is None else 7 if self.reduce_range else 8
+        return Int8Rounding("static" if self.scheme == "static" else "batch", smooth_quant=self.smooth_quant, weight_bits=bits)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         if device == "cuda" and self.scheme == "static" and not self.symmetric:

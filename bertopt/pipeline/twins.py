@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.quantization import calibration_inputs
 from bertopt.results.fidelity import Rounding
 from bertopt.stages import Manifest
+from bertopt.system import environment
 from bertopt.workers.client import Workers
 from bertopt.workers.remote_session import RemoteSession
 
@@ -51,6 +52,8 @@ class Twins:
             known = [record for record in manifest.passes if registry.get(record.name) is not None]
             stated = (registry.restore(record).int8_rounding() for record in known)
             how = next((one for one in stated if one is not None), Int8Rounding())
+            if how.weight_bits is None:
+                how = replace(how, weight_bits=7 if environment.saturates_int8(" ".join(manifest.environment["isa"])) else 8)
 
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(name, precision, how, draw, timeout)

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bertopt.core import Spec
 from bertopt.errors import Unsupported
@@ -29,6 +29,7 @@ class Options:
     bias_correction: bool
     keep_fp32: tuple[str, ...]
     min_cosine: float | None
+    weight_bits: Literal[7, 8] = 8
 
 
 def quantize(
@@ -90,6 +91,8 @@ def int8_products(graph: Any) -> int:
 def _once(graph: Any, samples: list[Any], kept: tuple[str, ...], options: Options) -> Any:
     nncf = openvino_import.nncf()
     advanced = nncf.AdvancedQuantizationParameters(disable_bias_correction=not options.bias_correction)
+    # By default NNCF would halve the range of the first convolution alone, and sums would saturate everywhere else.
+    advanced.overflow_fix = nncf.OverflowFix.ENABLE if options.weight_bits == 7 else nncf.OverflowFix.DISABLE
     advanced.smooth_quant_alphas.matmul = -1 if options.smooth_quant is None else options.smooth_quant
     ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet
     advanced.activations_range_estimator_params = getattr(ranges, options.range_estimator.upper())

@@ -44,7 +44,7 @@ def load(
     with opening(path, Path(key) if key is not None else None) as opened:
         manifest = opened.manifest
         device = device or manifest.device
-        environment.check_isa(manifest.precision, manifest.environment["isa"], device)
+        environment.check_isa(manifest.form, manifest.precision, manifest.environment["isa"], device)
         with reading(f"'{path}'", "export it again"):
             model = stages.open_stage(opened.path, manifest)
             session = open_session(model, device, threads, streams)

@@ -72,7 +72,7 @@ class Ops(BuildOps):
 
         with opening(Path(directory)) as opened:
             manifest = opened.manifest
-            environment.check_isa(manifest.precision, manifest.environment["isa"], device)
+            environment.check_isa(manifest.form, manifest.precision, manifest.environment["isa"], device)
             model = stages.open_stage(opened.path, manifest)
             if device == "cuda" and (state := gpu.state()) is not None:
                 self.gpu_used = state.used_bytes

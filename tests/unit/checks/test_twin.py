@@ -198,6 +198,18 @@ def test_the_simulation_of_int8_rounds_what_linear_layers_read(scales: Any) -> N
     assert [one < 0.01 for one in far] == {"batch": [False, True], "token": [True, True], "static": [False, False]}[scales]
 
 
+@pytest.mark.parametrize(("bits", "levels"), [(8, 127), (7, 64)])
+def test_weights_are_rounded_to_the_bits_that_they_are_stored_in(bits: Any, levels: int) -> None:
+    layer, table = nn.Linear(8, 4), nn.Embedding(6, 8)
+    network = nn.Module()
+    network.encoder = nn.Sequential(table, layer).requires_grad_(False)
+    before = layer.weight.clone(), table.weight.clone()
+    rounding.simulate(network, "int8", Int8Rounding(embeddings=True, weight_bits=bits))
+    for got, exact, most in ((layer.weight, before[0], levels), (table.weight, before[1], 127)):
+        steps = got / (exact.abs().amax(1, keepdim=True) / most)
+        assert torch.allclose(steps, steps.round(), atol=1e-3) and float(steps.abs().max()) == pytest.approx(most)
+
+
 def test_the_simulation_of_smooth_quant_keeps_answers_and_shrinks_large_channels() -> None:
     layer, size = nn.Linear(8, 4, bias=False).requires_grad_(False), torch.tensor([100.0] + [1.0] * 7)
     network = nn.Module()
@@ -272,8 +284,8 @@ def test_every_draw_of_every_precision_errs_otherwise_by_as_much(tiny: Tiny, pre
 
 def test_every_draw_rounds_otherwise_by_as_much_and_the_same_draw_alike() -> None:
     weight = torch.randn(4, 400, generator=torch.Generator().manual_seed(0))
-    drawn = [rounding._int8_weights(weight, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
-    errors = [each - weight for each in (rounding._int8_weights(weight), drawn[0], drawn[2])]
+    drawn = [rounding._int8_weights(weight, 127, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    errors = [each - weight for each in (rounding._int8_weights(weight, 127), drawn[0], drawn[2])]
     assert torch.equal(drawn[0], drawn[1])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert float(errors[one].norm() / errors[other].norm()) == pytest.approx(1, abs=0.1)

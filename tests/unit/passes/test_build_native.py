@@ -24,6 +24,7 @@ from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.native import NativeSession
 from bertopt.stages import certificates
+from bertopt.system import environment
 from tests.support.tiny_models import WORDS, Tiny
 
 native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
@@ -182,12 +183,24 @@ def test_a_cpu_without_the_instructions_is_unsupported(tiny: Tiny, tmp_path: Pat
     reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
     model = built(reference, tmp_path)
     monkeypatch.setenv("BERTOPT_NATIVE_ISA", "avx10")
-    with pytest.raises(Unsupported, match=r"must be one of: (amx, )?avx512.*got 'avx10'.*unset BERTOPT_NATIVE_ISA") as caught:
+    with pytest.raises(Unsupported, match=r"must be one of: .*avx2 .*got 'avx10'.*unset BERTOPT_NATIVE_ISA") as caught:
         open_session(model)
     assert caught.value.exit_code == 4
     monkeypatch.setattr(native, "supported", list)
     with pytest.raises(Unsupported, match=r"AVX2.*use convert_openvino"):
         built(reference, tmp_path / "again")
+
+
+@pytest.mark.parametrize(("precision", "measured_with"), [("int8", "avx512_vnni"), ("bf16", "avx512_bf16")])
+def test_an_artefact_opens_where_another_of_its_kernels_runs(
+    precision: Any, measured_with: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = stage(checkpoint.load(tiny(task="feature-extraction", pooling="mean")), tmp_path, precision=precision)
+    manifest = stages.verify(directory)
+    elsewhere = manifest.model_copy(update={"environment": {**manifest.environment, "isa": ["avx2", measured_with]}})
+    (directory / stages.MANIFEST).write_text(elsewhere.sealed().text())
+    monkeypatch.setattr(environment, "isa", lambda cpuinfo=None: ["avx2"])
+    assert load(directory)(["the cat"]).shape == (1, 32)
 
 
 def test_damaged_files_are_refused(tiny: Tiny, tmp_path: Path) -> None:

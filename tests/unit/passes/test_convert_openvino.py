@@ -20,7 +20,7 @@ from bertopt.core import Context, Eager, Onnx, OpenVino, Result, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
-from bertopt.quantization import calibration_inputs
+from bertopt.quantization import calibration_inputs, openvino_ptq
 from bertopt.recipe.parser import parse
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Tokenizer
@@ -108,6 +108,27 @@ def test_int8_quantises_every_product_and_all_of_them_run_so(made: Made, int8: R
     found = cases(made, int8.model)
     assert min(case.cosine_mean for case in found) > 0.96
     assert max(case.max_abs for case in found) > 1e-4, "as exact as float32: nothing was quantised"
+
+
+@pytest.mark.parametrize(("flags", "levels"), [("avx2", (63, 64)), ("avx2 avx512f avx512_vnni", (127, 128))])
+def test_weights_have_seven_bits_where_eight_would_saturate(
+    made: Made, monkeypatch: pytest.MonkeyPatch, flags: str, levels: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(environment, "_cpuinfo", lambda: f"flags : {flags}\n")
+    by = ConvertOpenvino(precision="int8", samples=16, min_cosine=None)
+    result = by(made.graph, made.context(f"int8 on {flags}"))
+    graph = openvino_import.openvino().Core().read_model(result.model.path)
+    weights = [node.input_value(1).get_node() for node in openvino_ptq.products(graph)]
+    largest = {int(np.abs(stored(node).astype(int)).max()) for node in weights}
+    assert largest <= set(levels), largest
+
+
+def stored(node: Any) -> Any:
+    """The 8-bit weights that a product's input comes from."""
+    while node.get_type_name() != "Constant":
+        node = node.input_value(0).get_node()
+    assert node.get_output_element_type(0).to_string() == "i8"
+    return node.data
 
 
 def test_effects_see_a_model_that_was_not_quantised(made: Made) -> None:
