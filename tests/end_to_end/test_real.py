@@ -11,6 +11,7 @@ import pytest
 import bertopt
 from bertopt.modeling.source import resolve
 from bertopt.results import Report
+from bertopt.system import environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,9 +65,9 @@ def test_every_stage_is_ok(ran: tuple[Report, Path]) -> None:
     exact, int8 = ran[0].stage("openvino_f32"), ran[0].stage("openvino_int8")
     assert exact.parity and int8.parity
     assert max(case.max_abs for case in exact.parity.cases) <= 1e-4
-    # Every product was quantised, none had to go back to float32, and real texts are far inside the limits.
+    # Every product was quantised, none had to go back to float32, and real texts are far inside the limits; with 7 bits less far.
     assert int8.changes["int8_products"] == int8.changes["products"] == 36
-    assert min(case.cosine_mean for case in int8.parity.cases if case.padding == "text") > 0.98
+    assert min(case.cosine_mean for case in int8.parity.cases if case.padding == "text") > (0.965 if environment.saturates_int8() else 0.98)
 
 
 def test_the_artefact_answers_like_transformers(ran: tuple[Report, Path], expected: np.ndarray) -> None:
