@@ -136,9 +136,10 @@ def no_compiler(machine: Machine) -> Finding | None:
 def no_int8_instructions(machine: Machine) -> Finding | None:
     if machine.isa & NATIVE["int8"]:
         return None
+    native = "use build_native, whose INT8 is exact with AVX2 (`bertopt optimize` tries it), or" if "avx2" in machine.isa else "use"
     return Finding(
         check="no_int8_instructions", found="this CPU has no INT8 dot-product instructions (VNNI on x86, dotprod on ARM)",
-        stops="INT8 is slow and less exact", fix="use `bertopt optimize --keep near-lossless`, or another machine",
+        stops="INT8 of ONNX Runtime and OpenVINO is slow and less exact", fix=f"{native} `bertopt optimize --keep near-lossless`, or another machine",
         concerns=("int8",),
     )  # fmt: skip
 
