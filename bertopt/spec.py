@@ -27,7 +27,7 @@ class Int8Rounding:
     smooth_shared: bool = True
     """Whether it does so for layers whose weights several places share."""
     weight_bits: Literal[7, 8] | None = 8
-    """None: 7 where the CPU that quantised saturates with 8, else 8. Activations always have 8."""
+    """None: 7 where the model was quantised for a CPU that saturates with 8, else 8. Activations always have 8."""
 
 
 class DenseLayer(BaseModel):

@@ -53,7 +53,8 @@ class Twins:
             stated = (registry.restore(record).int8_rounding() for record in known)
             how = next((one for one in stated if one is not None), Int8Rounding())
             if how.weight_bits is None:
-                how = replace(how, weight_bits=7 if environment.saturates_int8(" ".join(manifest.environment["isa"])) else 8)
+                saturates = manifest.device == "cpu" and environment.saturates_int8(" ".join(manifest.environment["isa"]))
+                how = replace(how, weight_bits=7 if saturates else 8)
 
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(name, precision, how, draw, timeout)
