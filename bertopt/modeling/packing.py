@@ -259,3 +259,12 @@ def batches(spec: Spec, of: Flat, rows: Rows, spans: Sequence[tuple[int, int]]) 
     for (first, _), (low, high) in zip(spans, np.searchsorted(place[order], spans).tolist(), strict=True):
         chosen = order[low:high]
         yield batch(spec, of, chosen, place[chosen] - first, rows.column[chosen])
+
+
+def random_rows(spec: Spec, rows: int, length: int, rng: np.random.Generator) -> dict[str, Array]:
+    """The arrays of `rows` texts of `length` tokens drawn from the vocabulary, each in a row that it fills, or in one row
+    together where the network takes one."""
+    lengths = np.full(rows, length)
+    drawn = flat(spec, rng.integers(0, spec.vocabulary, rows * length), None, lengths)
+    laid = together(lengths) if spec.one_row else singly(lengths)
+    return batch(spec, drawn, np.arange(rows), laid.row, laid.column).inputs

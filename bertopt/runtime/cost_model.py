@@ -113,7 +113,7 @@ def _measure_launched(session: Session, spec: Spec, limits: BatchLimits) -> Cost
 
 def _shortest(session: Session, spec: Spec, shape: tuple[int, int]) -> float:
     """Return the shortest time [s] of one batch of `shape` after a run to warm up."""
-    inputs = _random(spec, shape, np.random.default_rng(0))
+    inputs = packing.random_rows(spec, *shape, np.random.default_rng(0))
     times = []
     for _ in range(1 + LAUNCHED_RUNS):
         start = time.perf_counter()
@@ -130,7 +130,7 @@ def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) ->
     best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for number in range(MOST + 1):
         for place, shape in enumerate(shapes):
-            inputs = [_random(spec, shape, rng) for _ in range(session.streams)]
+            inputs = [packing.random_rows(spec, *shape, rng) for _ in range(session.streams)]
             start = time.perf_counter()
             for _ in session.run_all(inputs):
                 pass
@@ -140,12 +140,3 @@ def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) ->
         if number >= FEWEST and spent.min() >= ENOUGH_S:
             break
     return best
-
-
-def _random(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    rows, length = shape
-    lengths = np.full(rows, length)
-    flat = packing.flat(spec, rng.integers(0, spec.vocabulary, rows * length), None, lengths)
-    laid = packing.together(lengths) if spec.one_row else packing.singly(lengths)
-    (batch,) = packing.batches(spec, flat, laid, [(0, len(laid.used))])
-    return batch.inputs

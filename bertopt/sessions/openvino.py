@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.modeling import packing
 from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
 from bertopt.system import limits, openvino_import
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 #: One text runs on a model compiled for the least of these lengths that it fits into: working out shapes anew takes up to a
 #: third of so short a run. Compiling it takes about a second, once for each length, when the first such text comes.
 _SHORT = (8, 16, 32)
-#: Random texts whose answers must be equal to the last bit before it is used. Left to itself OpenVINO fuses more where it
-#: knows shapes, and then one text in three differs.
-_EQUAL_TEXTS = 16
+#: Random texts of every number of tokens whose answers must be equal to the last bit before it is used. Left to itself
+#: OpenVINO fuses more where it knows shapes, and then one text in three differs. On CPUs without AVX-512 nearly every text
+#: of more than 24 tokens does, and none of fewer.
+_EQUAL_TEXTS = 2
 _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 #: Entries in OpenVINO's cache of prepared shapes: a shape takes about 100 for each 6 layers, and its default of 5,000 holds
 #: fewer shapes than a service sees.
@@ -155,18 +157,19 @@ class OpenVinoSession(Session):
             model.reshape({name: [1, 1 if name == "first_tokens" else length] for name in self.spec.network_inputs})
             compiled = self._core.compile_model(model, "CPU", {**self._properties, **_UNFUSED, "NUM_STREAMS": 1})
             short = [Short(compiled.create_infer_request(), self._tensor, self.spec, length) for _ in range(2)]
-            same = self._equal_answers(short[0], usual, inputs)
+            same = self._equal_answers(short[0], usual, length)
             self._short[length] = dict(zip((self._request, self._single), short, strict=True)) if same else {}
         return self._short[length].get(usual, usual)
 
-    def _equal_answers(self, one: Request, other: Request, inputs: Mapping[str, Array]) -> bool:
-        """Whether both give the same bits for tokens like these."""
+    def _equal_answers(self, one: Request, other: Request, length: int) -> bool:
+        """Whether both give the same bits for one text, of any number of tokens that the request for `length` is used for."""
         import numpy as np
 
         rng = np.random.default_rng(0)
-        for _ in range(_EQUAL_TEXTS):
-            tokens = {**inputs, "input_ids": rng.integers(0, self.spec.vocabulary, inputs["input_ids"].shape)}
-            got, expected = one.run(tokens), other.run(tokens)
+        fewest = max((shorter for shorter in _SHORT if shorter < length), default=0) + 1
+        for tokens in [*range(fewest, length + 1)] * _EQUAL_TEXTS:
+            inputs = packing.random_rows(self.spec, 1, tokens, rng)
+            got, expected = one.run(inputs), other.run(inputs)
             if not all(np.array_equal(got[name], expected[name], equal_nan=True) for name in expected):
                 return False
         return True
