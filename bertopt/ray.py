@@ -41,9 +41,12 @@ BATCH_ROWS = 2048
 class BatchPredictor:
     """Adds the column `embedding` [N, H], or `answer` as JSON texts, to batches {column: array [N]}."""
 
-    def __init__(self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None, prompt_name: str | None = None
+    ) -> None:
         self._predictor = load(directory, threads=threads)
         self._columns = [column] if pair is None else [column, pair]
+        self._prompt_name = prompt_name
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
         """Raises UsageError for a column that is not there, TypeError for what is no text."""
@@ -52,7 +55,7 @@ class BatchPredictor:
             raise UsageError(f"the rows have no column '{missing[0]}'; they have {', '.join(batch)}")
         columns = [batch[name].tolist() for name in self._columns]
         texts: list[Text] = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
-        values = self._predictor(texts)
+        values = self._predictor(texts, prompt_name=self._prompt_name)
         if self._predictor.spec.task == "feature-extraction" and self._predictor.spec.granularity == "text":
             return {**batch, "embedding": values}
         answers = [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one) for one in values]
@@ -61,12 +64,13 @@ class BatchPredictor:
 
 def predict(
     dataset: Any, directory: str | Path, column: str = "text", pair: str | None = None, actors: int = 1, threads: int = 1,
-    gpus: float = 0, batch_rows: int = BATCH_ROWS,
+    gpus: float = 0, batch_rows: int = BATCH_ROWS, prompt_name: str | None = None,
 ) -> Any:  # fmt: skip
-    """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs."""
+    """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs. `prompt_name` names a
+    prompt of the model that is put before every text."""
     from ray.data import ActorPoolStrategy
 
-    options = {"directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads}
+    options = {"directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads, "prompt_name": prompt_name}
     return dataset.map_batches(
         BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
         compute=ActorPoolStrategy(size=actors), num_cpus=threads, num_gpus=gpus,

@@ -18,6 +18,7 @@ def bulk(
     artifact: Annotated[Path, typer.Option(help="The artefact that answers.", metavar="DIR")],
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
     pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs.")] = None,
+    prompt_name: Annotated[str | None, typer.Option(help="The prompt of the model to put before every text.")] = None,
     part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,
     actors: Annotated[int, typer.Option(help="Let as many actors of Ray answer; needs bertopt[ray].", min=0)] = 0,
@@ -31,5 +32,5 @@ def bulk(
             if sys.stderr.isatty():
                 print(f"\r{rows:,} rows", end="", file=sys.stderr, flush=True)
 
-        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors)
+        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name)
         print(f"{rows} rows in {out}")

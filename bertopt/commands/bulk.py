@@ -21,7 +21,9 @@ from bertopt._version import __version__
 from bertopt.commands import bulk_files
 from bertopt.commands.bulk_files import Row, Rows
 from bertopt.errors import UsageError, WrongAnswer
+from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.runtime.load import load
+from bertopt.runtime.text_inputs import prompted
 from bertopt.runtime.tokenization import Text
 from bertopt.system import atomic_write
 
@@ -43,13 +45,14 @@ class _Part:
 
 def bulk(
     source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
-    threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0,
+    threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, prompt_name: str | None = None,
 ) -> int:  # fmt: skip
     """Answer the texts of `column` (with `pair`, pairs of two columns) of a .jsonl, .csv or .parquet file; return the rows.
 
     Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
     while another call writes to `out`. `progress` is called with the rows done.
+    `prompt_name` names a prompt of the model that is put before every text.
     With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
     if source.suffix not in bulk_files.FORMATS:
@@ -57,11 +60,15 @@ def bulk(
     if part_rows < 1:
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
     manifest, stat = stages.verify(artefact), source.stat()
+    prompts = read_prompts(artefact) if manifest.spec.task == "feature-extraction" else {}
+    if prompt_name is not None:
+        prompted([] if pair is None else [("", "")], prompts, prompt_name)
     if not source.is_file():
         raise UsageError(f"'{source}' must be a file, which is read again where a call goes on; write what comes from a pipe to one")
     wanted = {
         "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
+        "prompt_name": prompt_name,
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     if not (out / STATE).is_file() and any(one.name != LOCK for one in out.iterdir()):
@@ -74,7 +81,8 @@ def bulk(
     try:
         _check_state(out, wanted)
         key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
-        return _Bulk(source, out, (column,) if pair is None else (column, pair), part_rows, key, wanted).run(artefact, threads, progress, actors)
+        columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
+        return _Bulk(source, out, columns, prompt, part_rows, key, wanted).run(artefact, threads, progress, actors)
     finally:
         lock.release()
 
@@ -86,6 +94,7 @@ class _Bulk:
     source: Path
     out: Path
     columns: Sequence[str]
+    prompt: str
     part_rows: int
     key: str
     wanted: dict[str, Any]
@@ -118,7 +127,7 @@ class _Bulk:
         for number, rows in zip(count(), bulk_files.read(self.source, self.columns, self.part_rows), strict=False):
             if any(self.key in row for row in rows.rows):
                 raise UsageError(f"the input has a column '{self.key}' already, which the answers would replace; name it otherwise")
-            texts = [_text(row, self.columns, done + i) for i, row in enumerate(rows.rows)]
+            texts = [_text(row, self.columns, self.prompt, done + i) for i, row in enumerate(rows.rows)]
             done += len(texts)
             yield _Part(self.out / f"part-{number:05d}{self.source.suffix}", rows, texts, done)
 
@@ -148,7 +157,7 @@ def _check_state(out: Path, wanted: dict[str, Any]) -> None:
         atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
 
 
-def _text(row: Row, columns: Sequence[str], number: int) -> Text:
+def _text(row: Row, columns: Sequence[str], prompt: str, number: int) -> Text:
     found = []
     for name in columns:
         if name not in row:
@@ -158,7 +167,7 @@ def _text(row: Row, columns: Sequence[str], number: int) -> Text:
         if not _encodes(row[name]):
             raise UsageError(f"row {number}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
         found.append(row[name])
-    return found[0] if len(found) == 1 else (found[0], found[1])
+    return prompt + found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _encodes(text: str) -> bool:

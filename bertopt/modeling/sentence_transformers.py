@@ -96,6 +96,22 @@ def lower(backend: Any) -> None:
         backend.normalizer = Sequence([Lowercase(), *steps])
 
 
+def read_prompts(directory: Path) -> dict[str, str]:
+    """Return what may be put before a text, by name: none where the pooling would leave its tokens out."""
+    if not (directory / MODULES).is_file():
+        return {}
+    poolings = [_read(directory / _folder(each["path"]) / "config.json") for each in _modules(directory) if _kind(each) == "Pooling"]
+    prompts = _prompt_fields(directory).get("prompts")
+    if not isinstance(prompts, dict) or not all(config.get("include_prompt", True) for config in poolings):
+        return {}
+    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+
+
+def _prompt_fields(directory: Path) -> dict[str, Any]:
+    found = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
 def _modules(directory: Path) -> list[dict[str, Any]]:
     found = read_json(directory / MODULES)
     if not isinstance(found, list) or not all(isinstance(each, dict) and {"type", "path"} <= each.keys() for each in found):
@@ -151,13 +167,12 @@ def _length(name: str, settings: dict[str, Any]) -> Any:
 def _warn_of_dropped(directory: Path) -> None:
     """Name what sentence-transformers does around the model by default, and an artefact does not: it puts a prompt before
     every text, where who asks an artefact says which text is a query, and cuts vectors off."""
-    found = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
-    fields = found if isinstance(found, dict) else {}
+    fields = _prompt_fields(directory)
     name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    if prompt:
-        shown = plain(ascii(prompt))
-        warnings.warn(f"{PROMPTS}: dropped the default prompt {shown}: an artefact has no prompts, so put it before texts that need it", stacklevel=4)
+    if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
+        offered = name in read_prompts(directory)
+        way = f"give prompt_name={plain(ascii(name))} with texts that need it" if offered else "and cannot, since the pooling leaves prompts out"
+        warnings.warn(f"{PROMPTS}: an artefact puts no prompt before a text by default: {way}", stacklevel=4)
     if dimensions is not None:
         shown = plain(ascii(dimensions))
         warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors, so take the first {shown} numbers of each", stacklevel=4)

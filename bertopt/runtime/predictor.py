@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
+from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.runtime import task_outputs
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.task_outputs import TopK
-from bertopt.runtime.text_inputs import as_list, check, refuse_others
+from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_others
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
 
@@ -45,6 +46,7 @@ class _Options:
 
     top_k: TopK = "default"
     aggregation_strategy: Aggregation = "none"
+    prompt_name: str | None = None
 
     def check(self, spec: Spec) -> None:
         """Raise UsageError for an option that the task does not have, or a value that cannot be."""
@@ -85,6 +87,8 @@ class Predictor:
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
         self.session, self.spec = session, spec
+        #: What may be put before a text, by name, as sentence-transformers' files beside the model say: "query: ", …
+        self.prompts = read_prompts(directory) if spec.task == "feature-extraction" else {}
         limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
@@ -97,38 +101,43 @@ class Predictor:
         raise TypeError("a predictor cannot be pickled: give other processes the artefact's path, and call bertopt.load once in each")
 
     def __call__(
-        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none"
+        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
     ) -> Any:  # fmt: skip
         """Answers in the order of `texts`; see `answer`."""
-        return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy).values
+        return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy, prompt_name=prompt_name).values
 
     def answer(
-        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none"
+        self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
     ) -> Answer:  # fmt: skip
         """Answers, and what was truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
 
         `top_k` (classification, fill-mask) and `aggregation_strategy` (token classification: simple, first, average or max)
-        mean what they mean in transformers' pipelines; see `task_outputs.TopK` for the defaults.
+        mean what they mean in transformers' pipelines; see `task_outputs.TopK` for the defaults. `prompt_name` names one of
+        `prompts`, which is put before every text.
 
-        Raises UsageError for an option that the task does not have. Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
+        Raises UsageError for an option that the task does not have, or a prompt that the model does not have. Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
         without `truncate`, too long; all before anything is run.
         """
-        how = _Options(top_k, aggregation_strategy)
+        how = _Options(top_k, aggregation_strategy, prompt_name)
         how.check(self.spec)
         listed = self._checked(as_list(texts), 0)
-        return self._answer(listed, truncate, 0, how)
+        return self._answer(self.prompted(listed, prompt_name), truncate, 0, how)
 
     def stream(
         self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
-        progress: Callable[[int], None] | None = None, *, top_k: TopK = "default", aggregation_strategy: Aggregation = "none",
+        progress: Callable[[int], None] | None = None, *, top_k: TopK = "default",
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
     ) -> Iterator[Any]:  # fmt: skip
         """Answers one by one, in order, to texts of any number: never more than `window` of them are held.
 
         `progress` is called with the number of texts answered so far, after every window. Options and errors are those of
         `answer`; a text is refused, with its number in the whole stream, when its window is reached.
         """
-        how = _Options(top_k, aggregation_strategy)
+        how = _Options(top_k, aggregation_strategy, prompt_name)
         how.check(self.spec)
+        self.prompted((), prompt_name)
         if window < 1:
             raise UsageError(f"window must be at least 1; got {window}")
         refuse_others(texts)
@@ -138,6 +147,10 @@ class Predictor:
         """Return the raw outputs [N, D] of a model with one vector a text."""
         listed = self._checked(as_list(texts), 0)
         return self._runner.run(listed, True, 0).outputs.array if listed else self._nothing()
+
+    def prompted(self, texts: Sequence[Text], name: str | None) -> Sequence[Text]:
+        """Return `texts` with the prompt `name` before each; as they are where it is None. Raises UsageError for another's name."""
+        return texts if name is None else prompted(texts, self.prompts, name)
 
     @property
     def runner(self) -> Runner:
@@ -164,7 +177,7 @@ class Predictor:
         while held := list(islice(texts, window)):
             self._checked(held, done)
             # The session is free while answers are taken: whoever takes them may call the predictor.
-            yield from self._answer(held, truncate, done, how).values
+            yield from self._answer(self.prompted(held, how.prompt_name), truncate, done, how).values
             done += len(held)
             if progress is not None:
                 progress(done)

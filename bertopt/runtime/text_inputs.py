@@ -41,6 +41,20 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
     return items
 
 
+def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str) -> Sequence[Text]:
+    """Put the prompt `name` before each text, as sentence-transformers does.
+
+    Raises UsageError where there is none of that name, and for the first pair: of two texts it is open which is meant.
+    """
+    if name not in prompts:
+        have = f"its prompts are {', '.join(map(ascii, prompts))}" if prompts else "it has no prompts: put one before the text"
+        raise UsageError(f"prompt_name: the model has no prompt {ascii(name)[:100]}; {have}")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"prompt_name goes with single texts; texts[{number}] is a pair: leave prompt_name out")
+    return [prompts[name] + text for text in texts if isinstance(text, str)]
+
+
 def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
     """Check every item; `first` is the number of the first. With `paired`, each must be a (question, context) pair.
 

@@ -30,6 +30,7 @@ async def info(call: Call) -> Any:
         "bertopt": {
             "models": list(call.state.models),
             "task": model.spec.task,
+            "prompts": model.predictor.prompts,
             "form": model.manifest.form,
             "artefact_sha256": model.manifest.content_sha256,
             "exported_with": model.manifest.bertopt_version,

@@ -117,8 +117,6 @@ class KServeInfer(Payload):
 
 def refuse_options(asked: Any, hidden: int) -> None:
     """Raise RequestError for options that an artefact cannot follow without becoming another model."""
-    if getattr(asked, "prompt_name", None) is not None:
-        raise RequestError(422, "prompt_name: the artefact has no prompts; put the prompt before the text", "prompt_name")
     if str(getattr(asked, "truncation_direction", None) or "right").lower() != "right":
         raise RequestError(422, "truncation_direction: the artefact cuts as its tokenizer says; leave it out", "truncation_direction")
     if (dimensions := getattr(asked, "dimensions", None)) not in (None, hidden):

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from bertopt.runtime.tokenization import Text
 from bertopt.serve.call import Call
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import Embed, Predict, Rerank, Similarity, Tokenize, refuse_options
+from bertopt.serve.payloads import Embed, Predict, Rerank, Similarity, SimilarityParameters, Tokenize, refuse_options
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -25,7 +26,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     refuse_options(asked, model.spec.embedding_size)
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
-    vectors = await _embeddings(call, texts, asked.truncate)
+    vectors = await _embeddings(call, _prompted(model, texts, asked.prompt_name), asked.truncate)
     return vectors if asked.normalize is False else normalised(model, vectors)
 
 
@@ -66,18 +67,17 @@ async def similarity(call: Call, asked: Similarity) -> Any:
     _only_embeddings(call.model)
     if not asked.inputs.sentences:
         raise RequestError(422, "inputs.sentences: expected at least one text; got none", "inputs.sentences")
-    if asked.parameters is not None:
-        refuse_options(asked.parameters, 0)
-    truncate = asked.parameters.truncate if asked.parameters else None
-    vectors = await _embeddings(call, [asked.inputs.source_sentence, *asked.inputs.sentences], truncate)
+    parameters = asked.parameters or SimilarityParameters()
+    refuse_options(parameters, 0)
+    texts = _prompted(call.model, [asked.inputs.source_sentence, *asked.inputs.sentences], parameters.prompt_name)
+    vectors = await _embeddings(call, texts, parameters.truncate)
     unit = normalised(call.model, vectors)
     return (unit[1:] @ unit[0]).tolist()
 
 
 async def tokenize(call: Call, asked: Tokenize) -> Any:
     """Return the tokens of each text, uncut. `start` and `stop` count characters; special tokens have none."""
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    refuse_options(asked, 0)
+    texts = _prompted(call.model, [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs, asked.prompt_name)
     if not 0 < len(texts) <= call.model.settings.request_texts:
         raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
     return await call.model.tokens(texts, asked.add_special_tokens, call.until)
@@ -100,6 +100,14 @@ def normalised(model: ServedModel, vectors: Array) -> Array:
     if model.spec.normalize:
         return vectors
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+
+
+def _prompted(model: ServedModel, texts: list[str], name: str | None) -> list[str]:
+    """Put the model's prompt `name` before each text."""
+    try:
+        return [str(text) for text in model.predictor.prompted(texts, name)]
+    except UsageError as error:
+        raise RequestError(422, str(error), "prompt_name") from error
 
 
 async def _embeddings(call: Call, texts: list[str], truncate: bool | None) -> Array:

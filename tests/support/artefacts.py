@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 Form = Literal["eager", "onnx", "openvino", "native"]
 _PARITY = {"worst": {"metric": "max_abs", "value": 1e-6, "limit": 1e-3, "where": "batch 1 × 8"}, "limits": {"max_abs": 1e-3}}
+
+
+def write_prompted_artefact(checkpoint_directory: Path, out: Path, **prompts: str) -> Path:
+    """Write the artefact of a sentence-transformers checkpoint to whose files `prompts` are added, and return `out`."""
+    source = shutil.copytree(checkpoint_directory, out.with_name(f"{out.name}-checkpoint"))
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    return write_artefact(source, out)
 
 
 def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", packed: bool = False) -> Path:

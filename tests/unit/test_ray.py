@@ -16,7 +16,7 @@ import pytest
 import bertopt
 from bertopt.errors import UsageError
 from bertopt.ray import BatchPredictor, application, predict
-from tests.support.artefacts import write_artefact
+from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
 
 TEXTS = np.array([f"{'the cat sat on ' * (i % 5)}a mat {i}" for i in range(25)], object)
@@ -31,6 +31,13 @@ def test_each_row_keeps_its_columns_and_gets_its_embedding(artefact: Path) -> No
     got = BatchPredictor(artefact)({"id": np.arange(25), "text": TEXTS})
     assert got["id"].tolist() == list(range(25)) and got["text"] is TEXTS
     np.testing.assert_allclose(got["embedding"], np.concatenate([bertopt.load(artefact)([text]) for text in TEXTS]), atol=1e-5)
+
+
+def test_a_prompt_is_put_before_every_text(tiny: Tiny, tmp_path: Path) -> None:
+    directory = write_prompted_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "prompted", query="the cat: ")
+    got = BatchPredictor(directory, prompt_name="query")({"text": TEXTS})
+    assert got["text"] is TEXTS
+    np.testing.assert_array_equal(got["embedding"], bertopt.load(directory)([f"the cat: {text}" for text in TEXTS]))
 
 
 def test_pairs_and_other_tasks_get_json(tiny: Tiny, tmp_path: Path) -> None:
@@ -58,7 +65,8 @@ def test_actors_open_the_artefact_once_each(artefact: Path, monkeypatch: pytest.
         def map_batches(self, fn: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
             return fn, options
 
-    fn, options = predict(Dataset(), artefact, actors=3, threads=2, batch_rows=100)
+    fn, options = predict(Dataset(), artefact, actors=3, threads=2, batch_rows=100, prompt_name="query")
+    assert options["fn_constructor_kwargs"]["prompt_name"] == "query"
     inspect.signature(BatchPredictor).bind(**options["fn_constructor_kwargs"])
     assert (fn, options["compute"], options["num_cpus"], options["batch_size"]) == (BatchPredictor, ("actors", 3), 2, 100)
     assert Path(options["fn_constructor_kwargs"]["directory"]).is_absolute()

@@ -19,7 +19,7 @@ import bertopt
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
 from bertopt.errors import UsageError, WrongAnswer
-from tests.support.artefacts import write_artefact
+from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
 
 
@@ -49,6 +49,25 @@ def test_every_row_comes_out_once_in_order_with_the_predictor_s_answer(artefact:
     assert [row["id"] for row in rows] == list(range(25)) and done == [10, 20, 25]
     expected = bertopt.load(artefact)(TEXTS)
     assert np.abs(np.array([row["embedding"] for row in rows]) - expected).max() < 1e-6
+
+
+
+def test_a_prompt_is_put_before_every_text(tiny: Tiny, tmp_path: Path) -> None:
+    artefact = write_prompted_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "prompted", query="the cat: ")
+    source, out = jsonl(tmp_path), tmp_path / "out"
+    with pytest.raises(UsageError, match="no prompt 'passage'; its prompts are 'query'"):
+        command.bulk(source, out, artefact, prompt_name="passage")
+    with pytest.raises(UsageError, match="leave prompt_name out"):
+        command.bulk(source, out, artefact, pair="text", prompt_name="query")
+    assert not out.exists()
+    assert command.bulk(source, out, artefact, part_rows=10, prompt_name="query") == 25
+    rows = list(read(out))
+    assert [row["text"] for row in rows] == TEXTS
+    predict = bertopt.load(artefact)
+    expected = np.concatenate([predict([f"the cat: {text}" for text in TEXTS[start : start + 10]]) for start in (0, 10, 20)])
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), expected)
+    with pytest.raises(UsageError, match=r"parts of another call \(prompt_name differ"):
+        command.bulk(source, out, artefact, part_rows=10)
 
 
 def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(

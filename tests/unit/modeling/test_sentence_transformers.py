@@ -31,18 +31,22 @@ def edited(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | fields))
 
 
-def vectors(source: Path, out: Path) -> np.ndarray:
-    """What a stage gives that holds nothing but the snapshot of `source`."""
+def opened(source: Path, out: Path) -> Predictor:
+    """A stage that holds nothing but the snapshot of `source`."""
     out.mkdir()
     checkpoint.write_snapshot(checkpoint.load(source), out)
     model = checkpoint.load(out)
-    return np.asarray(Predictor(open_session(model), model.spec, out)(TEXTS))
+    return Predictor(open_session(model), model.spec, out)
 
 
-def theirs(source: Path) -> np.ndarray:
+def vectors(source: Path, out: Path) -> np.ndarray:
+    return np.asarray(opened(source, out)(TEXTS))
+
+
+def theirs(source: Path, **options: Any) -> np.ndarray:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(str(source), device="cpu", local_files_only=True)
-    return np.asarray(model.encode(TEXTS, convert_to_numpy=True))
+    return np.asarray(model.encode(TEXTS, convert_to_numpy=True, **options))
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "xlm-roberta"])
@@ -101,8 +105,47 @@ def test_modules_in_another_order_are_refused(folder: Path, order: tuple[int, ..
 def test_a_default_prompt_is_named(folder: Path) -> None:
     prompts = {"query": "the cat: ", "document": ""}
     edited(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
-    with pytest.warns(UserWarning, match=r"dropped the default prompt 'the cat: '.*put it before"):
+    with pytest.warns(UserWarning, match=r"puts no prompt before a text by default: give prompt_name='query'"):
         checkpoint.load(folder)
+    edited(folder / "1_Pooling" / "config.json", include_prompt=False)
+    with pytest.warns(UserWarning, match=r"by default: and cannot, since the pooling leaves prompts out"):
+        checkpoint.load(folder)
+
+
+PROMPTS = {"query": "the cat: ", "document": "", "odd": 3}
+
+
+def test_a_prompt_is_put_before_every_text_that_is_given_its_name(folder: Path, tmp_path: Path) -> None:
+    edited(folder / "config_sentence_transformers.json", prompts={**PROMPTS, "odd": "é "})
+    predict = opened(folder, tmp_path / "out")
+    for name in ("query", "document", "odd"):
+        found = predict(TEXTS, prompt_name=name)
+        assert np.allclose(found, theirs(folder, prompt_name=name), atol=1e-6)
+        assert np.array_equal(found, np.stack(list(predict.stream(TEXTS, prompt_name=name))))
+    assert not np.allclose(predict(TEXTS, prompt_name="query"), predict(TEXTS), atol=1e-3)
+    assert np.array_equal(predict(TEXTS[:1], prompt_name="query"), predict([PROMPTS["query"] + TEXTS[0]]))
+    # Where nothing is asked for, no prompt is put, whatever sentence-transformers would do.
+    assert np.allclose(predict(TEXTS), theirs(folder, prompt=""), atol=1e-6)
+
+
+def test_what_no_prompt_goes_with_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no prompt 'query'; it has no prompts: put one before the text"):
+        opened(folder, tmp_path / "none")(TEXTS, prompt_name="query")
+    edited(folder / "config_sentence_transformers.json", prompts=PROMPTS)
+    predict = opened(folder, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"no prompt 'passage'; its prompts are 'query', 'document'$"):
+        predict(TEXTS, prompt_name="passage")
+    with pytest.raises(UsageError, match="no prompt 'passage'"):
+        predict.stream(TEXTS, prompt_name="passage")
+    with pytest.raises(UsageError, match=r"texts\[1\] is a pair"):
+        predict(["a", ("a", "b")], prompt_name="query")
+
+
+def test_no_prompt_is_offered_where_the_pooling_leaves_it_out(folder: Path, tmp_path: Path) -> None:
+    """Means over the text alone are another model than the one that was checked."""
+    edited(folder / "config_sentence_transformers.json", prompts=PROMPTS)
+    edited(folder / "1_Pooling" / "config.json", include_prompt=False)
+    assert opened(folder, tmp_path / "out").prompts == {}
 
 
 def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:

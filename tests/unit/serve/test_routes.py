@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import bertopt
-from tests.support.artefacts import write_artefact
+from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.serving import InProcess
 from tests.support.tiny_models import Tiny
 from tests.unit.serve.conftest import Artefact
@@ -36,6 +36,32 @@ def test_embed(embedder: InProcess, artefact: Artefact) -> None:
     assert np.array_equal(np.array(one, np.float32), expected[0])
     assert embedder.post("/models/tiny/embed", {"inputs": TEXTS[0]}).json() == [one]
     assert embedder.post("/", {"inputs": TEXTS[0]}).json() == [one]
+
+
+def test_prompts_are_put_before_texts_by_name(tiny: Tiny, tmp_path: Path) -> None:
+    directory = write_prompted_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "prompted", query="the cat: ", text="")
+    plain, prompted = offline(directory, TEXTS), offline(directory, [f"the cat: {text}" for text in TEXTS])
+    server = InProcess({"prompted": directory})
+    try:
+        for name, expected in (("query", prompted), ("text", plain), (None, plain)):
+            got = np.array(server.post("/embed", {"inputs": TEXTS, "prompt_name": name}).json())
+            assert np.abs(got - expected).max() < 1e-6
+            inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+            cosines = server.post("/similarity", {"inputs": inputs, "parameters": {"prompt_name": name}}).json()
+            unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+            assert np.abs(np.array(cosines) - unit[1:] @ unit[0]).max() < 1e-6
+        tokens = [server.post("/tokenize", {"inputs": text, **name}).json() for text, name in
+                  ((TEXTS[0], {"prompt_name": "query"}), (f"the cat: {TEXTS[0]}", {}))]  # fmt: skip
+        assert tokens[0] == tokens[1]
+        for path, body in (
+            ("/embed", {"inputs": "a", "prompt_name": "passage"}), ("/tokenize", {"inputs": "a", "prompt_name": "passage"}),
+            ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"]}, "parameters": {"prompt_name": "passage"}}),
+        ):  # fmt: skip
+            answer = server.post(path, body)
+            assert answer.status_code == 422 and "its prompts are 'query', 'text'" in answer.json()["error"]
+        assert server.get("/info").json()["bertopt"]["prompts"] == {"query": "the cat: ", "text": ""}
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("kind", ["padded", "packed"])
