@@ -97,14 +97,19 @@ def lower(backend: Any) -> None:
 
 
 def read_prompts(directory: Path) -> dict[str, str]:
-    """Return what may be put before a text, by name: none where the pooling would leave its tokens out."""
+    """Return what may be put before a text, by name: none where the pooling would leave its tokens out, nor what is no text."""
     if not (directory / MODULES).is_file():
         return {}
     poolings = [_read(directory / _folder(each["path"]) / "config.json") for each in _modules(directory) if _kind(each) == "Pooling"]
     prompts = _prompt_fields(directory).get("prompts")
     if not isinstance(prompts, dict) or not all(config.get("include_prompt", True) for config in poolings):
         return {}
-    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+    return {name: prompt for name, prompt in prompts.items() if _is_text(name) and _is_text(prompt)}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a string, and valid Unicode: JSON can spell half a surrogate pair."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 def _prompt_fields(directory: Path) -> dict[str, Any]:

@@ -103,7 +103,9 @@ def normalised(model: ServedModel, vectors: Array) -> Array:
 
 
 def _prompted(model: ServedModel, texts: list[str], name: str | None) -> list[str]:
-    """Put the model's prompt `name` before each text."""
+    """Put the model's prompt `name` before each text; not before more than are answered, which are refused where they are counted."""
+    if len(texts) > model.settings.request_texts:
+        return texts
     try:
         return [str(text) for text in model.predictor.prompted(texts, name)]
     except UsageError as error:

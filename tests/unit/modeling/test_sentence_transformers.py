@@ -112,7 +112,7 @@ def test_a_default_prompt_is_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
-PROMPTS = {"query": "the cat: ", "document": "", "odd": 3}
+PROMPTS = {"query": "the cat: ", "document": "", "odd": 3, "broken": "\ud800", "\ud800": "broken"}
 
 
 def test_a_prompt_is_put_before_every_text_that_is_given_its_name(folder: Path, tmp_path: Path) -> None:

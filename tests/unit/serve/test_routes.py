@@ -59,6 +59,8 @@ def test_prompts_are_put_before_texts_by_name(tiny: Tiny, tmp_path: Path) -> Non
         ):  # fmt: skip
             answer = server.post(path, body)
             assert answer.status_code == 422 and "its prompts are 'query', 'text'" in answer.json()["error"]
+        many = server.post("/embed", {"inputs": [""] * 5000, "prompt_name": "query"})
+        assert many.status_code == 422 and "inputs: expected at most 1024 texts; got 5000" in many.json()["error"]
         assert server.get("/info").json()["bertopt"]["prompts"] == {"query": "the cat: ", "text": ""}
     finally:
         server.close()
