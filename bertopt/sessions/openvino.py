@@ -13,17 +13,17 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import packing
 from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
-from bertopt.system import limits, openvino_import
+from bertopt.system import environment, limits, openvino_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: One text runs on a model compiled for the least of these lengths that it fits into: working out shapes anew takes up to a
 #: third of so short a run. Compiling it takes about a second, once for each length, when the first such text comes.
-_SHORT = (8, 16, 32)
+#: Without AVX-512 texts of more than 24 tokens come out otherwise: nearly all in float32, one in a thousand in INT8.
+_SHORT, _SHORT_WITHOUT_AVX512 = (8, 16, 32), (8, 16)
 #: Random texts of every number of tokens whose answers must be equal to the last bit before it is used. Left to itself
-#: OpenVINO fuses more where it knows shapes, and then one text in three differs. On CPUs without AVX-512 nearly every text
-#: of more than 24 tokens does, and none of fewer.
+#: OpenVINO fuses more where it knows shapes, and then one text in three differs.
 _EQUAL_TEXTS = 2
 _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 #: Entries in OpenVINO's cache of prepared shapes: a shape takes about 100 for each 6 layers, and its default of 5,000 holds
@@ -74,6 +74,7 @@ class OpenVinoSession(Session):
         self._alone, self._lock = threading.Lock(), threading.Lock()
         #: Requests for one short text by its length, one for each of these two; empty where the answers differed.
         self._short: dict[int, dict[Request, Short]] = {}
+        self._lengths = _SHORT if "avx512f" in environment.isa() else _SHORT_WITHOUT_AVX512
         self._several: Any = None
         #: Requests that nobody uses, so that as many callers run at once as there are streams.
         self._free: queue.SimpleQueue[Request] = queue.SimpleQueue()
@@ -147,7 +148,7 @@ class OpenVinoSession(Session):
         """The request for these inputs: a separate one for one short text, if that answers as the `usual` one does."""
         check(inputs, self.spec.network_inputs)
         rows, tokens = inputs["input_ids"].shape
-        length = next((length for length in _SHORT if tokens <= length <= self.spec.max_length), None)
+        length = next((length for length in self._lengths if tokens <= length <= self.spec.max_length), None)
         # A packed row may hold several texts.
         texts = inputs["first_tokens"].size if "first_tokens" in inputs else rows
         if texts != 1 or rows != 1 or length is None or not widens(self.spec, inputs):
@@ -166,7 +167,7 @@ class OpenVinoSession(Session):
         import numpy as np
 
         rng = np.random.default_rng(0)
-        fewest = max((shorter for shorter in _SHORT if shorter < length), default=0) + 1
+        fewest = max((shorter for shorter in self._lengths if shorter < length), default=0) + 1
         for tokens in [*range(fewest, length + 1)] * _EQUAL_TEXTS:
             inputs = packing.random_rows(self.spec, 1, tokens, rng)
             got, expected = one.run(inputs), other.run(inputs)
