@@ -30,7 +30,7 @@ WIDE = 1024
 GROSS = 0.35
 #: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
 END_TO_END, EXACT = "texts end to end", 1e-3
-#: Short texts, of which one call has 300: they are tokenised in pieces and run in many batches, several at once.
+#: Short texts, of which one call has 400: they are tokenised in pieces and run in many batches, several at once.
 IN_ONE_CALL = "texts in one call"
 #: Relative difference of a text's outputs that are as far from the reference's as from none at all.
 LOST = 1.0

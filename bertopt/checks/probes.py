@@ -42,7 +42,7 @@ PAIRS = 16
 #: others, parity compares.
 END_TO_END_TEXTS = 32
 #: Short texts in one call: more than the predictor tokenises at once. Letters of each.
-SNIPPETS, SNIPPET_LETTERS = 300, 20
+SNIPPETS, SNIPPET_LETTERS = 400, 20
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
-    """(query, passage) pairs of the texts, the shorter half as queries, for models that tell segments apart or answer
-    questions; none for others."""
-    if spec.token_types < 2 and spec.task != "question-answering":
+    """(query, passage) pairs of the texts, the shorter half as queries, for models that tell segments apart, classify (a re-ranker
+    of RoBERTa's family has one token type) or answer questions; none for others."""
+    if spec.token_types < 2 and spec.task not in ("question-answering", "text-classification"):
         return []
     order = sorted(dict.fromkeys(of), key=len)
     step = max(1, len(order) // 2 // PAIRS)

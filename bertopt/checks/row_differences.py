@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import TEXT_BATCH, Probe
+from bertopt.errors import WrongAnswer
 from bertopt.results import nan_max
 from bertopt.results.coverage import Coverage, SweptOutput
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+
+
+#: Relative difference that the batch makes to a float32 output, at most.
+SAME_CALL = 1e-3
 
 
 class Comparer:
@@ -83,6 +88,20 @@ def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: 
         errors[int(number)] = nan_max((float(errors[int(number)]), error))
     at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
+
+
+def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
+    """Raise WrongAnswer where float32 outputs of one call, `<number>/<name>`, are not those of calls for one text, `<number>/<name>, alone`."""
+    alone = {key.removesuffix(", alone"): value for key, value in found.items() if key.endswith(", alone")}
+    both = alone.keys() & found.keys()
+    if not both:
+        return
+    differ = end_to_end({key: found[key] for key in both}, {key: alone[key] for key in both}, texts, 0.1)
+    if not differ.worst <= SAME_CALL:
+        raise WrongAnswer(
+            f"the checkpoint's outputs for {differ.where} must be the same in a call for it and in one for {len(texts)} texts; they differ by "
+            f"{differ.worst:.3g} of their size: install the versions of torch, transformers and tokenizers that bertopt was tested with, or report it"
+        )
 
 
 def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:

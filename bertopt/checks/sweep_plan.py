@@ -28,9 +28,11 @@ ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
 #: no place for what frames a text, and a batch size of such rows alone ran no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: Of each range one batch size, at random, has long rows too, of about this many tokens, in the stage that is delivered. Programs
-#: choose code by rows and by length.
-LONG_BATCHES, LONG_TOKENS = ((9, 15), (17, 23), (25, 31)), 1536
+#: Of each range of batch sizes one, at random, has long rows too, of about so many tokens, in the stage that is delivered. Programs
+#: choose code by rows, by length and by tokens.
+LONG_BATCHES = ((9, 15, 1536), (17, 23, 4096), (25, 31, 2304))
+#: One batch of SHORTEST to so many rows is as long as it has rows: programs that mix up the two are right for no other.
+LARGEST_SQUARE = 16
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
 #: rows, since each counts in the medians as any other.
 MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
@@ -92,7 +94,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     room = int(BUDGET / cost)
     ids = rng.permutation(spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
-    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS + len(LONG_BATCHES) * LONG_TOKENS
+    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(tokens for *_, tokens in LONG_BATCHES)
     shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), CUT_OFF_BUDGET / cost)
     taken, probes = 0, list[Probe]()
     for shape in shapes:
@@ -130,14 +132,18 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
         longest = max(2, min(spec.max_length, longest))
         return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1)))))
 
-    sizes = [(1, longest_row(spec)), *((batch, length_of(SHORTEST, BATCH_TOKENS // batch)) for batch in range(1, MAX_BATCH + 1))]
+    square = int(rng.integers(SHORTEST, LARGEST_SQUARE + 1))
+    lengths = {batch: square if batch == square else length_of(SHORTEST, BATCH_TOKENS // batch) for batch in range(1, MAX_BATCH + 1)}
+    sizes = [(1, longest_row(spec)), *((batch, min(length, spec.max_length)) for batch, length in lengths.items())]
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
-    long = [int(rng.integers(least, most + 1)) for least, most in LONG_BATCHES]
-    sizes += [(batch, length_of(LONG_TOKENS // batch // 2, LONG_TOKENS // batch)) for batch in long]
+    for least, most, tokens in LONG_BATCHES:
+        batch = int(rng.integers(least, most + 1))
+        each = min(tokens, most_tokens) // batch
+        sizes.append((batch, length_of(each // 2, each)))
     length = min(spec.max_length, LARGEST_LENGTH)
     return [*sizes, (max(1, most_tokens // length), length)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -70,7 +71,7 @@ def _next_steps(artifact: Path, model: str, portable: bool) -> None:
     example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
     lines = [
         ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example})'),
-        ("check it where it runs", f"bertopt verify {artifact} --against {model}"),
+        ("check it where it runs", shlex.join(["bertopt", "verify", str(artifact), "--against", model])),
         ("look at the figures", str(artifact.parent / "report.html")),
     ]
     if portable and spec.pooling and (backend := BACKENDS.get(manifest.form)):

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from bertopt import stages
 from bertopt.checks import gates, probes
+from bertopt.core import Precision
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
 from bertopt.results import Limits
-from bertopt.runtime import task_outputs
+from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class UrlCheck(BaseModel):
     max_abs: float
     rel_l2: float
     cosine_min: float
+    median_text: float
+    worst_text: float
+    """Differences of a text's outputs, relative to its size or the usual one."""
     label_flips: float | None = None
     p50_ms: float
     p95_ms: float
@@ -55,7 +59,8 @@ class UrlCheck(BaseModel):
 def verify_url(
     directory: Path, url: str, texts: Path | None = None, latency_ms: float | None = None, api_key: str | None = None
 ) -> UrlCheck:
-    """Send every text to `url` and compare the answers with those of the artefact in `directory`, by the artefact's limits.
+    """Send every text to `url` and compare the answers with those of the artefact in `directory`: by the artefact's limits, and by
+    what another machine or batch makes of one model's outputs (`replay.TOLERANCE`).
 
     The server may be bertopt's or another with `/embed`, `/predict` or `/v1/embeddings`. `latency_ms` bounds the 95th
     percentile of single requests. Raises UsageError for a model without one vector a text or a server that refuses,
@@ -78,12 +83,13 @@ def verify_url(
     recorded = (manifest.gates or {}).get("parity") or {}
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    return _judged(url, expected, got, classifies, limits, times, latency_ms)
+    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms)
 
 
 def _judged(
-    url: str, expected: Array, got: Array, classifies: bool, limits: Limits, times: Sequence[float], latency_ms: float | None
-) -> UrlCheck:
+    url: str, expected: Array, got: Array, classifies: bool, limits: Limits, precision: Precision, times: Sequence[float],
+    latency_ms: float | None,
+) -> UrlCheck:  # fmt: skip
     difference, norm = np.abs(got - expected), np.linalg.norm
     cosine = (got * expected).sum(1) / np.maximum(norm(got, axis=1) * norm(expected, axis=1), 1e-12)
     flips = float((got.argmax(1) != expected.argmax(1)).mean()) if classifies else None
@@ -91,6 +97,9 @@ def _judged(
         "max_abs": float(difference.max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
         "cosine_min": float(cosine.min()),
     }  # fmt: skip
+    sizes = norm(expected, axis=1)
+    errors = norm(got - expected, axis=1) / np.maximum(np.maximum(sizes, np.sqrt(np.mean(sizes**2))), 1e-12)
+    texts = {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}
     p50, p95 = np.percentile(times, (50, 95)).tolist()
     failures = []
     for name, value in values.items():
@@ -98,13 +107,16 @@ def _judged(
         # NaN fails.
         if limit is not None and not (value >= limit if name == "cosine_min" else value <= limit):
             failures.append(f"{name} {value:.6g} (limit {limit:g})")
+    for (name, value), limit in zip(texts.items(), (replay.MEDIAN_TOLERANCE[precision], replay.TOLERANCE[precision]), strict=True):
+        if not value <= limit:
+            failures.append(f"{name} {value:.6g} (limit {limit:g})")
     if flips is not None and limits.label_flips_max is not None and flips > limits.label_flips_max:
         failures.append(f"label_flips {flips:.6g} (limit {limits.label_flips_max:g})")
     if latency_ms is not None and not p95 <= latency_ms:
         failures.append(f"p95 {p95:.3g} ms (limit {latency_ms:g} ms)")
     same = f"{url} answers as the artefact does: max_abs {values['max_abs']:.3g} over {len(got)} texts, p95 {p95:.3g} ms"
     return UrlCheck(
-        url=url, texts=len(got), label_flips=flips, p50_ms=p50, p95_ms=p95, failures=failures, **values,
+        url=url, texts=len(got), label_flips=flips, p50_ms=p50, p95_ms=p95, failures=failures, **values, **texts,
         exit_code=3 if failures else 0, reason=f"{url} failed: {'; '.join(failures)}" if failures else same,
     )  # fmt: skip
 

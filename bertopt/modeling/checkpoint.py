@@ -31,6 +31,8 @@ from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer
 from bertopt.system.untrusted import plain
 
+#: Tensors of whole numbers that older versions of transformers stored with the weights; no network needs them.
+BUFFERS = ("position_ids", "token_type_ids")
 #: Files beside the weights that say how to use them; copied into every stage where present.
 COMPANIONS = (
     MODULES, *SETTINGS, PROMPTS, "special_tokens_map.json",
@@ -129,6 +131,8 @@ def _config(directory: Path) -> Any:
     check_config(fields)
     if dropped:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", stacklevel=2)
+    # Networks are read by the names of their outputs; what a configuration says of tuples changes no number.
+    fields = {**fields, "return_dict": True}
     return AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
 
 
@@ -171,7 +175,7 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
     problems += [
         f"tensor '{name}' is in the checkpoint but not in the model of config.json"
         for name in unused
-        if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers") and "position_ids" not in name
+        if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers") and not name.endswith(BUFFERS)
     ]
     if problems:
         raise IntegrityError(
@@ -192,7 +196,7 @@ def _check_dtypes(directory: Path) -> None:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  (no mapping)
                 dtype = file.get_slice(name).get_dtype()
-                if not dtype.startswith(("F", "BF")) and not name.endswith(("position_ids", "token_type_ids")):
+                if not dtype.startswith(("F", "BF")) and not name.endswith(BUFFERS):
                     raise IntegrityError(f"tensor '{plain(name)}' must hold floating-point numbers; got {dtype}; restore the checkpoint")
 
 

@@ -129,9 +129,10 @@ def _kind(module: dict[str, Any]) -> str:
 
 
 def _folder(path: Any) -> str:
-    if not isinstance(path, str) or path == "" or path.startswith(".") or Path(path).name != path:
+    folder = path.removeprefix("./").removesuffix("/") if isinstance(path, str) else ""
+    if folder == "" or folder.startswith(".") or Path(folder).name != folder:
         raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(path))}; restore the checkpoint")
-    return path
+    return folder
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -71,9 +71,10 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
             f"in a new interpreter the artefact holds another tensor '{name}' than when it was measured: a pass must make the "
             "same weights everywhere"
         )
-    one_by_one, *at_once = found["at_once"] or [None]
-    for answered in at_once:
-        replay.check(answered, one_by_one, stages.read_manifest(directory).precision, "a text run while other threads run others")
+    precision = stages.read_manifest(directory).precision
+    for one_by_one, *at_once in found["at_once"]:
+        for answered in at_once:
+            replay.check(answered, one_by_one, precision, "a call while other threads call")
     if found["replaced"]:
         raise WrongAnswer(
             f"whoever opens the artefact has {', '.join(found['replaced'][:3])} replaced for every model in the process, and the "

@@ -54,7 +54,7 @@ def load(
         # What was delivered unverified, or by a bertopt that recorded neither, has none.
         raise IntegrityError(f"'{path}' must record its answers, which are to be checked; its manifest has none: export again")
     if check and manifest.answers is not None:
-        replay.check(replay.answers(predictor), manifest.answers, manifest.precision, f"'{path}'")
+        replay.check(replay.answers(predictor, manifest.form == "compiled"), manifest.answers, manifest.precision, f"'{path}'")
     return predictor
 
 

@@ -1,6 +1,6 @@
 """`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
 
-Of the first call, of another thread's, of several at once, and on more threads.
+Of the first call, of another thread's, of several at once, after one that was interrupted, and on more threads.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ def main() -> None:
     registry.add_importable(request["passes"])
     try:
         predictor = load(request["directory"], request["device"], request["threads"])
-        answers = {"a new interpreter that opens the artefact": replay.answers(predictor)}
+        answers = {"a new interpreter that opens the artefact": replay.answers(predictor, request["compiled"])}
         with ThreadPoolExecutor(1) as pool:
             # As a server calls it.
-            answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor).result()
+            answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor, request["compiled"]).result()
         # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
-        at_once = None if request["compiled"] else replay.at_once(predictor)
+        at_once = [] if request["compiled"] else [replay.at_once(predictor), replay.calls_at_once(predictor)]
+        if not request["compiled"]:
+            answers["a call after one that was interrupted"] = replay.after_one_that_ends_early(predictor)
         weights = weight_figures.figures(predictor.runner.session)
         changed = replaced.replaced() if _runs_foreign_code(Path(request["directory"])) else []
         if not request["compiled"]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertopt.errors import WrongAnswer
-from bertopt.runtime.tokenization import Text, Tokenizer
+from bertopt.runtime.tokenization import LONG_PARTS, Text, Tokenizer
 
 AWKWARD = (
     "", " ", "\t\n\r", "a", "The Quick BROWN fox.", "don't-stop... (really)!?", "1,234.56 € [ 50% ]", "naïve café", "a\u0301\u0327 e\u0301",
@@ -27,6 +27,9 @@ def check(ours: Tokenizer, theirs: Any) -> None:
     added = sorted(theirs.get_added_vocab())[:ADDED]
     texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
     texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
+    # Of two long texts both are cut, by rules of their own.
+    one, other = "word " * (LONG_PARTS * ours.limit), "another, longer " * (LONG_PARTS * ours.limit)
+    texts += [(one, other), (other, one), (one, one)]
     typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
     read = list[tuple[list[int], list[int]]]()
     for text in texts:

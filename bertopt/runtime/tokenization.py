@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: Two texts are shortened before they are cut where each has more characters than this many times the limit.
-_LONG_PARTS = 8
+LONG_PARTS = 8
 
 #: One text, or a pair such as (query, passage).
 Text = str | tuple[str, str]
@@ -130,7 +130,7 @@ class Tokenizer:
     def _short_pair(self, first: str, second: str) -> tuple[str, str]:
         """Return a pair that is cut to the same tokens. Of two long texts the tokenizers library keeps every combination of
         what it cuts off, which takes hours for a megabyte. (Where the beginning is cut off, offsets would move: those are left as they are.)"""
-        if self._side == "left" or min(len(first), len(second)) <= _LONG_PARTS * self.limit:
+        if self._side == "left" or min(len(first), len(second)) <= LONG_PARTS * self.limit:
             return first, second
         one, other = self.whole.encode_batch([first, second], add_special_tokens=False)
         if min(len(one.ids), len(other.ids)) <= self.limit:

@@ -199,9 +199,9 @@ class Ops(BuildOps):
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(_paired(texts))}
 
-    def op_outputs(self, arrays: Any, texts: list[Any], alone: bool = True) -> Reply:
-        """Raw outputs of texts and pairs, as `<number>/<output>`, and where `alone` of each in a separate call, as
-        `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
+    def op_outputs(self, arrays: Any, texts: list[Any], alone: list[int]) -> Reply:
+        """Raw outputs of texts and pairs in one call, as `<number>/<output>`, and of those with numbers in `alone` in a separate
+        call each, as `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
         from bertopt.runtime import single_calls
 
@@ -209,9 +209,10 @@ class Ops(BuildOps):
         given = _paired(texts)
         # Together those over a vocabulary would be gigabytes.
         together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
+        separate = single_calls.answers(self.predictor, [given[number] for number in alone])
         found = {}
-        for how, answers in (("", together), (", alone", single_calls.answers(self.predictor, given if alone else []))):
-            for number, named in enumerate(answers):
+        for how, numbered in (("", enumerate(together)), (", alone", zip(alone, separate, strict=True))):
+            for number, named in numbered:
                 found.update({f"{number}/{name}{how}": coverage.narrowed(value, 0) for name, value in named.items()})
         return None, found
 
@@ -224,8 +225,8 @@ class Ops(BuildOps):
         """Return the open stage's outputs for the texts that an artefact records."""
         from bertopt.runtime import replay
 
-        assert self.predictor is not None
-        return replay.answers(self.predictor), {}
+        assert self.predictor is not None and self.model is not None
+        return replay.answers(self.predictor, self.model.form == "compiled"), {}
 
     def op_weights(self, arrays: Any) -> Reply:
         """Return figures of the weights that the open stage holds, None where they are its files."""

@@ -365,8 +365,10 @@ def test_pairs_for_models_that_take_them() -> None:
     found = probes.pairs(TEXT, texts)
     assert found[0] == ("", "x" * 10) and len(found) == 5
     assert all(len(query) < len(passage) for query, passage in found)
-    single = spec(token_types=0, inputs=("input_ids", "attention_mask"))
+    single = spec("feature-extraction", token_types=0, inputs=("input_ids", "attention_mask"))
     assert probes.pairs(single, texts) == []
+    reranker = spec(token_types=1, labels=("relevance",))
+    assert probes.pairs(reranker, texts) == found, "RoBERTa's re-rankers take pairs with two separators and one token type"
     assert len(probes.pairs(spec("question-answering", token_types=0), texts)) == 5
     many = probes.pairs(TEXT, [str(i) for i in range(1000)])
     assert len(many) == probes.PAIRS and len(set(many)) == probes.PAIRS

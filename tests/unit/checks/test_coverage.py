@@ -261,9 +261,10 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
     for seed in range(20):
         plan = sweep_plan.plan(MINILM, seed, 8192)
         shapes = [probe.shape for probe in plan.of(False, WHOLE)]
-        for least, most in sweep_plan.LONG_BATCHES:
-            assert any(least <= batch <= most and batch * sequence >= sweep_plan.LONG_TOKENS // 3 for batch, sequence in shapes)
+        for least, most, tokens in sweep_plan.LONG_BATCHES:
+            assert any(least <= batch <= most and batch * sequence >= tokens // 3 for batch, sequence in shapes)
         early = [probe.shape for probe in plan.of(False, WHOLE, every=False)]
+        assert any(batch == length >= 4 for batch, length in early), "rows and length mixed up are right for a square alone"
         assert {batch for batch, length in early if length >= 4} >= set(range(1, sweep_plan.MAX_BATCH + 1)), "no row of a frame alone"
     for longest in (1, 2, 12, 40):
         small = SPEC.model_copy(update={"max_length": longest, "text_length": longest})

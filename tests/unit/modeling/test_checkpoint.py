@@ -176,6 +176,18 @@ def test_pickled_weights_are_read_once_converted_as_the_message_says(bert: Path)
     assert torch.allclose(answers(checkpoint.load(bert))[0], plain, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["position_ids", "token_type_ids"])
+def test_stored_whole_numbers_of_older_versions_are_left_out(bert: Path, name: str) -> None:
+    with_weights(bert, lambda tensors: tensors.update({f"bert.embeddings.{name}": torch.arange(8)[None]}))
+    assert checkpoint.load(bert).spec.task == "text-classification"
+
+
+def test_a_configuration_that_asks_for_tuples_changes_nothing(bert: Path) -> None:
+    expected = answers(checkpoint.load(bert))
+    found = answers(checkpoint.load(with_config(bert, return_dict=False)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_no_weights(bert: Path) -> None:
     (bert / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"has no model\.safetensors"):

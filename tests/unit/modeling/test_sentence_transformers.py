@@ -69,10 +69,11 @@ def test_lower_case_is_put_into_the_tokenizer(folder: Path, tmp_path: Path) -> N
     assert np.allclose(found, theirs(tmp_path / "out"), atol=1e-6)
 
 
-def test_the_pooling_may_be_in_any_folder(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["pooling", "./pooling", "pooling/"])
+def test_the_pooling_may_be_in_any_folder(folder: Path, tmp_path: Path, path: str) -> None:
     (folder / "1_Pooling").rename(folder / "pooling")
     modules = json.loads((folder / "modules.json").read_text())
-    modules[1]["path"] = "pooling"
+    modules[1]["path"] = path
     (folder / "modules.json").write_text(json.dumps(modules))
     assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
 

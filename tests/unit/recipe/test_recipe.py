@@ -116,7 +116,7 @@ def test_resolved_is_json_with_every_default_and_reads_back() -> None:
     ]
     assert resolved["timing"] == {"shape_s": 2.5, "mix_s": 4.0, "quick": False}
     assert resolved["steps"][0] == {
-        "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "stop",
+        "pass": "use_sdpa", "name": "use_sdpa", "after": "reference", "limits": {}, "on_fail": "revert",
         "allow_noop": False, "timeout": 1800.0, "backend": "auto",
     }  # fmt: skip
     assert resolved["steps"][3]["optimization_level"] == 3
@@ -215,6 +215,11 @@ def test_shipped_recipes_are_valid(file: Path) -> None:
     assert file.read_text().startswith("# yaml-language-server: $schema=../recipe.schema.json\n")
     read = load(file)
     assert from_dict(read.resolved()) == read
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: str(file.relative_to(RECIPES)))
+def test_families_without_sdpa_go_through_the_shipped_recipes(file: Path) -> None:
+    assert all(step.on_fail == "revert" for step in load(file).steps if step.pass_.name() == "use_sdpa")
 
 
 def test_the_shipped_recipes_have_every_built_in_pass() -> None:

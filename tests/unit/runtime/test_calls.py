@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,57 @@ def test_answers_in_memory_that_is_used_again_are_refused(predictor: Predictor) 
         list(single_calls.answers(faulty(predictor, "one memory"), TEXTS))
 
 
-def test_calls_at_once_that_get_each_others_inputs_answer_otherwise(predictor: Predictor) -> None:
+@pytest.mark.parametrize(("ask", "texts"), [(replay.at_once, len(replay.TEXTS)), (replay.calls_at_once, 4 * replay.MANY)])
+def test_calls_at_once_that_get_each_others_inputs_answer_otherwise(predictor: Predictor, ask: Callable[..., Any], texts: int) -> None:
     for fault, right in (("no", True), ("one place for inputs", False)):
-        one_by_one, *rounds = replay.at_once(faulty(predictor, fault))
-        assert len(rounds) == replay.ROUNDS and len(one_by_one) == len(replay.TEXTS)
         try:
+            one_by_one, *rounds = ask(faulty(predictor, fault))
+            assert len(rounds) == replay.ROUNDS and len(one_by_one) == texts
             for answers in rounds:
                 replay.check(answers, one_by_one, "float32", "a call")
             assert right
-        except WrongAnswer:
+        except (WrongAnswer, IndexError):  # another batch's answers may be too few
             assert not right
+
+
+class Late(Faulty):
+    """Once a call was left before its last batch, answers are those of the batch before."""
+
+    late: dict[str, Any] | None = None
+
+    def run_all(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        try:
+            for inputs in batches:
+                found = self.right.run(inputs)
+                given, self.late = (found, None) if self.late is None else (self.late, found)
+                yield given
+        except GeneratorExit:
+            self.late = found
+            raise
+
+
+def test_a_call_that_was_interrupted_spoils_none_after_it(predictor: Predictor) -> None:
+    recorded = replay.answers(predictor)
+    replay.check(replay.after_one_that_ends_early(predictor), recorded, "float32", "a call")
+    predictor.runner.session = Late(predictor.session, "no")
+    predictor.runner.session.concurrent = True
+    with pytest.raises((WrongAnswer, IndexError, ValueError)):
+        replay.check(replay.after_one_that_ends_early(predictor), recorded, "float32", "a call")
+
+
+def test_long_texts_and_many_are_recorded_and_earlier_artefacts_are_still_compared(predictor: Predictor) -> None:
+    found = replay.answers(predictor)
+    assert len(found) == len(replay.TEXTS) + 2 + replay.MANY
+    replay.check(found, found[: len(replay.TEXTS) + 1], "float32", "an artefact of 0.1")
+    wrong = [*found[:-1], [[size, *(2 * figure for figure in figures)] for size, *figures in found[-1]]]
+    with pytest.raises(WrongAnswer, match=f"text {len(found) - 1} differ"):
+        replay.check(wrong, found, "float32", "the last of many")
+    assert len(replay.answers(predictor, compiled=True)) == len(replay.TEXTS) + 1
+
+
+def test_the_median_text_is_held_more_tightly_than_one(predictor: Predictor) -> None:
+    found = replay.answers(predictor)
+    scaled = [[[size, *(1.2 * figure for figure in figures)] for size, *figures in text] for text in found]
+    replay.check([*scaled[:5], *found[5:]], found, "int8", "a few texts")
+    with pytest.raises(WrongAnswer, match="the outputs of the median text differ"):
+        replay.check(scaled, found, "int8", "all texts")
