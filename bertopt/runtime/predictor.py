@@ -157,13 +157,13 @@ class Predictor:
         """What runs texts, for those who batch the texts of several callers: session, limits and costs."""
         return self._runner
 
-    def raw(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
-        """Return the raw outputs of each text, by name; of one text as of a single call."""
+    def raw(self, texts: Sequence[Text], batch_by_batch: bool = False) -> list[dict[str, Array]]:
+        """Return the raw outputs of each text, by name; of one text as of a single call. `batch_by_batch`: see `Runner.run`."""
         listed = self._checked(texts, 0)
         whole = self.spec.granularity == "text"
         if whole and len(listed) == 1:
             return [{self.spec.outputs[0]: self._runner.one(listed[0], True, 0)[0][0]}]
-        outputs = self._runner.run(listed, True, 0).outputs
+        outputs = self._runner.run(listed, True, 0, batch_by_batch).outputs
         return [{self.spec.outputs[0]: row} for row in outputs.array] if whole else outputs.by_text
 
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:

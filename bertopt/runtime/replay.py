@@ -34,7 +34,7 @@ TEXTS = (
 )  # fmt: skip
 PROJECTIONS = 4
 #: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
-ROUNDS, START_S = 3, 60.0
+ROUNDS, START_S = 4, 60.0
 #: Recorded as well: a text of so many tokens, or of as many as the model takes, and so many short texts in one call. Kernels for
 #: long rows and large batches may be wrong by themselves on another machine.
 LONG_TOKENS, MANY = 512, 33
@@ -74,13 +74,14 @@ def at_once(predictor: Predictor) -> list[Answers]:
 
 
 def calls_at_once(predictor: Predictor) -> list[Answers]:
-    """Return the outputs for several texts in one call: one call after the other, and then each beside the others."""
+    """Return the outputs for several texts in one call: one call after the other, and then each beside the others, as calls of the
+    predictor and, in every other round, batch by batch as a server's."""
     calls = [_short_texts(predictor, word) for word in ("one", "two", "three", "four")]
     together = threading.Barrier(len(calls), timeout=START_S)
 
     def ask(call: list[Text]) -> list[Answers]:
         together.wait()
-        return [_call(predictor, call) for _ in range(ROUNDS)]
+        return [_call(predictor, call, batch_by_batch=bool(number % 2)) for number in range(ROUNDS)]
 
     one_by_one = [_call(predictor, call) for call in calls]
     with ThreadPoolExecutor(len(calls)) as pool:
@@ -145,8 +146,8 @@ def _asked(predictor: Predictor, texts: Sequence[str]) -> list[Text]:
     return [("what?", text) for text in texts] if predictor.spec.task == "question-answering" else list(texts)
 
 
-def _call(predictor: Predictor, texts: Sequence[Text]) -> Answers:
-    return [[_projected(value) for _, value in sorted(named.items())] for named in predictor.raw(texts)]
+def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = False) -> Answers:
+    return [[_projected(value) for _, value in sorted(named.items())] for named in predictor.raw(texts, batch_by_batch)]
 
 
 def _one(predictor: Predictor, text: Text) -> list[list[float]]:

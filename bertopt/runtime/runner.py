@@ -75,8 +75,9 @@ class Runner:
             value = self.session.run(inputs)[self.spec.outputs[0]]
         return value.reshape(1, -1), [first] if cut else [], len(ids)
 
-    def run(self, texts: Sequence[Text], truncate: bool, first: int) -> RawOutputs:
-        """Answers to at least one text; the first is number `first` in whatever is said about it."""
+    def run(self, texts: Sequence[Text], truncate: bool, first: int, batch_by_batch: bool = False) -> RawOutputs:
+        """Answers to at least one text; the first is number `first` in whatever is said about it. With `batch_by_batch` each batch
+        is one call of the session, as a server makes them."""
         self._check_process()
         raw = RawOutputs(Collector(self.spec, len(texts)), [])
         pieces = self._pieces(texts, truncate, first)
@@ -93,7 +94,7 @@ class Runner:
                 start += len(piece.lengths)
 
         with self._turns():
-            for outputs in self.session.run_all(batches()):
+            for outputs in map(self.session.run, batches()) if batch_by_batch else self.session.run_all(batches()):
                 start, batch = pending.popleft()
                 raw.outputs.put(start, batch, outputs)
                 if self.watch is not None:

@@ -85,6 +85,26 @@ def test_calls_at_once_that_get_each_others_inputs_answer_otherwise(predictor: P
             assert not right
 
 
+class OneBatch(Faulty):
+    """Mixes up batches of several texts that come in calls of their own, and no others."""
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return super().run(inputs) if len(inputs["input_ids"]) > 1 else self.right.run(inputs)
+
+    def run_all(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        with self.turn:
+            yield from self.right.run_all(batches)
+
+
+def test_batches_at_once_are_tried_as_a_server_runs_them(predictor: Predictor) -> None:
+    predictor.runner.price()
+    predictor.runner.session = OneBatch(predictor.session, "one place for inputs")
+    with pytest.raises((WrongAnswer, IndexError)):  # another batch's answers may be too few
+        one_by_one, *rounds = replay.calls_at_once(predictor)
+        for answers in rounds:
+            replay.check(answers, one_by_one, "float32", "a call")
+
+
 class Late(Faulty):
     """Once a call was left before its last batch, answers are those of the batch before."""
 
