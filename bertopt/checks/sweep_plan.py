@@ -28,10 +28,10 @@ ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
 #: no place for what frames a text, and a batch size of such rows alone ran no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: Of each range of batch sizes one, at random, has long rows too, of about so many tokens, in the stage that is delivered. Programs
-#: choose code by rows, by length and by tokens.
+#: Ranges of batch sizes, from and to, and tokens: of each range one size, at random, has long rows too, of about as many tokens, in
+#: the stage that is delivered. Programs choose code by rows, by length and by tokens.
 LONG_BATCHES = ((9, 15, 1536), (17, 23, 4096), (25, 31, 2304))
-#: One batch of SHORTEST to so many rows is as long as it has rows: programs that mix up the two are right for no other.
+#: One batch of SHORTEST rows to this number is as long as it has rows: programs that mix up the two are right for no other.
 LARGEST_SQUARE = 16
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
 #: rows, since each counts in the medians as any other.

@@ -35,8 +35,8 @@ TEXTS = (
 PROJECTIONS = 4
 #: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
 ROUNDS, START_S = 4, 60.0
-#: Recorded as well: a text of so many tokens, or of as many as the model takes, and so many short texts in one call. Kernels for
-#: long rows and large batches may be wrong by themselves on another machine.
+#: Recorded as well: a text of LONG_TOKENS tokens, or of as many as the model takes, and MANY short texts in one call. Kernels
+#: for long rows and large batches may be wrong by themselves on another machine.
 LONG_TOKENS, MANY = 512, 33
 #: Differences that another number of threads, batch or processor may make, relative to the root mean square: of one text,
 #: and of the median text.
