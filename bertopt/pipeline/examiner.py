@@ -38,7 +38,7 @@ from bertopt.workers.remote_tokenizer import RemoteTokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Of the short texts in one call, the reference is asked each of these alone as well.
+#: The reference runs every tenth of the short texts of one call alone as well.
 ALONE_STEP = 10
 #: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
 ANSWER_BYTES = 64 * 2**20
