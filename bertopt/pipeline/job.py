@@ -153,8 +153,7 @@ class Job:
         except BertoptError as error:
             outcome = GateOutcome.of_error(error)
         outcome = self._handle_failure(step, outcome)
-        dropped = outcome.status == "reverted" or (outcome.status == "unsupported" and step.on_fail == "revert")
-        stage = start.row.name if dropped else step.name
+        stage = start.row.name if step.on_fail == "revert" and outcome.status in ("reverted", "unsupported") else step.name
         row = self._row(len(self.done), step, outcome, build, measurements)
         return Done(row, stage, start.row.name, path, outcome.exit_code, build)
 
@@ -263,12 +262,11 @@ class Job:
 
     def _warn_of_speed(self, row: Stage) -> None:
         """Say in the report where what is delivered is the checkpoint itself, slower than it, or was not timed validly."""
-        step = next((step for step in self.recipe.steps if step.name == row.name), None)
-        slow = row.slow()
+        step, slow = next((step for step in self.recipe.steps if step.name == row.name), None), row.slow()
         limits = step.limits.over(self._stated(row.precision)) if step else Limits()
         if slow and limits.speedup_min is None:
             slow += "; `limits: {speedup_min: 1}` refuses such a stage, `deliver: fastest` chooses another"
-        if row.name == REFERENCE and self.recipe.deliver == "fastest":
+        elif row.name == REFERENCE and self.recipe.deliver == "fastest":
             slow = "nothing faster passed: the reasons are beside the steps"
         if slow:
             self.report.model["warnings"] = [*self.report.model["warnings"], f"'{row.name}' is delivered, but {slow}"]
