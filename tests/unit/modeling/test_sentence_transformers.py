@@ -125,7 +125,7 @@ def test_a_prompt_is_put_before_every_text_that_is_given_its_name(folder: Path, 
         assert np.array_equal(found, np.stack(list(predict.stream(TEXTS, prompt_name=name))))
     assert not np.allclose(predict(TEXTS, prompt_name="query"), predict(TEXTS), atol=1e-3)
     assert np.array_equal(predict(TEXTS[:1], prompt_name="query"), predict([PROMPTS["query"] + TEXTS[0]]))
-    # Where nothing is asked for, no prompt is put, whatever sentence-transformers would do.
+    # Without prompt_name no prompt is added, whatever sentence-transformers adds by default.
     assert np.allclose(predict(TEXTS), theirs(folder, prompt=""), atol=1e-6)
 
 
