@@ -12,6 +12,7 @@ import pytest
 
 from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
 from bertopt.core import ShapeLimits, Spec
+from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
@@ -288,3 +289,13 @@ def test_the_docs_say_what_is_run_of_minilm() -> None:
     swept = Coverage(seed=788393475, outputs={}, rows=0, tokens=0, finite=True, **shares)
     docs = (Path(__file__).parents[3] / "docs/checks.md").read_text("utf-8")
     assert f"checked: {formatting.coverage(swept)}\n" in docs
+
+
+def test_the_checkpoint_answers_in_one_call_as_in_separate_ones() -> None:
+    """Two texts of one length that change places in the code that all stages share were delivered."""
+    alone = {f"{number}/logits, alone": np.array([1.0, number], np.float32) for number in (0, 2)}
+    together = {f"{number}/logits": np.array([1.0, number], np.float32) for number in range(3)}
+    row_differences.check_alone(alone | together, list("abc"))
+    row_differences.check_alone(alone, list("abc"))  # fill-mask is not run in one call
+    with pytest.raises(WrongAnswer, match=r"text '[ac]' must be the same in a call for it and in one for 3 texts"):
+        row_differences.check_alone(alone | together | {"0/logits": together["2/logits"], "2/logits": together["0/logits"]}, list("abc"))
