@@ -594,8 +594,10 @@ def test_a_limit_that_nothing_measures_is_refused(run: Run, tmp_path: Path) -> N
         "'touch': limits: top_k_overlap_min needs",
     ):
         assert words in found
+
+
 def test_the_ladder_goes_on_after_a_branch_that_fails() -> None:
     """Every step of the shipped comparison ends only its own branch."""
     path = Path(bertopt.__file__).parent / "recipes" / "ladder.yaml"
     recipe = load(path)
-    assert {step.on_fail for step in recipe.steps} == {"skip"}
+    assert "stop" not in {step.on_fail for step in recipe.steps}
