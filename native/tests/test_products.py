@@ -56,7 +56,7 @@ def test_avx2_has_the_bits_of_avx512_vnni(precision: str, packed: Callable[..., 
 
 
 def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:
-    """Return rows as the encoder's uint8 represents them: up to eight elements in the outer 70 % of a row's range are exact."""
+    """Return rows as the encoder's uint8 represents them: up to eight elements beyond a fifth of a row's largest are exact."""
     return np.stack([_quantised(row, np.float32(low)) for row in x])
 
 
@@ -64,8 +64,7 @@ def _quantised(x: NDArray[np.float32], low: np.float32) -> NDArray[np.float64]:
     rest = np.ones(len(x), bool)
     while True:
         least, most = np.minimum(x[rest].min(), low), np.maximum(x[rest].max(), np.float32(0))
-        inner = np.float32(0.3) * (most - least)
-        outer = rest & (x > least + inner if most >= -least else x < most - inner)
+        outer = rest & (np.abs(x) > np.float32(0.2) * np.maximum(-least, most))
         if not outer.any() or len(x) - (rest & ~outer).sum() > 8:
             break
         rest &= ~outer
@@ -144,11 +143,11 @@ def test_an_outlying_channel_follows_the_model_in_numpy(channel: int, isa: str, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("channels", [{0: 100}, {17: -100}, {63: 100}, {3: 100, 40: 85}, {5: -90, 6: -100, 63: -70}, {1: 100, 30: -100, 31: 20, 62: 4}], ids=str)
+@pytest.mark.parametrize("channels", [{0: 100}, {17: -100}, {63: 100}, {3: 100, 40: 85}, {5: -90, 6: -100, 63: -70}, {1: 10, 30: -5}, {1: 100, 30: -100, 31: 20, 62: 4}], ids=str)
 def test_outlying_channels_take_no_precision_from_the_others(channels: dict[int, float], isa: str, tmp_path: Path) -> None:
     """Some channels are up to 100 times as large as the rest in every normalisation, which int8 products read."""
     import torch
-    from conftest import cosines, reference
+    from conftest import reference
 
     model = network("bert", num_hidden_layers=2)
     with torch.no_grad():
@@ -163,7 +162,7 @@ def test_outlying_channels_take_no_precision_from_the_others(channels: dict[int,
     got = bertopt_native.Encoder(tmp_path / "m", isa=isa).run(ids, starts)
     want = reference(model, ids, starts)
     others = ~np.isin(np.arange(64), list(channels))
-    assert cosines(got[:, others], want[:, others]).mean() > 0.995
+    assert np.linalg.norm((got - want)[:, others]) < 0.02 * np.linalg.norm(want[:, others])
     again = bertopt_native.Encoder(tmp_path / "m", isa=isa, threads=3).run(np.tile(ids, 3), [0, 60, 120, 180])
     assert (again == np.tile(got, (3, 1))).all()
 
