@@ -162,8 +162,8 @@ class Context:
     device: Device = "cpu"
     shapes: tuple[tuple[int, int], ...] = ((1, 16), (8, 128))
     """The recipe's shape grid [B, S]: what the artefact must accept."""
-    texts: tuple[str, ...] = ()
-    """The recipe's texts, for calibration."""
+    texts: tuple[str | tuple[str, str], ...] = ()
+    """The recipe's texts, or pairs where it has these and the model takes them, for calibration."""
     seed: int = 0
     encode: Callable[[Sequence[Any]], dict[str, Array]] | None = field(default=None, repr=False)
     """Texts, or pairs, to right-padded int64 arrays [B, S], one for each of `spec.inputs`: the predictor's own way."""

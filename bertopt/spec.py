@@ -126,6 +126,12 @@ class Spec(BaseModel):
     def labelled(self) -> bool:
         return self.task != "feature-extraction"
 
+    @property
+    def graded(self) -> bool:
+        """Whether a text's label is a number: its value, or how well its pair goes together (re-rankers, embeddings)."""
+        one_score = self.task == "text-classification" and len(self.labels) == 1 and not self.multi_label
+        return self.regression or one_score or self.task == "feature-extraction"
+
     def differences(self, other: Spec) -> str:
         """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
         fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "one_row", "parameters"))

@@ -54,7 +54,7 @@ def predictions(spec: Spec, outputs: Array, second: Array | None = None) -> list
         size = np.linalg.norm(outputs, axis=-1) * np.linalg.norm(second, axis=-1)
         found = (outputs * second).sum(axis=-1) / np.maximum(size, 1e-12)
         return [[float(value)] for value in found]
-    if spec.regression:
+    if spec.graded:
         return [[float(value) for value in row] for row in outputs]
     if spec.multi_label:
         return [[float(value > 0) for value in row] for row in outputs]
@@ -65,7 +65,7 @@ def truth(spec: Spec, labels: Sequence[Label]) -> list[list[float]]:
     """Return what `predictions` should be [N, D]: a value, one flag a label, or the number of the label; zeros where they are scores."""
     if spec.task in span_metrics.TASKS:
         return [[0.0]] * len(labels)
-    if spec.regression or spec.task == "feature-extraction":
+    if spec.graded:
         return [[float(str(label))] for label in labels]
     sets = [{label} if isinstance(label, str) else set(label) for label in labels]
     if spec.multi_label:
@@ -83,15 +83,14 @@ def measure(
     """
     y, a = np.asarray(expected, float), np.asarray(mine, float)
     b = None if reference is None else np.asarray(reference, float)
-    values = spec.regression or spec.task == "feature-extraction"
     metrics = _metrics(spec)
     weights = np.random.default_rng(0).multinomial(len(y), np.full(len(y), 1 / len(y)), size=RESAMPLES)
     found = [_bootstrapped(name, metric, y, a, b, weights) for name, metric in metrics.items()]
-    if spec.task == "text-classification" and not values and not spec.multi_label:
+    if spec.task == "text-classification" and not spec.graded and not spec.multi_label:
         right = [None if p is None else [bool(hit) for hit in (p == y)[:, 0]] for p in (a, b)]
         assert right[0] is not None
         found = [quality.measure(right[0], right[1]), *found]
-    ranked = retrieval.rows_by_query(queries, y[:, 0]) if values and queries else []
+    ranked = retrieval.rows_by_query(queries, y[:, 0]) if spec.graded and queries else []
     if 2 * sum(map(len, ranked)) > len(y):
         found = [*_of_queries(ranked, y[:, 0], a[:, 0], None if b is None else b[:, 0]), *found]
     return found[0].model_copy(update={"others": found[1:]})
@@ -100,7 +99,7 @@ def measure(
 def _metrics(spec: Spec) -> dict[str, _Metric]:
     if spec.task in span_metrics.TASKS:
         return {name: _of_sums(of) for name, of in span_metrics.metrics(spec).items()}
-    if spec.regression or spec.task == "feature-extraction":
+    if spec.graded:
         return _of_values()
     return _of_several_labels() if spec.multi_label else _of_one_label()
 

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from bertopt import stages
 from bertopt.checks import gates, probes
-from bertopt.core import Precision
+from bertopt.checks.probes import Text
+from bertopt.core import Precision, Spec
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
 from bertopt.results import Limits
@@ -30,8 +31,13 @@ from bertopt.runtime.load import load
 if TYPE_CHECKING:
     from bertopt.core import Array
 
+    #: Vectors [N, D] of N texts or pairs, of one request.
+    Ask = Callable[[Sequence[Text]], Array]
+
 #: Requests at once while answers are compared, so that texts are batched with others; latency is measured with one.
 CLIENTS = 8
+#: Texts that are sent once more in one request: as many as every such server takes.
+IN_ONE_REQUEST = 32
 #: Single texts whose latency is taken; the 95th percentile of fewer says little.
 LATENCY_REQUESTS = 200
 TIMEOUT_S = 30.0
@@ -59,8 +65,9 @@ class UrlCheck(BaseModel):
 def verify_url(
     directory: Path, url: str, texts: Path | None = None, latency_ms: float | None = None, api_key: str | None = None
 ) -> UrlCheck:
-    """Send every text to `url` and compare the answers with those of the artefact in `directory`: by the artefact's limits, and by
-    what another machine or batch makes of one model's outputs (`replay.TOLERANCE`).
+    """Send every text to `url`, and some of them once more in one request, and compare the answers with those of the artefact in
+    `directory`: by the artefact's limits, and by what another machine or batch makes of one model's outputs (`replay.TOLERANCE`).
+    A classifier is sent pairs too.
 
     The server may be bertopt's or another with `/embed`, `/predict` or `/v1/embeddings`. `latency_ms` bounds the 95th
     percentile of single requests. Raises UsageError for a model without one vector a text or a server that refuses,
@@ -69,7 +76,7 @@ def verify_url(
     predictor, manifest = load(directory), stages.read_manifest(directory)
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
-    sent = list(read(texts).texts) if texts else [text for text in probes.built_in_texts() if isinstance(text, str) and text]
+    sent = list(read(texts).asked(predictor.spec)) if texts else _built_in(predictor.spec)
     client = _Client(url.rstrip("/"), api_key)
     classifies = predictor.spec.task == "text-classification"
     ask = client.scores(predictor.spec.labels) if classifies else client.embedding()
@@ -77,13 +84,20 @@ def verify_url(
     if classifies:
         expected = task_outputs.label_scores(predictor.spec, expected)
     with ThreadPoolExecutor(CLIENTS) as pool:
-        got = np.stack(list(pool.map(ask, sent)))
+        got = np.concatenate(list(pool.map(lambda text: ask([text]), sent)))
     if got.shape != expected.shape:
         raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {expected.shape[-1]}: it serves another model")
+    several = np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)
+    got, expected = np.concatenate([got, ask([sent[i] for i in several])]), np.concatenate([expected, expected[several]])
     recorded = (manifest.gates or {}).get("parity") or {}
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
     return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms)
+
+
+def _built_in(spec: Spec) -> list[Text]:
+    texts = [text for text in probes.built_in_texts() if text]
+    return [*texts, *(probes.pairs(spec, texts) if spec.task == "text-classification" else [])]
 
 
 def _judged(
@@ -121,9 +135,9 @@ def _judged(
     )  # fmt: skip
 
 
-def _timed(ask: Callable[[str], Any], text: str) -> float:
+def _timed(ask: Ask, text: Text) -> float:
     start = time.perf_counter()
-    ask(text)
+    ask([text])
     return (time.perf_counter() - start) * 1e3
 
 
@@ -134,22 +148,29 @@ class _Client:
         self.url = url
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
 
-    def embedding(self) -> Callable[[str], Array]:
-        """Return the function that asks for one embedding, by the route that the server has."""
+    def embedding(self) -> Ask:
+        """Return the function that asks for embeddings, by the route that the server has."""
         try:
             self._post("/embed", {"inputs": "a"})
         except _Missing:
-            return lambda text: np.array(self._post("/v1/embeddings", {"input": text, "model": "default"})["data"][0]["embedding"])
-        return lambda text: np.array(self._post("/embed", {"inputs": text, "truncate": True})[0])
 
-    def scores(self, labels: Sequence[str]) -> Callable[[str], Array]:
-        """Return the function that asks for one text's scores, in the order of `labels`."""
+            def ask(texts: Sequence[Text]) -> Array:
+                rows = self._post("/v1/embeddings", {"input": list(texts), "model": "default"})["data"]
+                return np.array([row["embedding"] for row in sorted(rows, key=lambda row: row["index"])])
 
-        def ask(text: str) -> Array:
-            rows = {row["label"]: row["score"] for row in self._post("/predict", {"inputs": text, "truncate": True})}
-            if rows.keys() != set(labels):
-                raise UsageError(f"{self.url} answers the labels {', '.join(sorted(rows))}; the artefact has {', '.join(labels)}")
-            return np.array([rows[label] for label in labels])
+            return ask
+        return lambda texts: np.array(self._post("/embed", {"inputs": list(texts), "truncate": True}))
+
+    def scores(self, labels: Sequence[str]) -> Ask:
+        """Return the function that asks for texts' scores, in the order of `labels`."""
+
+        def ask(texts: Sequence[Text]) -> Array:
+            inputs = [[text] if isinstance(text, str) else list(text) for text in texts]
+            rows = [{row["label"]: row["score"] for row in one} for one in self._post("/predict", {"inputs": inputs, "truncate": True})]
+            for row in rows:
+                if row.keys() != set(labels):
+                    raise UsageError(f"{self.url} answers the labels {', '.join(sorted(row))}; the artefact has {', '.join(labels)}")
+            return np.array([[row[label] for label in labels] for row in rows])
 
         return ask
 

@@ -16,6 +16,7 @@ from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Rewrite, Session, Spec
 from bertopt.passes import registry
 from bertopt.results import Case, Limits
+from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 
@@ -86,7 +87,7 @@ class Attempts:
 
     def _context(self, workdir: Path) -> Context:
         shapes = tuple((int(b), int(s)) for b, s in self.context["shapes"])
-        texts = tuple(self.context["texts"])
+        texts = tuple(text_inputs.from_json(self.context["texts"]))
         return Context(workdir, self.device, shapes, texts, self.context["seed"], self._encode)
 
     def _encode(self, texts: Sequence[Any]) -> dict[str, Any]:

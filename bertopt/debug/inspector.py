@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt import stages
 from bertopt.checks import probes
-from bertopt.checks.probes import Probe
+from bertopt.checks.probes import Probe, Text
 from bertopt.core import Compiled, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
 from bertopt.debug.layer_errors import AlignedTraces, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
 from bertopt.errors import Unsupported
 from bertopt.results import Limits
+from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class StageInspector:
     directory to work in."""
 
     def __init__(
-        self, line: list[str], device: Device, shapes: list[list[int]], texts: list[str], worst: str | None,
+        self, line: list[str], device: Device, shapes: list[list[int]], texts: list[Any], worst: str | None,
         scratch: str,
     ) -> None:  # fmt: skip
         self.line, self.device, self.shapes = [Path(path) for path in line], device, [(b, s) for b, s in shapes]
-        self.texts = texts
+        self.texts = text_inputs.from_json(texts)
         manifest = stages.read_manifest(self.line[0])
         self.spec = manifest.spec
         self.tokenizer = Tokenizer(self.line[0], self.spec, self.spec.max_length)
@@ -57,7 +58,7 @@ class StageInspector:
         self._tapped: dict[tuple[tuple[int, ...], tuple[int, ...]], Any] = {}
 
     def _probes(self) -> list[Probe]:
-        sample = list(dict.fromkeys([*self.texts[:64], *probes.built_in_texts()]))
+        sample: list[Text] = list(dict.fromkeys([*self.texts[:64], *probes.built_in_texts()]))
 
         def encode(batch: Sequence[Any]) -> list[dict[str, Array]]:
             return [self.tokenizer.batch(self.tokenizer.encode(list(batch)))]

@@ -15,6 +15,7 @@ from bertopt.debug.graph_layers import ATTENTION, SOFTMAX, layers_of, onnx_nodes
 from bertopt.debug.timed_calls import WARM_UP, call_times, timed, warm_up
 from bertopt.errors import Unsupported, UsageError
 from bertopt.report.profile import AFTER, BEFORE, UNKNOWN, Profile, Row, class_of
+from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.onnxruntime import OnnxRuntimeSession
@@ -66,7 +67,7 @@ def _inputs(model: Model, directory: Path, shape: tuple[int, int] | None, texts:
     longest = model.shapes.longest
     if texts:
         tokenizer = Tokenizer(directory, model.spec, longest)
-        return tokenizer.batch(tokenizer.encode(texts))
+        return tokenizer.batch(tokenizer.encode(text_inputs.from_json(texts)))
     batch, sequence = shape or (8, min(128, longest))
     if sequence > longest:
         raise UsageError(f"the shape must fit the model's {longest} tokens; got {batch} × {sequence}")

@@ -57,8 +57,7 @@ class Examiner:
         self.workers, self.reference, self.device, self.plan, self.on_progress = workers, reference, device, plan, on_progress
         self.spec, self.texts = plan.spec, plan.texts
         self.tokenizer = RemoteTokenizer(workers, reference)
-        sample = plan.sample()
-        pairs = probes.pairs(plan.spec, sample)
+        sample, pairs = plan.sample()
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
             *probes.serving(plan.spec, MAX_BATCH),

@@ -23,19 +23,16 @@ def measurable(spec: Spec, texts: Texts) -> bool:
 
 def predictions(worker: Worker, spec: Spec, texts: Texts, timeout: float) -> list[list[float]]:
     """Return what the open stage predicts for each text, as `quality` takes it."""
-    second = texts.second
-    both: Sequence[Text] = list(zip(texts.texts, second, strict=True)) if second else texts.texts
 
     def outputs(of: Sequence[Text]) -> Array:
         return worker.exchange("logits", timeout=timeout, texts=list(of))[1]["logits"]
 
     if spec.task in span_metrics.TASKS:
-        of = both if spec.task == "question-answering" else texts.texts
-        answers = worker.call("answers", timeout=timeout, texts=list(of))
+        answers = worker.call("answers", timeout=timeout, texts=list(texts.asked(spec)))
         return span_metrics.scores(spec, texts.texts, texts.labels or (), answers)
-    if second is not None and spec.task == "feature-extraction":
-        return task_metrics.predictions(spec, outputs(texts.texts), outputs(second))
-    return task_metrics.predictions(spec, outputs(both))
+    if texts.second is not None and spec.task == "feature-extraction":
+        return task_metrics.predictions(spec, outputs(texts.texts), outputs(texts.second))
+    return task_metrics.predictions(spec, outputs(texts.asked(spec)))
 
 
 def quality(spec: Spec, texts: Texts, predicted: Sequence[Sequence[float]], reference: Sequence[Sequence[float]] | None) -> Quality:

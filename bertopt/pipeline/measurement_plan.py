@@ -36,18 +36,23 @@ class MeasurementPlan:
     def of(cls, spec: Spec, shapes: Sequence[tuple[int, int]], texts: Texts, budget: Budget) -> Self:
         return cls(spec, tuple(shapes), texts, mix_texts(spec, texts), budget)
 
-    def sample(self) -> list[str]:
-        """Return the texts to probe with: a seeded choice of the recipe's, and the built-in ones, of which every second where the
-        recipe has `OWN_TEXTS` or more."""
+    def sample(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """Return the texts and pairs to probe with: a seeded choice of the recipe's, and the built-in ones, of which every second
+        where the recipe has `OWN_TEXTS` or more."""
+        asked = self.texts.asked(self.spec)
         if not self.texts.source:
-            return list(self.texts.texts)
-        chosen = np.random.default_rng(0).permutation(len(self.texts.texts))[:OWN_TEXTS]
-        built_in = probes.built_in_texts()[:: 1 if len(chosen) < OWN_TEXTS else 2]
-        return list(dict.fromkeys([*(self.texts.texts[i] for i in sorted(chosen)), *built_in]))
+            texts, own = list(self.texts.texts), []
+        else:
+            chosen = [asked[i] for i in sorted(np.random.default_rng(0).permutation(len(asked))[:OWN_TEXTS])]
+            built_in = probes.built_in_texts()[:: 1 if len(chosen) < OWN_TEXTS else 2]
+            texts = list(dict.fromkeys([*(text for text in chosen if isinstance(text, str)), *built_in]))
+            own = list(dict.fromkeys(text for text in chosen if not isinstance(text, str)))
+        return texts, [*own, *probes.pairs(self.spec, texts)]
 
 
 def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
-    """Return the texts to time end to end, taken evenly; pairs where the model answers questions."""
-    paired = spec.task == "question-answering"
-    step = max(1, len(texts.texts) // MIX_TEXTS)
-    return tuple(("what?", text) if paired else text for text in texts.texts[::step])[:MIX_TEXTS]
+    """Return the texts and pairs to time end to end, taken evenly; texts without a question are asked one."""
+    asked = texts.asked(spec)
+    alone = spec.task == "question-answering" and texts.second is None
+    step = max(1, len(asked) // MIX_TEXTS)
+    return tuple(("what?", str(text)) if alone else text for text in asked[::step])[:MIX_TEXTS]

@@ -26,7 +26,7 @@ ODD_LENGTHS = (4, 8, 16, 32, 64, 128)
 
 
 def samples(spec: Spec, ctx: Context, count: int) -> list[Inputs]:
-    """`count` of the context's texts (or all, where there are fewer), each a batch of one; an odd batch after every other.
+    """`count` of the context's texts or pairs (or all, where there are fewer), each a batch of one; an odd batch after every other.
 
     Arrays as the network takes them (`spec.network_inputs`), int64. The same arguments give the same samples. Raises
     Unsupported where there are no texts, or no tokenizer to read them with.
@@ -35,11 +35,10 @@ def samples(spec: Spec, ctx: Context, count: int) -> list[Inputs]:
         raise Unsupported("static INT8 is calibrated on texts; got none: name some in inputs.texts")
     rng = np.random.default_rng(ctx.seed)
     chosen = [ctx.texts[i] for i in sorted(rng.permutation(len(ctx.texts))[:count])]
-    if spec.task == "question-answering":
+    asked: list[Any] = list(chosen)
+    if spec.task == "question-answering" and isinstance(chosen[0], str):
         # Whatever comes next serves as the context.
-        asked: list[Any] = list(zip(chosen, chosen[1:] + chosen[:1], strict=True))
-    else:
-        asked = list(chosen)
+        asked = list(zip(chosen, chosen[1:] + chosen[:1], strict=True))
     frame = ctx.encode([("", "") if spec.task == "question-answering" else ""])["input_ids"][0]
     made = []
     for number, text in enumerate(asked):

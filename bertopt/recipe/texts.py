@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.checks import span_metrics, task_metrics
+from bertopt.checks.probes import Text
 from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.spec import Label
@@ -27,11 +28,17 @@ class Texts:
     labels: tuple[Label, ...] | None = None
     source: str | None = None
     second: tuple[str, ...] | None = None
-    """The second text of each pair, where every line is one. Probes and timing use the first alone."""
+    """The second text of each pair, where every line is one."""
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(json.dumps([self.texts, self.labels, self.second]).encode()).hexdigest()
+
+    def asked(self, spec: Spec) -> tuple[Text, ...]:
+        """Return what a predictor of this model is given: each pair, both texts of it for embeddings, or its first text."""
+        if self.second is None or spec.task not in ("text-classification", "question-answering", "feature-extraction"):
+            return self.texts
+        return (*self.texts, *self.second) if spec.task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:
         """Raise UsageError where a label is none that the model can be held against, naming the lines."""
@@ -81,7 +88,7 @@ def read(path: str | Path) -> Texts:
 
 def _mistake(spec: Spec, text: str, label: Label) -> str | None:
     """Return what is wrong with a line's label for this model, or None."""
-    if spec.regression or spec.task == "feature-extraction":
+    if spec.graded:
         try:
             good = isinstance(label, str) and math.isfinite(float(label))
         except ValueError:

@@ -41,6 +41,11 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
     return items
 
 
+def from_json(texts: Sequence[Any]) -> list[Any]:
+    """Return texts with their pairs as tuples again, of which JSON made lists."""
+    return [tuple(text) if isinstance(text, list) else text for text in texts]
+
+
 def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str) -> Sequence[Text]:
     """Put the prompt `name` before each text, as sentence-transformers does.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt import stages
 from bertopt.core import Context, Rewrite
 from bertopt.passes import registry
+from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.manifest import GpuEntry
 from bertopt.system import gpu
@@ -81,7 +82,7 @@ class BuildOps:
         def encode(texts: Sequence[Any]) -> dict[str, Array]:
             return tokenizer().batch(tokenizer().encode(texts))
 
-        ctx = Context(out, context["device"], shapes, tuple(context["texts"]), context["seed"], encode)
+        ctx = Context(out, context["device"], shapes, tuple(text_inputs.from_json(context["texts"])), context["seed"], encode)
         start = time.monotonic()
         with quiet():
             result = apply(model, ctx)

@@ -15,6 +15,7 @@ from bertopt import stages
 from bertopt.checks import timed_steps
 from bertopt.core import Device, Eager, Int8Rounding, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
+from bertopt.runtime import text_inputs
 from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.opening import opening
@@ -104,7 +105,7 @@ class Ops(BuildOps):
     def op_encode(self, arrays: Any, texts: list[Any]) -> Reply:
         """Texts as right-padded arrays [B, S]."""
         assert self.tokenizer is not None, "op_tokenizer comes first"
-        return None, self.tokenizer.batch(self.tokenizer.encode(_paired(texts)))
+        return None, self.tokenizer.batch(self.tokenizer.encode(text_inputs.from_json(texts)))
 
     def op_word(self, arrays: Any, token: int) -> Reply:
         assert self.tokenizer is not None, "op_tokenizer comes first"
@@ -134,7 +135,7 @@ class Ops(BuildOps):
 
     def op_mix(self, arrays: Any, texts: list[Any]) -> Reply:
         """Keep the texts that `time_mix` sends through the predictor."""
-        self.texts = _paired(texts)
+        self.texts = text_inputs.from_json(texts)
         return None, {}
 
     def op_time_mix(self, arrays: Any, steps: int) -> Reply:
@@ -197,7 +198,7 @@ class Ops(BuildOps):
     def op_logits(self, arrays: Any, texts: list[Any]) -> Reply:
         """Outputs [N, D] for texts and pairs, of a model with one vector a text."""
         assert self.predictor is not None
-        return None, {"logits": self.predictor.logits(_paired(texts))}
+        return None, {"logits": self.predictor.logits(text_inputs.from_json(texts))}
 
     def op_outputs(self, arrays: Any, texts: list[Any], alone: list[int]) -> Reply:
         """Raw outputs of texts and pairs in one call, as `<number>/<output>`, and of those with numbers in `alone` in a separate
@@ -206,7 +207,7 @@ class Ops(BuildOps):
         from bertopt.runtime import single_calls
 
         assert self.predictor is not None and self.model is not None
-        given = _paired(texts)
+        given = text_inputs.from_json(texts)
         # Together those over a vocabulary would be gigabytes.
         together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
         separate = single_calls.answers(self.predictor, [given[number] for number in alone])
@@ -219,7 +220,7 @@ class Ops(BuildOps):
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
         """Answers about the tokens of texts and pairs, as the predictor words them."""
         assert self.predictor is not None
-        return self.predictor(_paired(texts)), {}
+        return self.predictor(text_inputs.from_json(texts)), {}
 
     def op_replay(self, arrays: Any) -> Reply:
         """Return the open stage's outputs for the texts that an artefact records."""
@@ -271,8 +272,3 @@ class Ops(BuildOps):
     def _session(self) -> Session:
         assert self.session is not None, "op_open comes first"
         return self.session
-
-
-def _paired(texts: list[Any]) -> list[Any]:
-    """Return texts with their pairs as tuples again: JSON made lists of them."""
-    return [tuple(text) if isinstance(text, list) else text for text in texts]

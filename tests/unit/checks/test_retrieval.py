@@ -10,7 +10,7 @@ import pytest
 from sklearn import metrics
 
 from bertopt.checks import retrieval, task_metrics
-from tests.unit.checks.test_task_metrics import EMBEDDING, VALUE
+from tests.unit.checks.test_task_metrics import EMBEDDING, RERANKER, VALUE
 
 
 def test_by_hand() -> None:
@@ -32,7 +32,7 @@ def test_as_scikit_learn_has_it(seed: int) -> None:
     assert retrieval.ndcg(relevance, scores) == pytest.approx(metrics.ndcg_score([relevance], [scores], k=10))
 
 
-@pytest.mark.parametrize("spec", [VALUE, EMBEDDING], ids=["reranker", "embeddings"])
+@pytest.mark.parametrize("spec", [RERANKER, VALUE, EMBEDDING], ids=["reranker", "regression", "embeddings"])
 def test_it_comes_first_where_queries_have_several_passages(spec: Any) -> None:
     rng = np.random.default_rng(0)
     queries = [f"query {number}" for number in range(40) for _ in range(12)]

@@ -23,6 +23,7 @@ from tests.unit.checks.test_span_metrics import QUESTIONS, TAGS
 
 SEVERAL = TEXT.model_copy(update={"multi_label": True})
 VALUE = TEXT.model_copy(update={"regression": True, "labels": ("score",)})
+RERANKER = TEXT.model_copy(update={"labels": ("LABEL_0",)})
 EMBEDDING = TEXT.model_copy(update={"task": "feature-extraction", "pooling": "mean", "labels": ()})
 
 
@@ -122,6 +123,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         (['{"text": "a", "label": []}', '{"text": "a", "label": ["good", "fine"]}'], SEVERAL, ":2: label must be one of .*; got 'fine'"),
         (['{"text": "a", "label": ["good"]}'], TEXT, ":1: label must be one label, .*; got a list of 1"),
         (['{"text": "a", "label": 1}', '{"text": "a", "label": "x"}'], VALUE, ":2: label must be a number; got 'x'"),
+        (['{"text": "a", "text_pair": "b", "label": "LABEL_0"}'], RERANKER, ":1: label must be a number; got 'LABEL_0'"),
         (['{"text": "a", "label": "nan"}'], VALUE, ":1: label must be a number; got 'nan'"),
         (['{"text": "a b", "label": ["O"]}'], TAGS, ":1: label must be a list of one tag for each of the text.s 2 words; got a list of 1"),
         (['{"text": "a b", "label": ["O", "B-X"]}'], TAGS, ":1: label must be one of .*; got 'B-X'"),
@@ -137,12 +139,12 @@ def test_labels_that_do_not_fit_name_their_line(tmp_path: Path, lines: list[str]
         labelled.read(path).check_labels(spec)
 
 
-def regression(directory: Path) -> Path:
+def one_label(directory: Path, problem: str | None) -> Path:
     import transformers
 
     config = transformers.BertConfig(
         vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, num_labels=1, problem_type="regression",
+        max_position_embeddings=64, num_labels=1, problem_type=problem,
     )  # fmt: skip
     transformers.set_seed(0)
     transformers.BertForSequenceClassification(config).save_pretrained(directory)
@@ -150,7 +152,7 @@ def regression(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "tags", "pairs for questions"])
+@pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "pairs of a re-ranker", "tags", "pairs for questions"])
 def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     names, tags = ["bad", "good", "mixed"], ["O", "B-PER", "I-PER"]
     rows = [
@@ -169,8 +171,10 @@ def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> Non
         (model / "config.json").write_text(json.dumps(config))
     elif kind == "pairs for questions":
         model = tiny("bert", "question-answering")
+    elif kind == "pairs of a re-ranker":
+        model = one_label(tmp_path / "model", None)
     elif kind == "value":
-        model = regression(tmp_path / "model")
+        model = one_label(tmp_path / "model", "regression")
     else:
         model = write_tiny(tmp_path / "model", extra={"problem_type": "multi_label_classification"} if kind == "several" else {})
     with cheap_workers("pipeline"):
