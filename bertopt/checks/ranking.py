@@ -22,8 +22,8 @@ _TINY = 1e-12
 def measure(got: Array, reference: Array) -> Ranking | None:
     """Return Spearman's rank correlation of all pairwise cosine similarities, and the mean overlap of each text's k nearest.
 
-    Takes embeddings [N, H] of the same texts; k is 10, or N // 5 of fewer than 50. None below 3 texts; NaN where an
-    embedding is not finite, or all similarities of one model are equal.
+    Takes embeddings [N, H] of the same texts; k is 10, or N // 5 of fewer than 50. None below 3 texts, or where all
+    similarities of the reference are equal; NaN where an embedding is not finite, or all similarities of the other are equal.
     """
     n = len(got)
     if n < FEWEST_TEXTS:
@@ -33,6 +33,8 @@ def measure(got: Array, reference: Array) -> Ranking | None:
         return Ranking(spearman=math.nan, top_k_overlap=math.nan, k=k, n=n)
     mine, theirs = _similarities(got), _similarities(reference)
     upper = np.triu_indices(n, 1)
+    if np.ptp(theirs[upper]) == 0:
+        return None
     return Ranking(
         spearman=_spearman(mine[upper], theirs[upper]),
         top_k_overlap=float(
@@ -43,16 +45,16 @@ def measure(got: Array, reference: Array) -> Ranking | None:
 
 
 def rank_loss(got: Array, reference: Array) -> float | None:
-    """Return 1 - Spearman's rank correlation of the similarities of at most `MOST_TEXTS` texts; None below 3 texts."""
+    """Return 1 - Spearman's rank correlation of the similarities of at most `MOST_TEXTS` texts; None where `measure` is."""
     found = measure(got[:MOST_TEXTS], reference[:MOST_TEXTS])
     return None if found is None else 1 - found.spearman
 
 
 def _spearman(a: Array, b: Array) -> float:
-    """NaN where either is constant."""
+    """NaN where `a` is constant."""
     from scipy.stats import spearmanr
 
-    return math.nan if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
+    return math.nan if np.ptp(a) == 0 else float(spearmanr(a, b).statistic)
 
 
 def _similarities(vectors: Array) -> Array:

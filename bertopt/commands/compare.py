@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bertopt import stages
-from bertopt.checks import gates, parity, probes
+from bertopt.checks import coverage, gates, parity, probes
 from bertopt.checks.gates import GateOutcome
 from bertopt.commands import mix_up
 from bertopt.errors import UsageError
@@ -133,4 +133,7 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
     differences = diff.environment(before.environment, after.environment)
-    return diff.conclude(names, differences, tolerances, diff.artefacts(baseline, candidate, tolerances, held))
+    changes = diff.artefacts(baseline, candidate, tolerances, held)
+    for failure in coverage.failures(new.coverage, held) if new.coverage else []:
+        changes.append(diff.Change(stage=candidate.name, gate=failure.gate, what=failure.metric or "finite", regression=failure.text))
+    return diff.conclude(names, differences, tolerances, changes)

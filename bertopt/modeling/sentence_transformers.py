@@ -18,7 +18,7 @@ SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", 
 #: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
 OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs")
 #: The modules that bertopt has.
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 #: Where a Dense has its weights.
 WEIGHTS = "model.safetensors"
 #: torch's classes that may follow a Dense's product.
@@ -47,15 +47,16 @@ def read_sentence_transformers(directory: Path) -> Modules:
         if _kind(module) not in _KINDS or (_kind(module) == "Transformer" and module["path"] not in ("", ".")):
             shown = f"{plain(_kind(module))} at {plain(ascii(module['path']))}"
             raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense or Normalize; got {shown}: {_ADVICE}")
-    if not re.fullmatch("(TPD*N*|T)?", "".join(_kind(module)[0] for module in modules)):
+    # Dropout does something in training alone.
+    if not re.fullmatch("(TPD*N*|T)?", "".join(_kind(module)[0] for module in modules if _kind(module) != "Dropout")):
         shown = plain(", ".join(map(_kind, modules)))
         raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize; got {shown}: {_ADVICE}")
     fields = {
         _folder(module["path"]): (_kind(module), _read(directory / _folder(module["path"]) / "config.json"))
         for module in modules if _kind(module) in ("Pooling", "Dense")
     }  # fmt: skip
-    for key in ("name", "path"):
-        stated = [str(module[key]) for module in modules if key in module]
+    folders = [_folder(module["path"]) for module in modules if _kind(module) in ("Pooling", "Dense")]
+    for key, stated in (("name", [str(module["name"]) for module in modules if "name" in module]), ("path", folders)):
         if len(set(stated)) < len(stated):
             raise Unsupported(f"modules.json: each module must have its own {key}; got {plain(ascii(', '.join(stated)))}: {_ADVICE}")
     name, settings = _settings(directory)
@@ -70,7 +71,7 @@ def read_sentence_transformers(directory: Path) -> Modules:
 
 def module_files(directory: Path) -> list[str]:
     """Return the names of the files in folders beside the checkpoint that say what follows the transformer."""
-    files = {"Pooling": ("config.json",), "Dense": ("config.json", WEIGHTS)}
+    files = {"Pooling": ("config.json",), "Dense": ("config.json", WEIGHTS), "Dropout": ("config.json",)}
     modules = _modules(directory) if (directory / MODULES).is_file() else []
     return [f"{_folder(module['path'])}/{name}" for module in modules for name in files.get(_kind(module), ())]
 

@@ -35,6 +35,7 @@ from bertopt.results import (
     Stage,
     Waiver,
 )
+from tests.support.artefacts import write_artefact
 from tests.support.measured import measured
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
@@ -380,6 +381,27 @@ def test_an_artefact_that_answers_otherwise(plain: Path, export: Callable[..., P
     (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
     found = compare.compare(plain, plain_copy(plain, tmp_path), Tolerances(**SLACK), tmp_path / "t.jsonl")
     assert found.exit_code == 0 and [c.after for c in found.changes if c.gate == "quality"] == [1.0]
+
+
+def test_a_spoilt_word_between_artefacts_of_reduced_precision(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Their limits name no figure of parity that one word of many would miss."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoint = tiny("bert")
+    spoilt = Path(shutil.copytree(checkpoint, tmp_path / "spoilt"))
+    state = load_file(spoilt / "model.safetensors")
+    state["bert.embeddings.word_embeddings.weight"][40] *= -1
+    save_file(state, spoilt / "model.safetensors", {"format": "pt"})
+    first, same, other = (
+        write_artefact(source, tmp_path / name, form)
+        for source, name, form in ((checkpoint, "first", "native"), (checkpoint, "same", "openvino"), (spoilt, "other", "native"))
+    )
+    tolerances = Tolerances(**SLACK, bigger=9, memory=9)
+    right = compare.compare(first, same, tolerances)
+    assert right.exit_code == 0, right.reason
+    found = compare.compare(first, other, tolerances)
+    assert found.exit_code == 3 and [change.gate for change in found.regressions()] == ["coverage"]
+    assert "one row of the coverage sweeps" in found.reason
 
 
 def plain_copy(directory: Path, folder: Path) -> Path:

@@ -227,6 +227,7 @@ def test_embeddings_that_are_not_finite_have_no_rank(bad: float) -> None:
 def test_collapsed_embeddings_have_no_rank() -> None:
     found = ranking.measure(np.ones((12, 16)), embeddings(12))
     assert found is not None and math.isnan(found.spearman)
+    assert ranking.measure(embeddings(12), np.ones((12, 16))) is None, "there is no order to keep"
 
 
 def test_few_texts() -> None:

@@ -15,7 +15,7 @@ import torch
 from bertopt import stages
 from bertopt.core import Context, Eager, Model, Native, Pass
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.modeling import checkpoint
+from bertopt.modeling import checkpoint, sentence_transformers
 from bertopt.passes import (
     BuildNative,
     CastHalf,
@@ -237,6 +237,20 @@ def test_two_layers_of_one_name_or_folder_are_refused(key: str, tmp_path: Path) 
     (source / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(Unsupported, match=f"each module must have its own {key}; got "):
         checkpoint.load(source)
+
+
+def test_what_only_trains_and_folders_without_content_change_nothing(tmp_path: Path) -> None:
+    source = folder(tmp_path / "model", (24, "Tanh"))
+    modules = json.loads((source / "modules.json").read_text())
+    plain = checkpoint.load(source).spec
+    modules[-1]["path"] = ""
+    (source / "3_Dropout").mkdir()
+    (source / "3_Dropout" / "config.json").write_text('{"dropout": 0.2}')
+    modules.insert(2, {"idx": 9, "name": "9", "path": "3_Dropout", "type": "sentence_transformers.models.Dropout"})
+    (source / "modules.json").write_text(json.dumps(modules))
+    assert modules[-1]["type"].endswith("Normalize")
+    assert checkpoint.load(source).spec == plain
+    assert "3_Dropout/config.json" in sentence_transformers.module_files(source)
 
 
 def test_a_folder_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
