@@ -25,6 +25,7 @@ from bertopt.modeling.sentence_transformers import (
     check_length,
     module_files,
     read_sentence_transformers,
+    warn_of_other_scores,
 )
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
 from bertopt.modeling.spec_from_config import find_task, make_spec
@@ -86,6 +87,8 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
             check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
             # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
             limit = modules.max_seq_length or int(tokenizer.model_max_length)
+            if task == "text-classification":
+                warn_of_other_scores(config)
             spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
         else:
             spec = rewrites_spec

@@ -185,6 +185,15 @@ def _warn_of_dropped(directory: Path) -> None:
         warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors, so take the first {shown} numbers of each", stacklevel=4)
 
 
+def warn_of_other_scores(config: Any) -> None:
+    """Name the function that CrossEncoder puts one label's score through, where it is not the sigmoid that an artefact gives."""
+    stated = getattr(config, "sentence_transformers", None)
+    function = stated.get("activation_fn") if isinstance(stated, dict) else getattr(config, "sbert_ce_default_activation_function", None)
+    if config.num_labels == 1 and config.problem_type is None and isinstance(function, str) and not function.endswith(".Sigmoid"):
+        shown = plain(ascii(function.rpartition(".")[2]))
+        warnings.warn(f"config.json: CrossEncoder scores by {shown}, an artefact by the sigmoid, in the same order: predictor.logits gives raw scores", stacklevel=4)
+
+
 def check_length(name: str, value: Any) -> None:
     """Raise IntegrityError where a file states a longest text that cannot be. None states nothing."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

@@ -73,9 +73,9 @@ def write_tiny(
 
     prefix = CLASSES[family]
     config = getattr(transformers, f"{prefix}Config")(
-        **_size(family), num_labels=3 if "classification" in task else 2, **extra
+        **({"num_labels": 3 if "classification" in task else 2} | _size(family) | dict(extra))
     )
-    if "classification" in task:
+    if "classification" in task and "num_labels" not in extra:
         config.id2label = {0: "bad", 1: "good", 2: "mixed"}
         config.label2id = {label: i for i, label in config.id2label.items()}
     torch.manual_seed(seed)

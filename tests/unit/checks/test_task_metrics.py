@@ -17,7 +17,7 @@ from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.recipe import texts as labelled
 from tests.support.shared_workers import cheap_workers
-from tests.support.tiny_models import WORDS, Tiny, tokenizer, write_tiny
+from tests.support.tiny_models import WORDS, Tiny, write_tiny
 from tests.unit.checks.test_checks_depth import TEXT
 from tests.unit.checks.test_span_metrics import QUESTIONS, TAGS
 
@@ -139,19 +139,6 @@ def test_labels_that_do_not_fit_name_their_line(tmp_path: Path, lines: list[str]
         labelled.read(path).check_labels(spec)
 
 
-def one_label(directory: Path, problem: str | None) -> Path:
-    import transformers
-
-    config = transformers.BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, num_labels=1, problem_type=problem,
-    )  # fmt: skip
-    transformers.set_seed(0)
-    transformers.BertForSequenceClassification(config).save_pretrained(directory)
-    tokenizer(directory)
-    return directory
-
-
 @pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "pairs of a re-ranker", "tags", "pairs for questions"])
 def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     names, tags = ["bad", "good", "mixed"], ["O", "B-PER", "I-PER"]
@@ -172,9 +159,9 @@ def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> Non
     elif kind == "pairs for questions":
         model = tiny("bert", "question-answering")
     elif kind == "pairs of a re-ranker":
-        model = one_label(tmp_path / "model", None)
+        model = write_tiny(tmp_path / "model", extra={"num_labels": 1})
     elif kind == "value":
-        model = one_label(tmp_path / "model", "regression")
+        model = write_tiny(tmp_path / "model", extra={"num_labels": 1, "problem_type": "regression"})
     else:
         model = write_tiny(tmp_path / "model", extra={"problem_type": "multi_label_classification"} if kind == "several" else {})
     with cheap_workers("pipeline"):

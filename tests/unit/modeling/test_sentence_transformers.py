@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bertopt.modeling import checkpoint
 from bertopt.modeling.source import examine
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import Tiny, write_tiny
 
 TEXTS = ["the cat sat on the mat", "The CAT was Very Good, she ran", "a dog " * 20]
 
@@ -153,6 +154,24 @@ def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:
     edited(folder / "config_sentence_transformers.json", truncate_dim=16)
     with pytest.warns(UserWarning, match=r"dropped truncate_dim 16.*take the first 16 numbers"):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("stated", "warns"),
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0"}}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, False), ({}, False),
+    ],
+)  # fmt: skip
+def test_scores_that_are_not_cross_encoder_s_are_named(stated: dict[str, Any], warns: bool, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", extra={"num_labels": 1})
+    edited(model / "config.json", **stated)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        checkpoint.load(model)
+    said = [str(each.message) for each in seen if "CrossEncoder" in str(each.message)]
+    assert len(said) == warns and all("scores by 'Identity'" in each and "predictor.logits" in each for each in said)
 
 
 def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_s_is_shorter(folder: Path, tmp_path: Path) -> None:
