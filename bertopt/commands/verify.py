@@ -11,7 +11,7 @@ from bertopt import stages
 from bertopt._version import __version__
 from bertopt.checks import gates, probes
 from bertopt.checks.gates import GateOutcome
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, WrongAnswer
 from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
@@ -58,6 +58,8 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
                 _compare(report, workers, directory, manifest, against, found)
         except Unsupported as error:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
+        except WrongAnswer as error:
+            report.exit_code, report.reason = gates.FAILED, str(error)
     _expired(report, manifest)
     return report
 
