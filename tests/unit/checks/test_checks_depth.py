@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,19 @@ def test_the_longest_probe_leaves_room_in_memory() -> None:
     assert max(lengths) < 8192
     assert 4 * 12 * max(lengths) ** 2 <= probes.SCORE_BYTES < 4 * 12 * (max(lengths) + 1) ** 2
     assert max(p.shape[1] for p in probes.grid(spec(max_length=512, heads=12), [(1, 8)], None)) == 512
+
+
+def test_a_long_row_has_one_padding_pattern_unless_the_recipe_states_it() -> None:
+    long = spec(max_length=8192, heads=12)
+
+    def patterns(*shapes: tuple[int, int]) -> dict[tuple[int, int], int]:
+        return dict(Counter(probe.shape for probe in probes.grid(long, shapes, None)))
+
+    (longest,) = (shape for shape in patterns((1, 8)) if shape[1] > probes.LONG)
+    assert patterns((1, 8)) == {(1, 8): 5, (1, 1): 1, (1, probes.LONG): 5, longest: 1}
+    assert patterns((2, 2048), longest)[2, 2048] == 6 and patterns(longest)[longest] == 5
+    (row,) = (probe for probe in probes.grid(long, [(1, 8)], None) if probe.shape == longest)
+    assert row.padding == "right"
 
 
 def test_windows_see_nothing_where_a_head_reads_padding() -> None:
