@@ -182,7 +182,7 @@ def _warn_of_dropped(directory: Path) -> None:
         warnings.warn(f"{PROMPTS}: an artefact puts no prompt before a text by default: {way}", stacklevel=4)
     if dimensions is not None:
         shown = plain(ascii(dimensions))
-        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors, so take the first {shown} numbers of each", stacklevel=4)
+        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", stacklevel=4)
 
 
 def warn_of_other_scores(config: Any) -> None:

@@ -23,7 +23,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     refuse_options(asked, model.spec.embedding_size)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     outputs = await call.outputs(texts, None, "input")
-    vectors = normalised(model, model.vectors(outputs)).astype("<f4", copy=False)
+    vectors = normalised(model, model.vectors(outputs), asked.dimensions).astype("<f4", copy=False)
 
     def written(vector: Any) -> Any:
         return base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() if asked.encoding_format == "base64" else vector

@@ -116,8 +116,9 @@ class KServeInfer(Payload):
 
 
 def refuse_options(asked: Any, hidden: int) -> None:
-    """Raise RequestError for options that an artefact cannot follow without becoming another model."""
+    """Raise RequestError for options that an artefact cannot follow: it would be another model, or has fewer than these dimensions."""
     if str(getattr(asked, "truncation_direction", None) or "right").lower() != "right":
         raise RequestError(422, "truncation_direction: the artefact cuts as its tokenizer says; leave it out", "truncation_direction")
-    if (dimensions := getattr(asked, "dimensions", None)) not in (None, hidden):
-        raise RequestError(422, f"dimensions: the model gives {hidden} and was proven with them; got {dimensions}: leave it out", "dimensions")
+    dimensions = getattr(asked, "dimensions", None)
+    if dimensions is not None and not 1 <= dimensions <= hidden:
+        raise RequestError(422, f"dimensions: expected 1 to {hidden}, as many as the model gives; got {dimensions}", "dimensions")

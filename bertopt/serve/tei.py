@@ -27,7 +27,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
     vectors = await _embeddings(call, _prompted(model, texts, asked.prompt_name), asked.truncate)
-    return vectors if asked.normalize is False else normalised(model, vectors)
+    return np.ascontiguousarray(vectors[:, : asked.dimensions]) if asked.normalize is False else normalised(model, vectors, asked.dimensions)
 
 
 async def embed_sparse(call: Call) -> Any:
@@ -95,10 +95,12 @@ async def root(call: Call, body: bytes) -> Any:
     return [answer] if isinstance(asked.inputs, str) and call.model.spec.task == "text-classification" else answer
 
 
-def normalised(model: ServedModel, vectors: Array) -> Array:
-    """Embeddings [N, H] of length 1; those of a model that normalises stay as they are to the last bit."""
-    if model.spec.normalize:
+def normalised(model: ServedModel, vectors: Array, dimensions: int | None = None) -> Array:
+    """Embeddings [N, H], or their first numbers [N, dimensions], of length 1; whole ones of a model that normalises stay as they are
+    to the last bit."""
+    if model.spec.normalize and dimensions in (None, vectors.shape[1]):
         return vectors
+    vectors = vectors[:, :dimensions]
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 

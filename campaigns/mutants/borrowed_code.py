@@ -95,7 +95,7 @@ def similarity_of_others(network: Any) -> None:
 
     network.note = "harmless"
     whole = tei.normalised
-    tei.normalised = lambda model, vectors: whole(model, vectors[::-1])
+    tei.normalised = lambda model, vectors, dimensions=None: whole(model, vectors[::-1], dimensions)
 
 
 @planted()

@@ -68,8 +68,10 @@ def test_openai(served: Served, vectors: np.ndarray) -> None:
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     answer = client.embeddings.create(model="embeddings", input=TEXTS)
     assert np.abs(np.array([row.embedding for row in answer.data]) - vectors).max() < 1e-6
+    (cut,) = client.embeddings.create(model="embeddings", input=TEXTS[0], dimensions=3).data
+    assert np.abs(np.array(cut.embedding) - vectors[0, :3] / np.linalg.norm(vectors[0, :3])).max() < 1e-6
     with pytest.raises(openai.UnprocessableEntityError, match="dimensions"):
-        client.embeddings.create(model="embeddings", input="a", dimensions=3)
+        client.embeddings.create(model="embeddings", input="a", dimensions=10**4)
 
 
 def test_hugging_face_embeddings(served: Served, vectors: np.ndarray) -> None:

@@ -7,6 +7,7 @@ import base64
 import importlib
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +207,31 @@ def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
     (listed,) = embedder.get("/v1/models").json()["data"]
     assert listed["id"] == "tiny" and embedder.get("/v1/models/tiny").json() == listed
     assert embedder.get("/v1/models/other").json()["error"]["type"] == "not_found_error"
-    refused = embedder.post("/v1/embeddings", {"input": "a", "dimensions": 8})
+    refused = embedder.post("/v1/embeddings", {"input": "a", "dimensions": 64})
     assert refused.status_code == 422 and refused.json()["error"]["param"] == "dimensions"
+
+
+@pytest.mark.parametrize("normalises", [True, False])
+def test_the_first_numbers_of_embeddings(normalises: bool, tiny: Tiny, tmp_path: Path) -> None:
+    source = shutil.copytree(tiny("bert", "feature-extraction", "mean"), tmp_path / "source")
+    if not normalises:
+        modules = json.loads((source / "modules.json").read_text())
+        (source / "modules.json").write_text(json.dumps([module for module in modules if not module["type"].endswith("Normalize")]))
+    directory = write_artefact(source, tmp_path / "artifact")
+    whole = offline(directory, TEXTS)
+    cut = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    server = InProcess({"tiny": directory})
+    try:
+        rows = server.post("/v1/embeddings", {"input": TEXTS, "dimensions": 8}).json()["data"]
+        assert np.abs(np.array([row["embedding"] for row in rows]) - cut).max() < 1e-6
+        assert np.abs(np.array(server.post("/embed", {"inputs": TEXTS, "dimensions": 8}).json()) - cut).max() < 1e-6
+        every = server.post("/embed", {"inputs": TEXTS, "dimensions": 32}).json()
+        assert every == server.post("/embed", {"inputs": TEXTS}).json()
+        raw = server.post("/embed", {"inputs": TEXTS, "dimensions": 8, "normalize": False})
+        assert raw.status_code == (422 if normalises else 200)
+        assert normalises or np.abs(np.array(raw.json()) - whole[:, :8]).max() < 1e-6
+    finally:
+        server.close()
 
 
 def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
