@@ -44,7 +44,7 @@ def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = 
             on_progress(f"{name}: comparing with the reference")
             ask = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,
-                "texts": list(texts.asked(stages.read_manifest(paths[0]).spec)), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
+                "texts": list(texts.asked(stages.read_manifest(paths[0]).spec.task)), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
                 "scratch": scratch,
             }  # fmt: skip
             worker.call("debug", timeout=timeout, do="open", ask=ask)

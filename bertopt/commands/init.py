@@ -57,8 +57,8 @@ def _text(model: str, directory: Path, fields: Mapping[str, Any], name: str, tex
     top = [number for number, line in enumerate(shipped) if line.startswith(("limits:", "steps:"))]
     device = next((line.split("#")[0].split(":")[1].strip() for line in shipped if line.startswith("device:")), "auto")
     usable = usable_positions(fields)
-    shapes, why = _shapes(directory, usable, texts)
     task, reason = _task(directory, fields)
+    shapes, why = _shapes(directory, usable, texts, task)
     layers = fields.get("num_hidden_layers", fields.get("n_layers", "?"))
     hidden = fields.get("hidden_size", fields.get("dim", "?"))
     positions = f", texts up to {usable} tokens" if usable else ""
@@ -92,9 +92,9 @@ def _task(directory: Path, fields: Mapping[str, Any]) -> tuple[str, str]:
     return "auto", "config.json names no architecture that tells; state one: bertopt export FILE --set task=…"
 
 
-def _shapes(directory: Path, usable: int | None, texts: Path | None) -> tuple[list[list[int]], str]:
+def _shapes(directory: Path, usable: int | None, texts: Path | None, task: str) -> tuple[list[list[int]], str]:
     """The shape grid [B, S], and where its lengths come from."""
-    lengths = _lengths(directory, texts)
+    lengths = _lengths(directory, texts, task)
     if not lengths:
         short, middle = 16, 128
         why = "the usual ones"
@@ -109,8 +109,8 @@ def _rounded(length: int) -> int:
     return max(8, -(-length // 8) * 8)
 
 
-def _lengths(directory: Path, texts: Path | None) -> Sequence[int]:
-    """Sorted token counts of the texts, or none where the checkpoint has no tokenizer.json to count with."""
+def _lengths(directory: Path, texts: Path | None, task: str) -> Sequence[int]:
+    """Sorted token counts of the texts or pairs, or none where the checkpoint has no tokenizer.json to count with."""
     if texts is None or not (directory / "tokenizer.json").is_file():
         return []
     from tokenizers import Tokenizer
@@ -121,4 +121,5 @@ def _lengths(directory: Path, texts: Path | None) -> Sequence[int]:
         raise IntegrityError(f"tokenizer.json cannot be read ({error}); restore the checkpoint") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return sorted(len(tokenizer.encode(text).ids) for text in read(texts).texts[:_MOST_TEXTS])
+    asked = read(texts).asked(task)[:_MOST_TEXTS]
+    return sorted(len(tokenizer.encode(*((text,) if isinstance(text, str) else text)).ids) for text in asked)

@@ -25,7 +25,7 @@ def profile(
     shape that does not fit.
     """
     manifest = stages.verify(directory)
-    given = list(read(texts).asked(manifest.spec)[:8]) if texts else []
+    given = list(read(texts).asked(manifest.spec.task)[:8]) if texts else []
     if shape is not None and shape[1] > manifest.spec.max_length:
         raise UsageError(f"the shape must fit the model's {manifest.spec.max_length} tokens; got {shape[0]} × {shape[1]}")
     with Workers() as workers, temporary_directory.make() as scratch:

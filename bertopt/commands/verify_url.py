@@ -76,7 +76,7 @@ def verify_url(
     predictor, manifest = load(directory), stages.read_manifest(directory)
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
-    sent = list(read(texts).asked(predictor.spec)) if texts else _built_in(predictor.spec)
+    sent = list(read(texts).asked(predictor.spec.task)) if texts else _built_in(predictor.spec)
     client = _Client(url.rstrip("/"), api_key)
     classifies = predictor.spec.task == "text-classification"
     ask = client.scores(predictor.spec.labels) if classifies else client.embedding()

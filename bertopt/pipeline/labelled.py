@@ -28,11 +28,11 @@ def predictions(worker: Worker, spec: Spec, texts: Texts, timeout: float) -> lis
         return worker.exchange("logits", timeout=timeout, texts=list(of))[1]["logits"]
 
     if spec.task in span_metrics.TASKS:
-        answers = worker.call("answers", timeout=timeout, texts=list(texts.asked(spec)))
+        answers = worker.call("answers", timeout=timeout, texts=list(texts.asked(spec.task)))
         return span_metrics.scores(spec, texts.texts, texts.labels or (), answers)
     if texts.second is not None and spec.task == "feature-extraction":
         return task_metrics.predictions(spec, outputs(texts.texts), outputs(texts.second))
-    return task_metrics.predictions(spec, outputs(texts.asked(spec)))
+    return task_metrics.predictions(spec, outputs(texts.asked(spec.task)))
 
 
 def quality(spec: Spec, texts: Texts, predicted: Sequence[Sequence[float]], reference: Sequence[Sequence[float]] | None) -> Quality:

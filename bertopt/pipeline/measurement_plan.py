@@ -39,7 +39,7 @@ class MeasurementPlan:
     def sample(self) -> tuple[list[str], list[tuple[str, str]]]:
         """Return the texts and pairs to probe with: a seeded choice of the recipe's, and the built-in ones, of which every second
         where the recipe has `OWN_TEXTS` or more."""
-        asked = self.texts.asked(self.spec)
+        asked = self.texts.asked(self.spec.task)
         if not self.texts.source:
             texts, own = list(self.texts.texts), []
         else:
@@ -52,7 +52,7 @@ class MeasurementPlan:
 
 def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
     """Return the texts and pairs to time end to end, taken evenly; texts without a question are asked one."""
-    asked = texts.asked(spec)
+    asked = texts.asked(spec.task)
     alone = spec.task == "question-answering" and texts.second is None
     step = max(1, len(asked) // MIX_TEXTS)
     return tuple(("what?", str(text)) if alone else text for text in asked[::step])[:MIX_TEXTS]

@@ -165,7 +165,7 @@ class Store:
         if step.pass_.depends_on_cpu and device == "cpu":
             hardware["instructions"] = environment.instructions()
         key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest, hardware)
-        context = {"device": device, "shapes": list(shapes), "texts": list(texts.asked(stages.read_manifest(parent).spec)), "seed": 0}
+        context = {"device": device, "shapes": list(shapes), "texts": list(texts.asked(stages.read_manifest(parent).spec.task)), "seed": 0}
 
         def make(part: Path, fields: dict[str, Any]) -> None:
             worker.call(

@@ -34,11 +34,11 @@ class Texts:
     def digest(self) -> str:
         return hashlib.sha256(json.dumps([self.texts, self.labels, self.second]).encode()).hexdigest()
 
-    def asked(self, spec: Spec) -> tuple[Text, ...]:
-        """Return what a predictor of this model is given: each pair, both texts of it for embeddings, or its first text."""
-        if self.second is None or spec.task not in ("text-classification", "question-answering", "feature-extraction"):
+    def asked(self, task: str) -> tuple[Text, ...]:
+        """Return what a predictor of this task is given: each pair, both texts of it for embeddings, or its first text."""
+        if self.second is None or task not in ("text-classification", "question-answering", "feature-extraction"):
             return self.texts
-        return (*self.texts, *self.second) if spec.task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
+        return (*self.texts, *self.second) if task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:
         """Raise UsageError where a label is none that the model can be held against, naming the lines."""

@@ -42,6 +42,14 @@ def test_shapes_follow_the_texts(tiny: Tiny, tmp_path: Path) -> None:
     assert recipe.inputs.shapes == ((1, 8), (1, 32), (8, 32)) and recipe.inputs.texts == str(texts)
 
 
+def test_shapes_of_a_classifier_follow_its_pairs(tiny: Tiny, tmp_path: Path) -> None:
+    texts = tmp_path / "pairs.jsonl"
+    texts.write_text(json.dumps({"text": "cat " * 4, "text_pair": "dog " * 17}) + "\n")
+    assert load(init(str(tiny()), tmp_path / "r.yaml", "cpu", texts=texts)).inputs.shapes == ((1, 24), (8, 24))
+    embeddings = load(init(str(tiny("bert", "feature-extraction", "mean")), tmp_path / "e.yaml", "cpu", texts=texts))
+    assert embeddings.inputs.shapes == ((1, 8), (1, 24), (8, 24))
+
+
 def test_a_sentence_transformers_model(tiny: Tiny, tmp_path: Path) -> None:
     assert load(init(str(tiny("bert", "feature-extraction", "mean")), tmp_path / "r.yaml")).task == "feature-extraction"
 

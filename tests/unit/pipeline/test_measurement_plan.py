@@ -42,7 +42,7 @@ def test_pairs_are_probed_timed_and_calibrated_as_pairs(spec: Any, tmp_path: Pat
         ids = [[2, *range(5, 9), 3]] * len(given)
         return {name: probes.np.array(ids if name == "input_ids" else [[1] * 6] * len(given)) for name in spec.inputs}
 
-    context = Context(tmp_path, texts=FILE.asked(spec), encode=encode)
+    context = Context(tmp_path, texts=FILE.asked(spec.task), encode=encode)
     calibration_inputs.samples(spec, context, 20)
     assert len(seen) == 21 and set(seen[1:]) < set(PAIRS)
 
