@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from bertopt import passes, stages
 from bertopt.checks import parity, probes
@@ -35,7 +36,7 @@ from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
 from bertopt.workers.operations import Ops
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, write_tiny
+from tests.support.tiny_models import CLASSES, FAMILIES, HEADS, OTHER_FAMILIES, ROTARY_FAMILIES, TASKS, write_tiny
 
 #: The steps before each pass: what its line looks like in a recipe. One that a family cannot take is left out.
 LINES: dict[str, tuple[str, ...]] = {
@@ -94,6 +95,8 @@ def cells(families: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) 
     """Every cell, one model after the other. Stages that several lines share are built once."""
     for family in families:
         for task in tasks:
+            if not hasattr(transformers, CLASSES[family] + HEADS.get(task, "Model")):
+                continue
             with tempfile.TemporaryDirectory(prefix="bertopt-matrix-") as scratch:
                 model = _Model(Path(scratch), family, task)
                 for name in wanted:
@@ -234,7 +237,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
     now = {cell.key: asdict(cell) for cell in found}
     if old.get("environment") == environment.describe():
         now = {(cell["family"], cell["task"], cell["pass_"]): cell for cell in old["cells"]} | now
-    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES) for t in (*TASKS, EMBEDDING) for p in LINES]
+    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES) for t in (*TASKS, EMBEDDING) for p in LINES]
     return {
         "environment": environment.describe(),
         "limits": {precision: limits.model_dump(exclude_none=True) for precision, limits in LIMITS.items()},
@@ -244,7 +247,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m campaigns.matrix", description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default=",".join([*FAMILIES, *OTHER_FAMILIES]))
+    parser.add_argument("--families", default=",".join([*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES]))
     parser.add_argument("--tasks", default=",".join([*TASKS, EMBEDDING]))
     parser.add_argument("--passes", default=",".join(LINES))
     parser.add_argument("--json", type=Path, help="file to keep the cells in, beside those it has already")

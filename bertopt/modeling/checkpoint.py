@@ -125,13 +125,15 @@ def write_snapshot(model: Eager, out: Path) -> None:
 
 
 def _config(directory: Path) -> Any:
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     path = directory / "config.json"
     if not path.is_file():
         raise UsageError(f"'{directory}' has no config.json; give the directory of a transformers checkpoint")
     fields, dropped = scrub(read_json(path))
     check_config(fields)
+    if fields["model_type"] not in CONFIG_MAPPING:
+        raise Unsupported(f"transformers {__version__} does not have {fields['model_type']}, which later versions have: pip install -U transformers")
     if dropped:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", stacklevel=2)
     # Networks are read by the names of their outputs; what a configuration says of tuples changes no number.
@@ -145,6 +147,8 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
 
     auto = TasksManager.get_model_class_for_task(task, model_type=config.model_type)
     extra = {}
+    if type(config) not in auto._model_mapping:
+        raise UsageError(f"transformers has no model of {config.model_type} for {task}; state another task")
     if task == "feature-extraction":
         cls = auto._model_mapping[type(config)]
         if "add_pooling_layer" in inspect.signature(cls.__init__).parameters:

@@ -10,9 +10,12 @@ from bertopt.errors import IntegrityError, UsageError
 
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
+    "nomic_bert", "gte", "eurobert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+#: Families without a table of positions: attention turns queries and keys by their distance.
+ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert")
 
 _HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")
 _INTERMEDIATE = ("intermediate_size", "hidden_dim")
@@ -57,7 +60,7 @@ def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
     intermediate = _first(fields, _INTERMEDIATE) or 0
     embedding = int(fields.get("embedding_size") or hidden)
     positions = int(fields.get("max_position_embeddings") or 0)
-    rows = vocabulary + (0 if fields["model_type"] == "modernbert" else positions)
+    rows = vocabulary + (0 if fields["model_type"] in ROTARY else positions)
     parameters = rows * embedding + layers * (3 * hidden * hidden + hidden * intermediate)
     # A parameter takes one byte at least. Half as a margin: some families share or leave out a few matrices.
     if parameters > 2 * weight_bytes + 1_000_000:

@@ -32,6 +32,8 @@ PARTS = {
     "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
     "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
 }  # fmt: skip
+#: Families without `Parts` that packed rows suit: their attention takes positions and a mask between tokens.
+ROTARY_PACKED = ("nomic_bert", "gte")
 
 
 class Attention(nn.Module):
@@ -166,7 +168,7 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
 def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
     """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
     family, base = encoder.config.model_type, encoder.base_model
-    if family == "bert":
+    if family in ("bert", *ROTARY_PACKED):
         first = base.pooler(first)
     elif family == "albert":
         first = base.pooler_activation(base.pooler(first[:, 0]))

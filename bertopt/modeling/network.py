@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import encoder_layers, query_blocks
+from bertopt.modeling.config_checks import ROTARY
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Network(nn.Module):
         self.graphs_ahead = False
         self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
-        self.states_positions = spec.family == "modernbert"
+        self.states_positions = spec.family in ROTARY
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -126,10 +127,10 @@ class Network(nn.Module):
         """What the transformers model answers; a tensor [R, K, D] where only the texts' first tokens count, [B, C] where bertopt pools."""
         inputs = rows.inputs
         classifies = self.spec.task == "text-classification"
-        if self.states_positions:
+        if self.states_positions and "position_ids" not in inputs:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
-        if classifies and self.layout is Padded and getattr(self.base.config, "classifier_pooling", None) == "mean":
+        if classifies and self.layout is Padded and getattr(self.base.config, "classifier_pooling", None) in ("mean", "late"):
             return self._mean_classified(inputs)
         if not (self.first_only or (classifies and self.layout is not Padded)):
             return self.encoder(**inputs)
@@ -142,11 +143,18 @@ class Network(nn.Module):
         return encoder_layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)
 
     def _mean_classified(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """ModernBERT's head over the mean of a row's tokens, as transformers computes it, but finite where a row has none: NaN would
-        reach other rows through an INT8 scale of the whole batch."""
+        """The head of ModernBERT or EuroBERT over the mean of a row's tokens, or the mean of the head's answers to them, as
+        transformers computes it, but finite where a row has no token: NaN would reach other rows through an INT8 scale of the whole batch."""
         hidden, mask = self.base(**inputs).last_hidden_state, inputs["attention_mask"]
-        pooled = (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return self.encoder.classifier(self.encoder.drop(self.encoder.head(pooled)))  # type: ignore[no-any-return]
+        count = mask.sum(dim=1, keepdim=True).clamp(min=1)
+        if self.base.config.classifier_pooling == "late":
+            return (self._head(hidden) * mask.unsqueeze(-1)).sum(dim=1) / count
+        return self._head((hidden * mask.unsqueeze(-1)).sum(dim=1) / count)
+
+    def _head(self, pooled: torch.Tensor) -> torch.Tensor:
+        encoder = self.encoder
+        given = encoder.activation(encoder.dense(pooled)) if self.spec.family == "eurobert" else encoder.drop(encoder.head(pooled))
+        return encoder.classifier(given)  # type: ignore[no-any-return]
 
     def _answers(self, answer: Any, rows: Padded | Packed) -> tuple[torch.Tensor, ...]:
         if isinstance(answer, torch.Tensor) and answer.dim() == 2:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from bertopt.core import Spec, Task
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.modeling.config_checks import OFFSET_POSITIONS
+from bertopt.modeling.config_checks import OFFSET_POSITIONS, ROTARY
 from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
 
@@ -103,14 +103,14 @@ def _positions(config: Any, encoder: Any) -> dict[str, Any]:
     """`positions` and `position_offset` of `Spec`."""
     if config.model_type in OFFSET_POSITIONS:
         return {"positions": "counted", "position_offset": int(encoder.base_model.embeddings.padding_idx) + 1}
-    relative = config.model_type == "modernbert" or not getattr(config, "position_biased_input", True)
+    relative = config.model_type in ROTARY or not getattr(config, "position_biased_input", True)
     return {"positions": "none" if relative else "column"}
 
 
 def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
     """See `Spec.left_padding_invariant`."""
     first_column = pooling == "cls" or (
-        task == "text-classification" and getattr(config, "classifier_pooling", "cls") == "cls"
+        task == "text-classification" and getattr(config, "classifier_pooling", "cls") in ("cls", "bos")
     )
     if first_column:
         return False
@@ -119,4 +119,4 @@ def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, 
         return int(encoder.base_model.embeddings.padding_idx) == pad_id
     if config.model_type == "deberta-v2":
         return bool(config.relative_attention and not config.position_biased_input)
-    return bool(config.model_type == "modernbert")
+    return bool(config.model_type in ROTARY)

@@ -64,10 +64,11 @@ class PackSequences(Pass[Eager, Eager]):
 
         model: Any = network
         family, pooling = model.base.config.model_type, model.spec.pooling
-        if family not in encoder_layers.PARTS:
+        packed = (*encoder_layers.PARTS, *encoder_layers.ROTARY_PACKED)
+        if family not in packed:
             raise Unsupported(
-                f"{family} takes no mask between tokens that keeps its relative positions; families that can be packed: "
-                f"{', '.join(encoder_layers.PARTS)}"
+                f"{family} takes no mask between tokens that keeps its relative positions, or its head reads all tokens; "
+                f"families that can be packed: {', '.join(packed)}"
             )
         if pooling == "max":
             raise Unsupported("max pooling of packed rows would copy the row for every text in it; leave pack_sequences out")

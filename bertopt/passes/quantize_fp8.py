@@ -86,7 +86,7 @@ class QuantizeFp8(Pass[Eager, Eager]):
             if not any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for name in modules if name):
                 raise Unsupported(f"keep_bf16 must name modules of the encoder; got '{pattern}'")
         # What stands beside the layers of the encoder (pooler, projection of embeddings) is small.
-        layers = distinct(base) if base.config.model_type in PARTS else [base]
+        layers = distinct(base) if base.config.model_type in PARTS else [*getattr(base, "layers", [base])]
         layers = layers[: len(layers) - min(self.keep_last_layers, len(layers) // 3)]
         inside = {id(inner) for layer in layers for inner in layer.modules()}
         return ((name, module) for name, module in modules.items() if id(module) in inside - kept)

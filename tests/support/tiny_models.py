@@ -45,7 +45,10 @@ OTHER_FAMILIES = ("albert", "mpnet", "deberta-v2", "modernbert")
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
 }  # fmt: skip
+#: Families with few of their own ways: rotary positions, and no head for questions.
+ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
 HEADS = {
     "feature-extraction": "Model",
@@ -87,7 +90,7 @@ def write_tiny(
                 # layers to the embeddings without normalising in between, where larger ones would drown them.
                 # Its classifier is initialised larger than the rest.
                 layers = 4.0
-                if family == "modernbert":
+                if family in ("modernbert", "eurobert"):
                     layers = 1.0 if name.startswith("classifier") else 16.0
                 tensor.mul_(layers if "embeddings" not in name else 10.0)
             else:

@@ -17,7 +17,7 @@ from bertopt.modeling import checkpoint, fp8
 from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, QuantizeFp8, UseBetterTransformer, UseSdpa
 from bertopt.sessions import open_session
 from bertopt.stages import claims, torch_certificate
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 HALF = CastHalf()
 
@@ -90,7 +90,7 @@ def test_a_token_depends_on_itself_alone() -> None:
     assert torch.equal(layer(given)[:2], layer(other)[:2])
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
 def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, family: str) -> None:
     half = built(checkpoint.load(tiny(family)), HALF, tmp_path=tmp_path)
     result = QuantizeFp8()(half, Context(workdir=tmp_path))
