@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertopt.checks.parity import DEFAULT_LIMITS
@@ -21,15 +21,20 @@ def machine(environment: dict[str, Any]) -> str:
 
 
 def support(found: dict[str, Any]) -> str:
-    """Families × forms over all tasks."""
+    """Families × forms over the tasks that each family has; families with the same row share it."""
     cells = {(cell["family"], cell["pass_"], cell["task"]): cell["outcome"] for cell in found["cells"]}
-    families, tasks = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 2))
     lines = [f"| | {' | '.join(FORMS)} |", "| :-- |" + " :-- |" * len(FORMS)]
     words = {"ok": "yes", "unsupported": "no"}
-    for family in families:
-        row = [_cell([cells[family, name, task] for task in tasks]) for name in FORMS.values()]
-        lines.append(f"| {family} | {' | '.join(words.get(cell, cell) for cell in row)} |")
-    return "\n".join(lines) + "\n"
+    rows: dict[str, list[str]] = {}
+    for family in dict.fromkeys(key[0] for key in cells):
+        row = [_cell([cells[family, name, task] for task in _tasks(cells, family)]) for name in FORMS.values()]
+        rows.setdefault(" | ".join(words.get(cell, cell) for cell in row), []).append(family)
+    return "\n".join([*lines, *(f"| {', '.join(families)} | {row} |" for row, families in rows.items())]) + "\n"
+
+
+def _tasks(cells: Mapping[tuple[str, str, str], str], family: str) -> list[str]:
+    """The tasks that transformers has a head of the family for."""
+    return list(dict.fromkeys(task for of, _, task in cells if of == family))
 
 
 def limits(found: dict[str, Any]) -> str:
@@ -55,7 +60,7 @@ def matrix(found: dict[str, Any]) -> str:
     cells = {(cell["family"], cell["pass_"], cell["task"]): cell["outcome"] for cell in found["cells"]}
     families, names, tasks = (list(dict.fromkeys(key[i] for key in cells)) for i in range(3))
     bad = [key for key, outcome in cells.items() if outcome.startswith("FAILED")]
-    bad += [(f, n, t) for f in families for n in names for t in tasks if (f, n, t) not in cells]
+    bad += [(f, n, t) for f in families for n in names for t in _tasks(cells, f) if (f, n, t) not in cells]
     if bad:
         raise ValueError(
             f"matrix.json: {len(bad)} cells failed or are missing, first {' · '.join(bad[0])}; run campaigns.matrix"
@@ -65,7 +70,7 @@ def matrix(found: dict[str, Any]) -> str:
     for family in families:
         row = []
         for name in names:
-            outcomes = [cells[family, name, task] for task in tasks]
+            outcomes = [cells[family, name, task] for task in _tasks(cells, family)]
             row.append(_cell(outcomes))
             for outcome in outcomes:
                 if outcome.startswith("unsupported: "):

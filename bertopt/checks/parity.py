@@ -11,7 +11,7 @@ import numpy as np
 from bertopt.checks.probes import Probe
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
-from bertopt.results import Case, Comparison, Failure, Limits, Parity, Worst, nan_max, nan_min
+from bertopt.results import TIMED, Case, Comparison, Failure, Limits, Parity, Worst, nan_max, nan_min
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -40,9 +40,9 @@ DEFAULT_LIMITS: dict[Precision, Limits] = {
 #: Share of the largest output by which float32 may differ where that is more than a default limit: elements as large as 1,000 are
 #: stored in steps of 6e-5. A right classifier with such logits differed by 1.2e-7 of the largest.
 OF_PEAK = 1e-5
-#: Padding of the cases that were sampled while the stage was timed; `rel_l2` may be this many times its limit there, up to the
+#: `rel_l2` of cases that were sampled while the stage was timed may be this many times its limit, up to the
 #: size at which outputs have nothing to do with each other.
-TIMED, TIMED_ROOM, TIMED_GROSS = "timed", 10, 0.7
+TIMED_ROOM, TIMED_GROSS = 10, 0.7
 #: Metrics that must not exceed their limit; the cosines must not fall below theirs.
 _UPPER = ("max_abs", "rel_l2", "label_flips_max")
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.

@@ -17,7 +17,7 @@ def bulk(
     out: Annotated[Path, typer.Argument(help="Directory for the parts.", metavar="OUT")],
     artifact: Annotated[Path, typer.Option(help="The artefact that answers.", metavar="DIR")],
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
-    pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair where the rows have it and the model takes pairs.")] = None,
     prompt_name: Annotated[str | None, typer.Option(help="The prompt of the model to put before every text.")] = None,
     part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,

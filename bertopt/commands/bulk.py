@@ -31,6 +31,8 @@ PART_ROWS = 10_000
 STATE = "bulk.json"
 #: Held by the one call that writes to a directory.
 LOCK = ".bulk.lock"
+#: The column of second texts, as in labelled texts.
+SECOND = "text_pair"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ def bulk(
     source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
     threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, prompt_name: str | None = None,
 ) -> int:  # fmt: skip
-    """Answer the texts of `column` (with `pair`, pairs of two columns) of a .jsonl, .csv or .parquet file; return the rows.
+    """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or pairs with the column `pair`; return the rows.
+
+    Without `pair` a classifier or a model that answers questions takes the column `text_pair` where there is one beside `text`.
 
     Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
@@ -65,6 +69,8 @@ def bulk(
         prompted([] if pair is None else [("", "")], prompts, prompt_name)
     if not source.is_file():
         raise UsageError(f"'{source}' must be a file, which is read again where a call goes on; write what comes from a pipe to one")
+    if pair is None and column == "text" and manifest.spec.task in ("text-classification", "question-answering"):
+        pair = SECOND if SECOND in bulk_files.columns(source) else None
     wanted = {
         "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,

@@ -46,6 +46,14 @@ def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
         raise UsageError(f"'{source}' must be UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
 
 
+def columns(source: Path) -> list[str]:
+    """Return the names of the columns of a file's first row. Raises UsageError as `read`."""
+    first = next(read(source, (), 1), None)
+    if first is None:
+        return []
+    return list(first.read.column_names if source.suffix == ".parquet" else first.rows[0])
+
+
 def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
     """Write `rows` with `values` as the column `key`: whole, or not at all."""
     plain = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]

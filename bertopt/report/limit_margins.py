@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from bertopt.report import formatting
-from bertopt.results import Stage, nan_max, nan_min
+from bertopt.results import TIMED, Stage, nan_max, nan_min
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ def marks(stage: Stage) -> list[Mark]:
     """Every figure of a stage that has a limit; without any limit, what was compared."""
     if stage.parity is None or not stage.parity.cases:
         return []
-    cases, limits = stage.parity.cases, stage.parity.limits
+    # What was sampled under the clock is held to gross faults alone.
+    cases = [case for case in stage.parity.cases if case.padding != TIMED] or stage.parity.cases
+    limits = stage.parity.limits
     flips = [case.label_flips for case in cases if case.label_flips is not None]
     compared = max(1, sum(case.compared for case in cases))
     ranking, quality, worst = stage.ranking, stage.quality, stage.parity.worst

@@ -38,6 +38,10 @@ class _Result(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
+#: The padding of a case that was sampled while a stage was timed.
+TIMED = "timed"
+
+
 class Case(_Result):
     """One probe batch compared. `compared` counts the vectors compared (texts, or valid tokens)."""
 

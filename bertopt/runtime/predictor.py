@@ -20,7 +20,7 @@ from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.task_outputs import TopK
-from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_others
+from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_lone_pair, refuse_others
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
 
@@ -183,6 +183,8 @@ class Predictor:
                 progress(done)
 
     def _checked(self, texts: Sequence[Text], first: int) -> Sequence[Text]:
+        if self.spec.task in ("text-classification", "question-answering"):
+            refuse_lone_pair(texts)
         check(texts, self.spec.task == "question-answering", first)
         return texts
 

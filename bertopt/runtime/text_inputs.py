@@ -60,6 +60,12 @@ def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str) -> Se
     return [prompts[name] + text for text in texts if isinstance(text, str)]
 
 
+def refuse_lone_pair(texts: Sequence[Text]) -> None:
+    """Raise TypeError for a tuple of two strings, of a model that takes pairs: a pair by itself would be answered as two texts."""
+    if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) for part in texts):
+        raise TypeError("expected a list of texts; got a tuple of two strings: give a pair as [(a, b)], two texts as [a, b]")
+
+
 def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
     """Check every item; `first` is the number of the first. With `paired`, each must be a (question, context) pair.
 
@@ -69,7 +75,9 @@ def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
     for number, text in enumerate(texts, first):
         pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
         if not (isinstance(text, str) or pair):
-            raise TypeError(f"texts[{number}] must be a string or a pair of strings; got {type(text).__name__}")
+            given: Any = text
+            shown = f"a {type(given).__name__} of {len(given)}" if isinstance(given, list | tuple) else type(given).__name__
+            raise TypeError(f"texts[{number}] must be a string, or a tuple of two strings for a pair; got {shown}")
         if paired and not pair:
             raise UsageError(f"texts[{number}] must be a pair (question, context) for question-answering")
         for part in (text,) if isinstance(text, str) else text:

@@ -104,6 +104,27 @@ def test_parts_of_another_call_are_not_mixed_in(artefact: Path, tmp_path: Path) 
     assert [one.name for one in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_second_texts_of_the_usual_name_make_pairs(form: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Scored without them, a re-ranker's answers would be wrong and look right."""
+    artefact = write_artefact(tiny("bert"), tmp_path / "artifact")
+    rows = [{"text": "a cat", "text_pair": "the dog sat"}, {"text": "a cat", "text_pair": "a good film"}]
+    source = tmp_path / f"in.{form}"
+    if form == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    elif form == "csv":
+        source.write_text("text,text_pair\n" + "".join(f"{row['text']},{row['text_pair']}\n" for row in rows))
+    else:
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert command.bulk(source, tmp_path / "out", artefact) == 2
+    assert json.loads((tmp_path / "out" / command.STATE).read_text())["pair"] == "text_pair"
+    if form == "jsonl":
+        got = [json.loads(line)["answer"] for line in (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()]
+        expected = bertopt.load(artefact)([(row["text"], row["text_pair"]) for row in rows])
+        assert [answer["score"] for answer in got] == pytest.approx([answer["score"] for answer in expected])
+
+
 def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
     with (tmp_path / "in.csv").open("w", newline="") as file:
         writer = csv.writer(file)

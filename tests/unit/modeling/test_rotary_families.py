@@ -102,7 +102,7 @@ def test_eurobert_classifiers_are_finite_for_a_row_without_tokens(made: Made, po
 
 
 def test_rows_of_eurobert_are_not_packed(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="eurobert takes no mask between tokens .*, or its head reads all tokens; families that can be packed: bert"):
+    with pytest.raises(Unsupported, match=r"eurobert takes no mask between tokens .*, or its head reads all tokens; families that can be packed: bert"):
         PackSequences()(checkpoint.load(made("eurobert")), Context(tmp_path))
 
 

@@ -214,11 +214,14 @@ def test_no_embeddings_of_nothing(opened: Opened) -> None:
 def test_what_is_no_text_is_named(opened: Opened) -> None:
     _, predict = opened("text-classification")
     bad: list[Any] = ["fine", 3]
-    with pytest.raises(TypeError, match=r"texts\[1\] must be a string or a pair of strings; got int"):
+    with pytest.raises(TypeError, match=r"texts\[1\] must be a string, or a tuple of two strings for a pair; got int"):
         predict(bad)
     for wrong in (None, ("a",), ("a", 1), b"bytes", ["a", "b"]):
         with pytest.raises(TypeError, match=r"texts\[0\]"):
             predict([wrong])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="a tuple of two strings: give a pair as"):
+        predict(("question", "passage"))
+    assert len(predict([("question", "passage")])) == 1 and len(predict(("a", "b", "c"))) == 3
     with pytest.raises(TypeError, match="one string: put it in a list"):
         predict("not a list")
 

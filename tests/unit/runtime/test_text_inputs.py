@@ -87,7 +87,7 @@ def test_what_is_no_list_of_texts_is_refused_by_name(given: Any, words: str) -> 
 
 @pytest.mark.parametrize("bad", [None, b"bytes", 3, ("one",), ("a", 2), ("a", "b", "c"), ["a", "b"]])
 def test_an_item_that_is_no_text_is_named(bad: Any) -> None:
-    with pytest.raises(TypeError, match=r"texts\[12\] must be a string or a pair of strings; got"):
+    with pytest.raises(TypeError, match=r"texts\[12\] must be a string, or a tuple of two strings for a pair; got"):
         check(["fine", ("question", "context"), bad], paired=False, first=10)
 
 
