@@ -34,6 +34,8 @@ MAX_PADDING = 64
 SERVED_LENGTH, REPEATS = 8, 4
 #: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
 WIDE_TOKENS = 4
+#: Most words of a text that are masked for a model that fills masks.
+MASKS = 3
 #: One layer's attention scores of the longest probe take at most this much; ModernBERT's 8192 tokens would take 3 GiB.
 SCORE_BYTES = 2**30
 #: Tokens beyond which a row that no recipe states is run in one padding pattern alone.
@@ -115,12 +117,26 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
         yield _probe(spec, "none", inputs, f"1 × {shape[1]}, none, run {number} of {REPEATS} in a row")
 
 
+def masked(of: Sequence[str], word: str) -> list[str]:
+    """Return texts with one to three of their words replaced by the mask token, as a user of fill-mask asks; short ones stay."""
+    rng = np.random.default_rng([0, len(of)])
+    found = []
+    for number, text in enumerate(of):
+        words = text.split(" ")
+        for place in rng.permutation(len(words))[: 1 + number % MASKS] if len(words) > MASKS else ():
+            words[place] = word
+        found.append(" ".join(words))
+    return found
+
+
 def texts(
-    spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text"
-) -> Iterator[Probe]:
+    spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text",
+    mask: int | None = None,
+) -> Iterator[Probe]:  # fmt: skip
     """Real texts in right-padded batches: one that mixes all lengths, the rest sorted and cut so that little padding is run.
 
-    A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`).
+    A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`). Where few tokens of a row are compared, those with the
+    id `mask` come first.
     """
     lengths = [encode([text])[0]["input_ids"].shape[1] for text in of]
     order = sorted(range(len(of)), key=lambda i: lengths[i])
@@ -129,7 +145,7 @@ def texts(
     for numbers in [mixed, *_alike(rest, lengths)]:
         batch = tuple(of[i] for i in numbers)
         (inputs,) = encode(batch)
-        yield _probe(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch)
+        yield _probe(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch, mask)
 
 
 def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -203,18 +219,18 @@ def digest(probes: Sequence[Probe]) -> str:
 
 
 def _probe(
-    spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, of: tuple[Text, ...] = ()
+    spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, of: tuple[Text, ...] = (), first: int | None = None
 ) -> Probe:
     mask = inputs["attention_mask"].astype(bool)
     batch, sequence = mask.shape
     compared = mask.copy()
     if spec.task == "fill-mask":
-        for row in compared:
-            valid = np.flatnonzero(row)
+        for row, ids in zip(compared, inputs["input_ids"], strict=True):
+            asked = np.flatnonzero(row & (ids == (-1 if first is None else first)))[:WIDE_TOKENS]
+            others = np.setdiff1d(np.flatnonzero(row), asked)
+            spread = np.linspace(0, len(others) - 1, min(WIDE_TOKENS - len(asked), len(others))).astype(int)
             row[:] = False
-            row[
-                valid[np.linspace(0, len(valid) - 1, min(WIDE_TOKENS, len(valid))).astype(int)] if len(valid) else []
-            ] = True
+            row[[*asked, *others[spread]]] = True
     rows = np.asarray(mask.any(axis=1))
     if spec.family == "modernbert" and spec.granularity == "text" and not spec.left_padding_invariant:
         # Its windows are local: where the column that the head reads is padding, it may see no valid token at all,

@@ -58,10 +58,12 @@ class Examiner:
         self.spec, self.texts = plan.spec, plan.texts
         self.tokenizer = RemoteTokenizer(workers, reference)
         sample, pairs = plan.sample()
+        word, masks = self.tokenizer.mask() if plan.spec.task == "fill-mask" else ("", None)
+        sample = sample if masks is None else probes.masked(sample, word)
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
             *probes.serving(plan.spec, MAX_BATCH),
-            *probes.texts(plan.spec, self._encode, sample),
+            *probes.texts(plan.spec, self._encode, sample, mask=masks),
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
         base = stages.read_manifest(reference)

@@ -94,7 +94,7 @@ class Predictor:
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
         self._runner = Runner(feed, spec, self.tokenizer, limits, costs)
-        self._mask_id = _mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
+        self._mask_id = mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
         self._unknown_id = _special_id(directory, self.tokenizer, "unk_token", "[UNK]")
 
     def __reduce__(self) -> NoReturn:
@@ -237,7 +237,8 @@ class Predictor:
         return [task_outputs.fill(out[name], t, self._mask_id, named, how.top_k) for _, t, out in rows]
 
 
-def _mask_id(directory: Path, tokenizer: Tokenizer) -> int:
+def mask_id(directory: Path, tokenizer: Tokenizer) -> int:
+    """Return the id of the mask token. Raises UsageError where there is none."""
     number = _special_id(directory, tokenizer, "mask_token", "[MASK]")
     if number is None:
         raise UsageError("the tokenizer has no mask token, which fill-mask needs")

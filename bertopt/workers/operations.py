@@ -16,7 +16,7 @@ from bertopt.checks import timed_steps
 from bertopt.core import Device, Eager, Int8Rounding, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import text_inputs
-from bertopt.runtime.predictor import Predictor
+from bertopt.runtime.predictor import Predictor, mask_id
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.opening import opening
 from bertopt.system import environment, gpu
@@ -106,6 +106,12 @@ class Ops(BuildOps):
         """Texts as right-padded arrays [B, S]."""
         assert self.tokenizer is not None, "op_tokenizer comes first"
         return None, self.tokenizer.batch(self.tokenizer.encode(text_inputs.from_json(texts)))
+
+    def op_mask(self, arrays: Any, directory: str) -> Reply:
+        """The mask token's spelling and id."""
+        assert self.tokenizer is not None, "op_tokenizer comes first"
+        number = mask_id(Path(directory), self.tokenizer)
+        return [str(self.tokenizer.fast.id_to_token(number)), number], {}
 
     def op_word(self, arrays: Any, token: int) -> Reply:
         assert self.tokenizer is not None, "op_tokenizer comes first"

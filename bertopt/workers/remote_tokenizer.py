@@ -30,6 +30,11 @@ class RemoteTokenizer:
     def word(self, token: int) -> str:
         return str(self._opened().call("word", timeout=BATCH_S, token=token))
 
+    def mask(self) -> tuple[str, int]:
+        """The mask token's spelling and id, of a model for fill-mask."""
+        word, number = self._opened().call("mask", timeout=BATCH_S, directory=str(self._directory))
+        return word, number
+
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,24 @@ def test_vocabularies_are_compared_at_a_few_tokens() -> None:
         mask = p.inputs["attention_mask"].astype(bool)
         assert not (p.compared & ~mask).any()
         assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in mask.sum(axis=1)]
+
+
+def test_texts_of_a_model_that_fills_masks_have_masks_and_these_are_compared() -> None:
+    given = [" ".join(f"word{i}" for i in range(length)) for length in (1, 3, 4, 9, 30, 60)]
+    found = probes.masked(given, "[MASK]")
+    assert found[:2] == given[:2] and [text.split().count("[MASK]") for text in found[2:]] == [3, 1, 2, 3]
+    assert all(a in (b, "[MASK]") for text, other in zip(found, given, strict=True) for a, b in zip(text.split(), other.split(), strict=True))
+
+    def encode(of: Sequence[Any]) -> list[dict[str, Any]]:
+        ids = [[4 if word == "[MASK]" else 9 for word in text.split()] for text in of]
+        longest = max(map(len, ids))
+        rows = np.array([row + [0] * (longest - len(row)) for row in ids])
+        return [{"input_ids": rows, "attention_mask": (rows > 0).astype(int), "token_type_ids": 0 * rows}]
+
+    for p in probes.texts(spec("fill-mask"), encode, found, mask=4):
+        ids, lengths = p.inputs["input_ids"], p.inputs["attention_mask"].sum(axis=1)
+        assert p.compared[ids == 4].all() and not p.compared[ids == 0].any()
+        assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in lengths]
 
 
 def test_pairs_have_a_second_segment() -> None:
