@@ -42,6 +42,8 @@ SCORE_BYTES = 2**30
 LONG = 1024
 #: Pairs of texts probed, for models that take pairs.
 PAIRS = 16
+#: Pairs besides whose second text begins with the first one's words, and how many these are.
+RELEVANT, QUERY_WORDS = 8, 6
 #: Texts and pairs, of all lengths, that are compared from text to output. What each model answers to the tokens of the
 #: others, parity compares.
 END_TO_END_TEXTS = 32
@@ -162,13 +164,16 @@ def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
-    """(query, passage) pairs of the texts, the shorter half as queries, for models that tell segments apart, classify (a re-ranker
-    of RoBERTa's family has one token type) or answer questions; none for others."""
+    """(query, passage) pairs of the texts, the shorter half as queries, and of longer texts with their own first words, which a re-ranker
+    scores higher; for models that tell segments apart, classify (a re-ranker of RoBERTa's family has one token type) or answer questions."""
     if spec.token_types < 2 and spec.task not in ("question-answering", "text-classification"):
         return []
     order = sorted(dict.fromkeys(of), key=len)
     step = max(1, len(order) // 2 // PAIRS)
-    return [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
+    unlike = [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
+    long = [words for words in map(str.split, order) if len(words) > 2 * QUERY_WORDS]
+    own = [(" ".join(words[:QUERY_WORDS]), " ".join(words)) for words in long[:: max(1, -(-len(long) // RELEVANT))]]
+    return [*unlike, *own]
 
 
 def of_all_lengths(texts: Sequence[Text], lengths: Sequence[int]) -> list[Text]:

@@ -88,11 +88,22 @@ def verify_url(
     if got.shape != expected.shape:
         raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {expected.shape[-1]}: it serves another model")
     several = np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)
-    got, expected = np.concatenate([got, ask([sent[i] for i in several])]), np.concatenate([expected, expected[several]])
+    try:
+        together = ask([sent[i] for i in several])
+    except UsageError as error:
+        raise UsageError(f"texts one by one were answered, {len(several)} in one request were not: {error}") from error
+    got, expected = np.concatenate([got, together]), np.concatenate([expected, expected[several]])
     recorded = (manifest.gates or {}).get("parity") or {}
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms)
+    one_score = classifies and len(predictor.spec.labels) == 1 and not predictor.spec.regression
+    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms, one_score)
+
+
+def _logits(scores: Array) -> Array:
+    """Undo the sigmoid, up to where float32's steps of scores near 1 show."""
+    kept = np.clip(np.asarray(scores, np.float64), 1e-12, 1 - 1e-4)
+    return np.asarray(np.log(kept / (1 - kept)))
 
 
 def _built_in(spec: Spec) -> list[Text]:
@@ -102,7 +113,7 @@ def _built_in(spec: Spec) -> list[Text]:
 
 def _judged(
     url: str, expected: Array, got: Array, classifies: bool, limits: Limits, precision: Precision, times: Sequence[float],
-    latency_ms: float | None,
+    latency_ms: float | None, one_score: bool = False,
 ) -> UrlCheck:  # fmt: skip
     difference, norm = np.abs(got - expected), np.linalg.norm
     cosine = (got * expected).sum(1) / np.maximum(norm(got, axis=1) * norm(expected, axis=1), 1e-12)
@@ -111,6 +122,10 @@ def _judged(
         "max_abs": float(difference.max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
         "cosine_min": float(cosine.min()),
     }  # fmt: skip
+    if one_score:
+        # Most passages score near 0, where nothing shows: how the logits vary does.
+        expected = _logits(expected)
+        got, expected = _logits(got) - expected.mean(), expected - expected.mean()
     sizes = norm(expected, axis=1)
     errors = norm(got - expected, axis=1) / np.maximum(np.maximum(sizes, np.sqrt(np.mean(sizes**2))), 1e-12)
     texts = {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}

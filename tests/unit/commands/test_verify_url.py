@@ -15,9 +15,10 @@ import pytest
 
 import bertopt
 from bertopt.commands.verify_url import verify_url
+from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from tests.support.artefacts import write_artefact
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import Tiny, write_tiny
 
 Answer = Callable[[str, list[Any]], Any]
 
@@ -83,6 +84,38 @@ def test_a_classifier_is_asked_for_pairs_and_lists(classifier: Path, tmp_path: P
         texts = tmp_path / "texts.jsonl"
         texts.write_text('{"text": "a cat", "text_pair": "the dog sat"}\n{"text": "a dog", "text_pair": "on the mat"}\n')
         assert verify_url(classifier, url, texts).exit_code == 3
+
+
+def test_a_re_ranker_is_held_to_how_its_logits_vary(tmp_path: Path) -> None:
+    """Scores of passages that do not match are near 0, whatever becomes of the second text."""
+    from safetensors.torch import load_file, save_file
+
+    source = write_tiny(tmp_path / "model", extra={"num_labels": 1})
+    state = load_file(source / "model.safetensors")
+    state["classifier.weight"] *= 2
+    state["classifier.bias"] -= 11
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    artefact = write_artefact(source, tmp_path / "artifact", "native")
+    predictor = bertopt.load(artefact)
+
+    def answer(words: int | None) -> Answer:
+        def scored(path: str, inputs: list[Any]) -> Any:
+            texts = [one[0] if len(one) == 1 else (one[0], " ".join(one[1].split()[:words])) for one in inputs]
+            rows = task_outputs.label_scores(predictor.spec, np.concatenate([predictor.logits([text]) for text in texts]))
+            return [[{"label": predictor.spec.labels[0], "score": float(row[0])}] for row in rows]
+
+        return scored
+
+    with served(answer(None)) as url:
+        assert verify_url(artefact, url).exit_code == 0
+    with served(answer(8)) as url:
+        assert "worst_text" in verify_url(artefact, url).reason
+
+
+def test_a_server_that_takes_no_lists_is_told_from_one_that_answers_nothing(classifier: Path) -> None:
+    alone = scores(classifier)
+    with served(lambda path, inputs: alone(path, inputs) if len(inputs) == 1 else None) as url, pytest.raises(UsageError, match="one by one were answered, 32 in one request were not"):
+        verify_url(classifier, url)
 
 
 @pytest.mark.parametrize("route", ["/embed", "/v1/embeddings"])
