@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bertopt.serve import info, kserve, openai, openapi, tei, traces
+from bertopt.serve import cohere, info, kserve, openai, openapi, tei, traces
 from bertopt.serve.call import Call, Raw, State
 from bertopt.serve.errors import ClientGone, RequestError, body
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import Embed, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
+from bertopt.serve.payloads import Documents, Embed, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
 from bertopt.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _routes(state: State) -> list[Any]:
         get("/health", _health, key=False), get("/metrics", _metrics, key=False),
         get("/openapi.json", openapi.document),
         post("/v1/embeddings", openai.embeddings, OpenAiEmbeddings), get("/v1/models", openai.models),
-        get("/v1/models/{name}", openai.model),
+        get("/v1/models/{name}", openai.model), *(post(f"/{version}/rerank", cohere.rerank, Documents) for version in ("v1", "v2")),
         get("/v2", kserve.server), get("/v2/health/live", _live, key=False), get("/v2/health/ready", _health, key=False),
         *(get(path, kserve.metadata) for path in KSERVE), *(get(f"{path}/ready", kserve.ready) for path in KSERVE),
         *(post(f"{path}/infer", kserve.infer, None) for path in KSERVE),

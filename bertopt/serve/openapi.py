@@ -16,7 +16,7 @@ _TEI: dict[str, type[Payload]] = {
 }  # fmt: skip
 _POSTS: dict[str, type[Payload]] = {
     **_TEI, **{f"/models/{{name}}{path}": payload for path, payload in _TEI.items()},
-    "/v1/embeddings": payloads.OpenAiEmbeddings, "/v2/models/{name}/infer": payloads.KServeInfer,
+    "/v1/embeddings": payloads.OpenAiEmbeddings, "/v1/rerank": payloads.Documents, "/v2/rerank": payloads.Documents, "/v2/models/{name}/infer": payloads.KServeInfer,
     "/v2/models/{name}/versions/{version}/infer": payloads.KServeInfer,
 }  # fmt: skip
 #: What `/` takes, by what the model is made for.

@@ -58,6 +58,20 @@ class Rerank(Payload):
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
 
 
+class Document(Payload):
+    text: str
+
+
+class Documents(Payload):
+    """`/v1/rerank` and `/v2/rerank`: Cohere's and Jina's."""
+
+    query: str
+    documents: List[str | Document]
+    model: str | None = None
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool | None = False
+
+
 class SimilarityInputs(Payload):
     source_sentence: str
     sentences: List[str]

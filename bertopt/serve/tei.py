@@ -51,15 +51,22 @@ async def predict(call: Call, asked: Predict) -> Any:
 
 async def rerank(call: Call, asked: Rerank) -> Any:
     """Return the texts' numbers with scores for the query, best first."""
+    refuse_options(asked, 0)
+    found, _ = await ranked(call, asked.query, asked.texts, bool(asked.raw_scores), asked.truncate, "texts")
+    return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": score} for i, score in found]
+
+
+async def ranked(
+    call: Call, query: str, texts: list[str], raw: bool, truncate: bool | None, where: str
+) -> tuple[list[tuple[int, float]], int]:
+    """Return number and score of each text, best first, and the tokens of all; `where` is the texts' field of the request."""
     model = call.model
     if not model.ranks:
         raise RequestError(424, f"'{model.name}' is no re-ranker: that is a classifier with one label")
-    refuse_options(asked, 0)
-    outputs = await call.outputs([(asked.query, text) for text in asked.texts], asked.truncate, "texts")
+    outputs = await call.outputs([(query, text) for text in texts], truncate, where)
     logits = model.vectors(outputs)
-    scores = (logits if asked.raw_scores else task_outputs.sigmoid(logits))[:, 0]
-    order = np.argsort(-scores, kind="stable").tolist()
-    return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": float(scores[i])} for i in order]
+    scores = (logits if raw else task_outputs.sigmoid(logits))[:, 0]
+    return [(i, float(scores[i])) for i in np.argsort(-scores, kind="stable").tolist()], outputs.tokens
 
 
 async def similarity(call: Call, asked: Similarity) -> Any:

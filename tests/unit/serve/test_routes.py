@@ -17,7 +17,7 @@ import pytest
 import bertopt
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.serving import InProcess
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import Tiny, write_tiny
 from tests.unit.serve.conftest import Artefact
 
 TEXTS = ["a cat sat on the mat", "the dog ran", "very good film !", "it was not good , it was bad"]
@@ -195,6 +195,27 @@ def test_what_a_model_is_not_made_for_is_refused_with_the_reason(embedder: InPro
     ):  # fmt: skip
         answer = server.post(path, body)
         assert answer.status_code == 424 and words in answer.json()["error"] and answer.json()["error_type"] == "Backend"
+
+
+def test_rerank_in_cohere_s_shape(tmp_path: Path) -> None:
+    directory = write_artefact(write_tiny(tmp_path / "model", extra={"num_labels": 1}), tmp_path / "artifact")
+    expected = [bertopt.load(directory)([("a cat", text)])[0]["score"] for text in TEXTS]
+    server = InProcess({"ranker": directory})
+    try:
+        asked = {"query": "a cat", "documents": [*TEXTS[:2], *({"text": text, "id": 7} for text in TEXTS[2:])], "model": "any"}
+        answer = server.post("/v1/rerank", asked).json()
+        assert answer["model"] == "ranker" and answer["usage"]["total_tokens"] > 4 * 6
+        assert [row["index"] for row in answer["results"]] == sorted(range(4), key=lambda i: -expected[i])
+        assert all(row["relevance_score"] == pytest.approx(expected[row["index"]], abs=1e-6) for row in answer["results"])
+        same = server.post("/rerank", {"query": "a cat", "texts": TEXTS}).json()
+        assert [(row["index"], row["score"]) for row in same] == [(row["index"], row["relevance_score"]) for row in answer["results"]]
+        (best,) = server.post("/v2/rerank", {**asked, "top_n": 1, "return_documents": True}).json()["results"]
+        assert best == {**answer["results"][0], "document": {"text": TEXTS[best["index"]]}}
+        for wrong, field in (({"top_n": 0}, "top_n"), ({"documents": []}, "documents"), ({"documents": [{"body": "a"}]}, "documents")):
+            refused = server.post("/v1/rerank", {**asked, **wrong})
+            assert refused.status_code == 422 and field in refused.text
+    finally:
+        server.close()
 
 
 def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
