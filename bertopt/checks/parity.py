@@ -109,8 +109,8 @@ def compare(
 ) -> Case:
     """The worst of every metric over the outputs of one probe.
 
-    With the `usual` size of each output's answers (`scales`), rel_l2 is not relative to less than a tenth of it: the
-    one logit of a one-token text may lie near zero, where any rounding is large beside it. A vector that is smaller than that, and differs
+    With the `usual` size of each output's answers (`scales`), rel_l2 is not relative to less than a tenth of it,
+    or for one number to less than all of it: it may lie near zero, where any rounding is large beside it. A vector that is smaller than that, and differs
     by less, has cosine 1.
     """
     per_output = [
@@ -153,7 +153,9 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     cosine = np.where((np.linalg.norm(b, axis=-1) < small) & (np.linalg.norm(difference, axis=-1) < small), 1.0, cosine)
     cosine = np.where(np.isnan(difference).any(axis=-1), np.nan, cosine)
     position = _position(probe, spec, worst)
-    size = max(float(np.linalg.norm(b)), _SMALL * usual * math.sqrt(b.size), _TINY)
+    # One number may lie near zero for any text, and its rounding is that of the terms it is summed from.
+    least = usual if b.shape[-1] == 1 else _SMALL * usual
+    size = max(float(np.linalg.norm(b)), least * math.sqrt(b.size), _TINY)
     return Case(
         batch=batch, sequence=sequence, padding=probe.padding, max_abs=float(difference[worst]),
         rel_l2=float(np.linalg.norm(difference) / size),

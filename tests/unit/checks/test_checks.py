@@ -370,6 +370,18 @@ def test_the_largest_output_is_that_of_all_probes() -> None:
     assert parity.peak([({"logits": small[:0]}, True)]) == parity.peak([]) == 0.0
 
 
+def test_one_number_near_zero_is_held_against_the_usual_size() -> None:
+    """A re-ranker's logits range from -11 to 8, and some are near zero: their rounding is that of the others."""
+    one = TEXT.model_copy(update={"labels": ("relevance",)})
+    at = next(p for p in probes.grid(one, [(1, 8)], None) if p.padding == "none")
+    theirs, usual = np.array([[0.9]], np.float32), {"logits": 5.0}
+
+    def passes(error: float) -> bool:
+        return judged(parity.compare(at, one, ({"logits": theirs + np.float32(error)}, True), ({"logits": theirs}, True), usual)).passed
+
+    assert passes(1.2e-5) and not passes(1e-4)
+
+
 def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:
     at = Probe("1 × 1, none", "none", {}, np.ones((1, 1), bool), np.ones(1, bool))
     at.inputs["input_ids"] = np.ones((1, 1), np.int64)
