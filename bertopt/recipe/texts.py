@@ -67,19 +67,20 @@ def read(path: str | Path) -> Texts:
     lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removesuffix(b"\n").split(b"\n")
     parse = _plain if path.suffix == ".txt" else _json
     problems: list[str] = []
-    entries: list[tuple[str, Label | None, str | None]] = []
+    parsed: dict[int, tuple[str, Label | None, str | None]] = {}
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(parse(line))
+            parsed[number] = parse(line)
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
+    entries = list(parsed.values())
     labels = [label for _, label, _ in entries if label is not None]
     second = [text for _, _, text in entries if text is not None]
-    if 0 < len(labels) < len(entries) and not problems:
-        first = next(number for number, (_, label, _) in enumerate(entries, 1) if label is None)
+    if 0 < len(labels) < len(entries):
+        first = next(number for number, (_, label, _) in parsed.items() if label is None)
         problems.append(f"{path}:{first}: no label, but other lines have one; label all lines or none")
-    if 0 < len(second) < len(entries) and not problems:
-        first = next(number for number, (_, _, text) in enumerate(entries, 1) if text is None)
+    if 0 < len(second) < len(entries):
+        first = next(number for number, (_, _, text) in parsed.items() if text is None)
         problems.append(f"{path}:{first}: no text_pair, but other lines have one; give all lines one or none")
     if problems:
         raise UsageError(*problems[:10], *([f"and {len(problems) - 10} more"] if len(problems) > 10 else []))

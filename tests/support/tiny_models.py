@@ -91,7 +91,7 @@ def write_tiny(
                 # Its classifier is initialised larger than the rest.
                 layers = 4.0
                 if family in ("modernbert", "eurobert"):
-                    layers = 1.0 if name.startswith("classifier") else 16.0
+                    layers = 1.0 if name.startswith(("classifier", "dense")) else 16.0 if family == "modernbert" else 8.0
                 tensor.mul_(layers if "embeddings" not in name else 10.0)
             else:
                 # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.

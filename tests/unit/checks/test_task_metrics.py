@@ -139,6 +139,15 @@ def test_labels_that_do_not_fit_name_their_line(tmp_path: Path, lines: list[str]
         labelled.read(path).check_labels(spec)
 
 
+def test_mistakes_of_lines_and_of_the_whole_file_are_named_together(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "text_pair": "b", "label": 1}\nno JSON\n{"text": "a", "text_pair": "b"}\n{"text": "a", "label": 1}\n')
+    with pytest.raises(UsageError) as error:
+        labelled.read(path)
+    found = "\n".join(error.value.problems)
+    assert ":2: expected a JSON object" in found and ":3: no label, but" in found and ":4: no text_pair, but" in found
+
+
 @pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "pairs of a re-ranker", "tags", "pairs for questions"])
 def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     names, tags = ["bad", "good", "mixed"], ["O", "B-PER", "I-PER"]
