@@ -16,6 +16,7 @@ from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import from_dict
+from bertopt.recipe.texts import Texts
 from bertopt.system import environment
 
 
@@ -130,11 +131,11 @@ def test_what_depends_on_the_cpu_is_built_again_on_another(
     })  # fmt: skip
     steps = {each.name: each for each in recipe.steps}
     keys = []
-    monkeypatch.setattr(stages, "read_manifest", lambda path: SimpleNamespace(key="parent"))
+    monkeypatch.setattr(stages, "read_manifest", lambda path: SimpleNamespace(key="parent", spec=SimpleNamespace(task="fill-mask")))
     monkeypatch.setattr(Store, "_stage", lambda self, name, key, device, make: keys.append(key))
     for instructions in (("avx2",), ("avx2", "avx512_vnni")):
         monkeypatch.setattr(environment, "instructions", lambda instructions=instructions: instructions)
-        Store(tmp_path, False, lambda _: None).build(Any, steps[step], tmp_path, "cpu", [(2, 8)], SimpleNamespace(digest="", texts=()))
+        Store(tmp_path, False, lambda _: None).build(Any, steps[step], tmp_path, "cpu", [(2, 8)], Texts(("a",)))
     assert (keys[0] != keys[1]) == again
 
 
