@@ -32,6 +32,8 @@ TEXTS = (
     "", "a", "The quick brown fox jumps over the lazy dog.", "Wie spät ist es?", "狗坐在垫子上",
     "Refund of order 4711, please: the parcel came open & empty!", " ".join(["many words follow"] * 40), "1 2 3",
 )  # fmt: skip
+#: Recorded of classifiers and re-rankers.
+PAIRS = (("Wie spät ist es?", TEXTS[2]), (TEXTS[5], "1 2 3"), ("a", TEXTS[6]))
 PROJECTIONS = 4
 #: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
 ROUNDS, START_S = 4, 60.0
@@ -45,16 +47,17 @@ MEDIAN_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.007, "
 
 
 def answers(predictor: Predictor, compiled: bool = False) -> Answers:
-    """Return the outputs for all texts in one call, then for one text alone, a long one, and many short ones in one call.
+    """Return the outputs for all texts in one call, then for one text alone, a long one, many short ones in one call, and pairs.
 
-    Not the last two where the model is `compiled`, which takes minutes for each new shape; nor the long one where each token has
-    an output over a vocabulary, which would take gigabytes.
+    Not the last three where the model is `compiled`, which takes minutes for each new shape; nor the long one where each token
+    has an output over a vocabulary, which would take gigabytes.
     """
     texts = _texts(predictor)
     calls = [texts, texts[2:3]]
     if not compiled:
         long = ["word " * min(predictor.spec.text_length, LONG_TOKENS)] if predictor.spec.task != "fill-mask" else []
-        calls += [_asked(predictor, long), _short_texts(predictor, "text")]
+        pairs: list[Text] = list(PAIRS) if predictor.spec.task == "text-classification" else []
+        calls += [_asked(predictor, long), _short_texts(predictor, "text"), pairs]
     return [answer for call in calls if call for answer in _call(predictor, call)]
 
 
@@ -111,15 +114,18 @@ class _Left(Exception):
 def check(found: Answers, recorded: Answers, precision: Precision, what: str) -> None:
     """Raise WrongAnswer where `found`, the outputs of `what`, differ from those recorded. NaN differs from anything.
 
-    Artefacts of earlier versions recorded fewer: the first ones of `found`.
+    Artefacts of earlier versions recorded fewer: the first ones of `found`. An output of one number, a re-ranker's, is relative to
+    the usual one where it is smaller: near zero rounding is many times its size.
     """
+    ones = [figures[1] for text in recorded for figures in text if figures[0] == 1]
+    usual = math.sqrt(statistics.fmean(one**2 for one in ones)) if ones else 0.0
     errors = list[float]()
     why = "its files changed, this machine's runtime computes otherwise, or it depends on something besides its files and inputs"
     for number, (mine, theirs) in enumerate(zip(found, recorded, strict=False)):
         for a, b in zip(mine, theirs, strict=True):
             if a[0] != b[0]:
                 raise WrongAnswer(f"{what}: text {number} must have outputs of {b[0]:g} numbers; got {a[0]:g}")
-            error = max(abs(x - y) for x, y in zip(a[1:], b[1:], strict=True)) / max(b[1], 1e-6)
+            error = max(abs(x - y) for x, y in zip(a[1:], b[1:], strict=True)) / max(b[1], usual if b[0] == 1 else 0.0, 1e-6)
             if not error <= TOLERANCE[precision]:
                 raise WrongAnswer(
                     f"{what}: the outputs of text {number} differ from those recorded by {error:.3g} of their size, "

@@ -132,12 +132,36 @@ def test_a_call_that_was_interrupted_spoils_none_after_it(predictor: Predictor) 
 
 def test_long_texts_and_many_are_recorded_and_earlier_artefacts_are_still_compared(predictor: Predictor) -> None:
     found = replay.answers(predictor)
-    assert len(found) == len(replay.TEXTS) + 2 + replay.MANY
+    assert len(found) == len(replay.TEXTS) + 2 + replay.MANY + len(replay.PAIRS)
     replay.check(found, found[: len(replay.TEXTS) + 1], "float32", "an artefact of 0.1")
     wrong = [*found[:-1], [[size, *(2 * figure for figure in figures)] for size, *figures in found[-1]]]
     with pytest.raises(WrongAnswer, match=f"text {len(found) - 1} differ"):
         replay.check(wrong, found, "float32", "the last of many")
     assert len(replay.answers(predictor, compiled=True)) == len(replay.TEXTS) + 1
+
+
+class OneText(Faulty):
+    """Takes both texts of a pair for one."""
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return self.right.run({**inputs, "token_type_ids": np.zeros_like(inputs["token_type_ids"])})
+
+
+def test_pairs_of_a_classifier_are_recorded(predictor: Predictor) -> None:
+    recorded = replay.answers(predictor)
+    predictor.runner.session = OneText(predictor.session, "no")
+    with pytest.raises(WrongAnswer, match=f"text {len(recorded) - len(replay.PAIRS)} differ"):
+        replay.check(replay.answers(predictor), recorded, "float32", "another runtime")
+
+
+def test_one_number_near_zero_is_held_to_the_usual_size() -> None:
+    def one(logits: list[float]) -> replay.Answers:
+        return [[[1.0, abs(logit), logit, -logit, logit / 2, logit / 3]] for logit in logits]
+
+    recorded = one([4.0, -5.0, 0.002, 3.0])
+    replay.check(one([4.01, -5.02, 0.03, 3.01]), recorded, "int8", "another machine")
+    with pytest.raises(WrongAnswer, match="text 2 differ"):
+        replay.check(one([4.01, -5.02, 2.0, 3.01]), recorded, "int8", "another machine")
 
 
 def test_the_median_text_is_held_more_tightly_than_one(predictor: Predictor) -> None:
