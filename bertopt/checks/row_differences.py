@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
+#: Fewest rows of lengths that are judged by their median.
+FEWEST_ROWS = 16
 #: Relative difference that the batch makes to a float32 output, at most.
 SAME_CALL = 1e-3
 
@@ -55,7 +57,28 @@ class Comparer:
             if self.probes[of].padding == "batch sizes":
                 sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
-        return SweptOutput(median=float(np.median(every)), worst=nan_max(map(float, every)), where=where, small_batches=small, large_batches=large)
+        return SweptOutput(
+            median=float(np.median(every)), worst=nan_max(map(float, every)), where=where, small_batches=small, large_batches=large,
+            lengths=self._by_length(name),
+        )  # fmt: skip
+
+    def _by_length(self, name: str) -> dict[str, float]:
+        """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, and of pairs by those of the second text."""
+        found: dict[tuple[str, int], list[float]] = {}
+        for of, errors in self.errors[name].items():
+            probe = self.probes[of]
+            if probe.padding != "batch sizes":
+                continue
+            valid = probe.inputs["attention_mask"] == 1
+            second = valid & (probe.inputs["token_type_ids"] > 0) if "token_type_ids" in probe.inputs else np.zeros_like(valid)
+            for what, tokens in (("rows", valid.sum(axis=1)), ("second texts", second.sum(axis=1))):
+                for count, error in zip(tokens.tolist(), errors.tolist(), strict=True):
+                    if count:
+                        found.setdefault((what, (count - 1).bit_length()), []).append(error)
+        return {
+            f"{what} of {f'{2**power // 2 + 1} to ' if power > 1 else ''}{2**power} token{'s' if power else ''}": float(np.median(errors))
+            for (what, power), errors in sorted(found.items()) if len(errors) >= FEWEST_ROWS
+        }  # fmt: skip
 
     def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
         """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""

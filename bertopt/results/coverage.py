@@ -18,6 +18,8 @@ class SweptOutput(BaseModel):
     """Median of the rows in batches of the sizes that real texts are compared in; None without such."""
     large_batches: float | None = None
     """Median of the rows in larger batches."""
+    lengths: dict[str, float] = {}
+    """Median of the rows by their number of tokens, and of pairs by that of the second text."""
 
 
 class Coverage(BaseModel):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.runtime.batch_limits import BatchLimits
 from tests.support.measured import case, measured
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
 
 SPEC = Spec(
     family="bert", task="text-classification", inputs=("input_ids", "attention_mask", "token_type_ids"), outputs=("logits",),
@@ -48,7 +52,7 @@ def test_a_row_that_stands_out_is_refused(limit: float | None, median: float, wo
     assert (coverage.failures(swept(median, worst), Limits(rel_l2=limit)) == []) == passes
 
 
-@pytest.mark.parametrize(("median", "worst", "passes"), [(7.6e-4, 0.071, False), (7.6e-4, 0.05, True), (1e-4, 0.009, True), (0.012, 0.4, True), (0.012, 0.43, False), (0.004, 0.29, True), (0.004, 0.31, False)])
+@pytest.mark.parametrize(("median", "worst", "passes"), [(7.6e-4, 0.071, False), (7.6e-4, 0.018, True), (1e-4, 0.009, True), (0.018, 0.42, True), (0.018, 0.43, False), (0.004, 0.09, True), (0.004, 0.11, False)])
 def test_a_row_is_held_to_the_others_where_only_cosines_are_limited(median: float, worst: float, passes: bool) -> None:
     """Two rare tokens that changed places were delivered in bf16: 94 times the median row, half of what 0.99 is as a distance."""
     assert (coverage.failures(swept(median, worst), Limits(cosine_median_min=0.91)) == []) == passes
@@ -86,6 +90,32 @@ def test_rows_of_large_batches_are_held_to_those_of_small_ones(small: Any, large
     found = swept(0.009, 0.02)
     output = found.outputs["logits"].model_copy(update={"small_batches": small, "large_batches": large})
     assert (coverage.failures(found.model_copy(update={"outputs": {"logits": output}}), limits) == []) == passes
+
+
+def differing(wrong: Callable[[Array, Array], Array]) -> Coverage:
+    """What a model finds whose rows are off by 0.005 of their size, and by 0.06 where `wrong` of valid [B, S] and second text [B, S]."""
+    compared = row_differences.Comparer({"logits": 1.0})
+    for probe in sweep_plan.plan(SPEC, 7, 8192).of(True, WHOLE):
+        valid = probe.inputs["attention_mask"] == 1
+        error = np.where(wrong(valid, valid & (probe.inputs["token_type_ids"] > 0)), 0.06, 0.005)
+        reference = np.ones((len(valid), 2), np.float32)
+        compared.add(probe, {"logits": reference * (1 + error[:, None])}, True, {"logits": reference})
+    return compared.result(7, coverage.shares(SPEC, []), 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (lambda valid, second: second.sum(1) > 150, "second texts of 129 to 256 tokens"), (lambda valid, second: valid.sum(1) > 300, "rows of 257 to 512 tokens"),
+        (lambda valid, second: valid.sum(1) == 2, "rows of 2 tokens"), (lambda valid, second: valid.sum(1) == 0, None),
+    ],
+)  # fmt: skip
+def test_rows_of_one_length_are_held_to_all_rows(wrong: Any, where: str | None) -> None:
+    """An INT8 re-ranker whose second texts were cut off was delivered: its real pairs were short."""
+    found = differing(wrong)
+    assert {"rows of 2 tokens", "rows of 257 to 512 tokens", "second texts of 1 token"} <= found.outputs["logits"].lengths.keys()
+    failed = coverage.failures(found, Limits(cosine_median_min=0.91))
+    assert [failure.text.split(" may")[0] for failure in failed] == ([f"the median of {where}"] if where else [])
 
 
 def test_text_by_text() -> None:
