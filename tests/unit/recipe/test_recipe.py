@@ -269,3 +269,10 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
 
 def test_forms_tell_what_fits() -> None:
     assert ExportOnnx.forms() == (Eager, Onnx)
+
+
+def test_recipes_that_choose_the_fastest_go_on_after_any_failure() -> None:
+    """A model whose ONNX export failed ended the run, though the native encoder was ready to be delivered."""
+    chosen = {file.stem: read for file in SHIPPED if (read := load(file)).deliver == "fastest"}
+    assert chosen.keys() >= {"cpu_exact", "cpu_fastest", "cpu_near_lossless", "gpu_fastest"}
+    assert [(name, step.name) for name, read in chosen.items() for step in read.steps if step.on_fail == "stop"] == []
