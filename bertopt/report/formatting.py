@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, Worst, factor
+from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, Worst
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
@@ -240,7 +240,7 @@ def times(value: float) -> str:
 
 
 def verdict(ratio: Ratio, interval: bool = True) -> str:
-    return str(ratio) if interval else f"{ratio.verdict} {factor(ratio.ratio)}x"
+    return str(ratio) if interval else ratio.brief()
 
 
 def quality(found: Quality, reference: bool = False, interval: bool = True) -> str:

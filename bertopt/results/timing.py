@@ -46,6 +46,11 @@ class Ratio(BaseModel):
     def __str__(self) -> str:
         return f"{self.verdict} {factor(self.ratio)}x [{factor(self.low)}, {factor(self.high)}]"
 
+    def brief(self) -> str:
+        """Return `FASTER 1.98x`, or `INCONCLUSIVE 0.66x to 1.47x`: one figure of such a ratio would be read as a result."""
+        figures = f"{factor(self.low)}x to {factor(self.high)}x" if self.verdict == "INCONCLUSIVE" else f"{factor(self.ratio)}x"
+        return f"{self.verdict} {figures}"
+
 
 class Latency(BaseModel):
     """One timed case: a `shape` is the session's step alone; the `mix` is real texts through the Predictor."""

@@ -437,6 +437,8 @@ def test_ratio_in_words() -> None:
     assert str(Ratio(ratio=1.841, low=1.811, high=1.873)) == "FASTER 1.84x [1.81, 1.87]"
     assert str(Ratio(ratio=349.57, low=1.39, high=146_051.4)) == "INCONCLUSIVE 350x [1.39, >10,000]"
     assert str(Ratio(ratio=0.5, low=0.0001, high=0.9)) == "INCONCLUSIVE 0.50x [<0.01, 0.90]"
+    assert Ratio(ratio=1.39, low=0.66, high=1.47).brief() == "INCONCLUSIVE 0.66x to 1.47x"
+    assert Ratio(ratio=2.0, low=1.9, high=2.1).brief() == "FASTER 2.00x"
 
 
 # Figures
