@@ -1,7 +1,7 @@
 """Compare the tokenizer that is shipped with transformers' own on awkward texts.
 
-All stages hold the same tokenizer, and parity feeds each the same ids: a mistake in reading texts would show nowhere else. Offsets
-are not compared, nor texts that are not here.
+All stages hold the same tokenizer, and parity feeds each the same ids: a mistake in reading texts would show nowhere else. Not
+compared: texts that are not here, and the offsets of tokenizers that transformers runs without the tokenizers library.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def check(ours: Tokenizer, theirs: Any) -> None:
     texts += [(one, other), (other, one), (one, one)]
     typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
     read = list[tuple[list[int], list[int]]]()
+    located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")
     for text in texts:
         # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
-        expected = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types)
+        expected = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types, return_offsets_mapping=located)
         (got,) = ours.encode([text])
         ids, types = expected["input_ids"][0], expected["token_type_ids"][0] if typed else []
         alone, types_alone, _ = ours.ids(text)
@@ -44,6 +45,12 @@ def check(ours: Tokenizer, theirs: Any) -> None:
             raise WrongAnswer(
                 f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
                 f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: save the tokenizer again with the installed transformers"
+            )
+        if located and got.offsets != (places := [tuple(place) for place in expected["offset_mapping"][0]]):
+            at = next(i for i, (a, b) in enumerate(zip(got.offsets, places, strict=True)) if a != b)
+            raise WrongAnswer(
+                f"tokenizer.json must place tokens where transformers does; token {at} of {str(text)[:60]!r}: expected characters "
+                f"{places[at]}, got {got.offsets[at]}: save the tokenizer again with the installed transformers"
             )
     # What many texts are read by is another function of the tokenizers library.
     found = ours.flat(texts).flat

@@ -15,7 +15,7 @@ from bertopt.errors import WrongAnswer
 from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
-from bertopt.runtime.tokenization import Encoded, Tokenizer
+from bertopt.runtime.tokenization import Encoded, Tokenizer, Tokens
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 CHANGES = {
@@ -39,6 +39,22 @@ def test_right_tokenizers_pass(tiny: Tiny, tmp_path: Path, family: str) -> None:
     source = tiny(family)
     _, ours = snapshot(source, tmp_path / "out")
     same_tokens.check(ours, open_tokenizer(source))
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering"])
+def test_places_of_tokens_are_compared(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    source = tiny("bert", task)
+    _, ours = snapshot(source, tmp_path / "out")
+    same_tokens.check(ours, open_tokenizer(source))
+    right = Tokenizer._tokens
+
+    def moved(self: Tokenizer, one: Any) -> Tokens:
+        found = right(self, one)
+        return replace(found, offsets=[(start, end + (start > 20)) for start, end in found.offsets])
+
+    monkeypatch.setattr(Tokenizer, "_tokens", moved)
+    with pytest.raises(WrongAnswer, match=r"must place tokens where transformers does; token .* expected characters \(2"):
+        same_tokens.check(ours, open_tokenizer(source))
 
 
 def test_minilm_passes(tmp_path: Path) -> None:
