@@ -141,7 +141,7 @@ class _Examiner(Examiner):
         sizes = [(output.large_batches, output.small_batches) for output in swept if output.large_batches and output.small_batches]
         if precision != "float32":
             # One row, relative to the most that the median alone would allow it.
-            rows = [output.worst / coverage.allowed_row(output.median, 0.0) for found in self.sweeps.found for name, output in found.outputs.items() if name != coverage.END_TO_END and output.median > 0]
+            rows = [output.worst / coverage.allowed_row(output.median, 0.0, output.one_number) for found in self.sweeps.found for name, output in found.outputs.items() if name != coverage.END_TO_END and output.median > 0]
             worst["row"] = round(max(rows, default=0.0), 3)
             lengths = [most / max(output.median, coverage.NEAR / coverage.LARGER) for output in swept if (most := max(output.lengths.values(), default=0.0))]
             worst["lengths"] = round(max(lengths, default=0.0), 3)

@@ -37,6 +37,8 @@ LOST = 1.0
 #: Median rows that one row of reduced precision may differ by, where the limit of cosines allows more: right forms had rows at 9
 #: times the median, second texts that were cut off at 54 times, a wrong embedding at 94 times.
 MOST_MEDIANS = 25
+#: Standard deviations of a normal distribution for each median of its sizes.
+ONE_NUMBER = 1.4826
 #: Median difference of rows in larger batches, relative to that in smaller ones, or of rows of some lengths, relative to that of
 #: all, of a model that is wrong there (right INT8 had 2.1 times, second texts that were cut off 13 times); and a difference that
 #: counts as rounding, whatever it is elsewhere.
@@ -151,10 +153,10 @@ def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
         allowed = max(LARGER * median, NEAR)
         text = f"{LARGER:g} times as much as the median of all rows, {median:.3g}, or by {NEAR:g}; got {most:.4g} ({name})"
         yield Held("rows of one length", most, allowed, f"the median of {lengths} may differ by {text}")
-    allowed = allowed_row(median, limit)
+    allowed = allowed_row(median, limit, output.one_number)
     if limit > EXACT and limits.rel_l2 is None:
         # Where the others are close, the limit of cosines is far from what rounding costs a row.
-        allowed = min(allowed, max(NEAR, MOST_MEDIANS * median))
+        allowed = min(allowed, max(NEAR, MOST_MEDIANS * _usual_size(median, output.one_number)))
     yield Held("one row", output.worst, allowed, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} {where}")
 
 
@@ -164,6 +166,13 @@ def _median_limit(limits: Limits) -> float:
     return gross if limits.rel_l2 is None else limits.rel_l2
 
 
-def allowed_row(median: float, limit: float) -> float:
-    """Return the largest relative difference of a row that does not stand out."""
-    return max(limit, min(30 * median, max(5 * median, 0.1)))
+def allowed_row(median: float, limit: float, one_number: bool = False) -> float:
+    """Return the largest relative difference of a row that does not stand out, where the median row's is `median`."""
+    size = _usual_size(median, one_number)
+    return max(limit, min(30 * size, max(5 * size, 0.1)))
+
+
+def _usual_size(median: float, one_number: bool) -> float:
+    """Return the standard deviation where outputs are one number: 5 medians of such are 3.4 of them, which rounding reaches in
+    one of 1,300 rows. The norm of a vector's differences is near their root mean square."""
+    return ONE_NUMBER * median if one_number else median

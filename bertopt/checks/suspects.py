@@ -104,8 +104,8 @@ def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -
 def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[Probe, int]]:
     """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row."""
     found = list[tuple[float, str, int]]()
-    for errors in compared.errors.values():
-        most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0)
+    for output, errors in compared.errors.items():
+        most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0, output in compared.single)
         for name, of_rows in errors.items():
             if compared.probes[name].padding in paddings:
                 found += [(float(of_rows[row]), name, int(row)) for row in np.flatnonzero(of_rows > most)]

@@ -20,6 +20,8 @@ class SweptOutput(BaseModel):
     """Median of the rows in larger batches."""
     lengths: dict[str, float] = {}
     """Median of the rows by their number of tokens, and of pairs by that of the second text."""
+    one_number: bool = False
+    """Whether a row's output is one number, whose errors are spread further about their median than those of vectors."""
 
 
 class Coverage(BaseModel):

@@ -58,6 +58,18 @@ def test_a_row_is_held_to_the_others_where_only_cosines_are_limited(median: floa
     assert (coverage.failures(swept(median, worst), Limits(cosine_median_min=0.91)) == []) == passes
 
 
+@pytest.mark.parametrize(("width", "seeds"), [(1, 20), (2, 20)])
+def test_rounding_alone_makes_no_row_stand_out(width: int, seeds: int) -> None:
+    """A right re-ranker in INT8 was refused: five medians of one number are 3.4 standard deviations."""
+    for seed in range(seeds):
+        compared = row_differences.Comparer({"logits": 1.0})
+        rng = np.random.default_rng(seed)
+        for probe in sweep_plan.plan(SPEC, 7, 8192).of(True, WHOLE)[-20:]:
+            reference = np.ones((probe.shape[0], width), np.float32)
+            compared.add(probe, {"logits": reference + rng.normal(0, 0.15, reference.shape)}, True, {"logits": reference})
+        assert coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91)) == []
+
+
 @pytest.mark.parametrize(("heads", "text_length", "longest"), [(12, 512, 4729), (16, 512, 4096), (16, 8192, 8192), (16, 6000, 6000), (2, 512, 8192)])
 def test_rows_that_no_text_has_are_no_longer_than_scores_have_room_for(heads: int, text_length: int, longest: int) -> None:
     """8,192 tokens of 16 heads have 4 GiB of scores a layer: who serves 512 tokens needs no such machine to export."""
