@@ -54,7 +54,13 @@ def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path
             raise UsageError(
                 f"the reports are of different models: {key} {before.model.get(key)} and {after.model.get(key)}"
             )
-    differences = diff.environment(before.environment, after.environment)
+    old, new = diff.shapes(before), diff.shapes(after)
+    if old and new and not {*old} & {*new}:
+        raise UsageError(
+            f"the reports must have timed shapes in common; got {', '.join(old)} in '{baseline}', "
+            f"{', '.join(new)} in '{candidate}'; export both with the same inputs.shapes"
+        )
+    differences = [*diff.other_shapes(before, after), *diff.environment(before.environment, after.environment)]
     if before.model.get("sha256") != after.model.get("sha256"):
         differences.insert(0, f"checkpoint: {before.model.get('source')} → {after.model.get('source')}, other weights")
     return diff.conclude(names, differences, tolerances, diff.reports(before, after, tolerances))
@@ -66,7 +72,7 @@ def with_baseline(fresh: Report, baseline: Path, tolerances: Tolerances) -> Diff
     old, new = delivered(before, baseline), fresh.stages[-1]
     same = not diff.hardware(before.environment, fresh.environment)
     changes = diff.stages(old, new, tolerances, same)
-    differences = diff.environment(before.environment, fresh.environment)
+    differences = [*diff.other_shapes(before, fresh), *diff.environment(before.environment, fresh.environment)]
     return diff.conclude((str(baseline), fresh.model["source"]), differences, tolerances, changes)
 
 

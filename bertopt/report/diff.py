@@ -127,8 +127,8 @@ def artefacts(before: Stage, after: Stage, tolerances: Tolerances, limits: Limit
     for case in after.latency or []:
         ratio, ms = case.vs_reference, old[case.what].p50_ms if case.what in old else None
         found.append(Change(stage=name, gate="latency", what=case.what, unit="ms", before=ms, after=case.p50_ms))
-        found.append(Change(stage=name, gate="latency", what=case.what, unit="x", before=1.0, note=str(ratio) if ratio else case.warning,
-                            after=ratio.ratio if ratio else None, regression=_slower(Ratio(ratio=1, low=1, high=1), case, tolerances)))  # fmt: skip
+        note = case.warning if ratio is None else _interval(ratio) if ratio.too_wide else str(ratio)
+        found.append(_speed(name, Ratio(ratio=1, low=1, high=1), case, case.what, note, tolerances))
     return [*found, *_resources(before, after, tolerances)]
 
 
@@ -147,6 +147,19 @@ def figures(row: Stage) -> dict[str, tuple[str, float]]:
         found["spearman_min"] = ("ranking", row.ranking.spearman)
         found["top_k_overlap_min"] = ("ranking", row.ranking.top_k_overlap)
     return found
+
+
+def shapes(report: Report) -> list[str]:
+    """The shapes that stages were timed on: `8 × 128`."""
+    return list(dict.fromkeys(case.what for row in report.stages for case in row.latency or [] if case.kind == "shape"))
+
+
+def other_shapes(before: Report, after: Report) -> list[str]:
+    """A sentence where one of two reports was timed on shapes that the other was not."""
+    old, new = shapes(before), shapes(after)
+    sides = {"baseline": [one for one in old if one not in new], "candidate": [one for one in new if one not in old]}
+    words = [f"{', '.join(alone)} only in the {side}" for side, alone in sides.items() if alone]
+    return [f"shapes: {', '.join(words)}; they are not compared"] if words and old and new else []
 
 
 def hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -216,13 +229,20 @@ def _latency(before: Stage, after: Stage, tolerances: Tolerances, same_hardware:
     for old in before.latency or []:
         what = old.what
         case = new.get(what)
+        if case is None and new and old.kind == "shape":
+            continue  # timed on other shapes: `other_shapes` names them
         note = None if same_hardware else "other hardware: not comparable"
         yield Change(stage=after.name, gate="latency", what=what, unit="ms", before=old.p50_ms, after=case and case.p50_ms, note=note)  # fmt: skip
-        if old.vs_reference is None:
-            continue
-        ratio = case.vs_reference if case else None
-        yield Change(stage=after.name, gate="latency", what=what, unit="x", before=old.vs_reference.ratio, after=ratio and ratio.ratio,
-                     note=f"{_interval(old.vs_reference)} → {_interval(ratio)}", regression=_slower(old.vs_reference, case, tolerances))  # fmt: skip
+        if old.vs_reference is not None:
+            intervals = f"{_interval(old.vs_reference)} → {_interval(case.vs_reference if case else None)}"
+            yield _speed(after.name, old.vs_reference, case, what, intervals, tolerances)
+
+
+def _speed(stage: str, old: Ratio, case: Latency | None, what: str, note: str | None, tolerances: Tolerances) -> Change:
+    """The speed-up before and after; none is shown of an interval that is too wide, unless it is a regression all the same."""
+    regression, ratios = _slower(old, case, tolerances), (old, case.vs_reference if case else None)
+    before, after = (ratio.ratio if ratio and (regression or not ratio.too_wide) else None for ratio in ratios)
+    return Change(stage=stage, gate="latency", what=what, unit="x", before=before, after=after, note=note, regression=regression)
 
 
 def _slower(old: Ratio, case: Latency | None, tolerances: Tolerances) -> str | None:
@@ -251,4 +271,6 @@ def _resources(before: Stage, after: Stage, tolerances: Tolerances) -> Iterator[
 
 
 def _interval(ratio: Ratio | None) -> str:
-    return f"[{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "none"
+    if ratio is None:
+        return "none"
+    return "no result (the interval is too wide)" if ratio.too_wide else f"[{ratio.low:.2f}, {ratio.high:.2f}]"

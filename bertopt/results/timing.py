@@ -30,10 +30,15 @@ class Ratio(BaseModel):
     low: float
     high: float
 
+    @property
+    def too_wide(self) -> bool:
+        """Whether the interval is so wide that it tells nothing, or is none."""
+        return not self.high <= WIDEST * self.low
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
-        if not self.high <= WIDEST * self.low:
+        if self.too_wide:
             return "INCONCLUSIVE"
         if self.low > 1 + DEAD_BAND:
             return "FASTER"

@@ -186,6 +186,40 @@ def test_milliseconds_of_other_hardware_are_not_comparable(tmp_path: Path) -> No
     assert {change.note for change in found.changes if change.unit == "ms"} == {"other hardware: not comparable"}
 
 
+def test_reports_of_other_shapes(tmp_path: Path) -> None:
+    """What only one of them was timed on is named, and no regression; with no shape in common the two do not go together."""
+
+    def written(name: str, *batches: int) -> Path:
+        timings = [*(timed(2.0, batch) for batch in batches), timed(2.0, None)]
+        (tmp_path / name).write_text(report(row(latency=timings)).model_dump_json(by_alias=True))
+        return tmp_path / name
+
+    first, second, other = written("a.json", 1, 8), written("b.json", 8, 32), written("c.json", 2)
+    found = compare.compare(first, second, Tolerances())
+    assert found.exit_code == 0, found.reason
+    assert found.environment == ["shapes: 1 × 128 only in the baseline, 32 × 128 only in the candidate; they are not compared"]
+    assert {change.what for change in found.changes if change.gate == "latency"} == {"8 × 128", "end to end"}
+    with pytest.raises(UsageError, match=r"timed shapes in common; got 1 × 128, 8 × 128 in .*a.json', 2 × 128 in .*c.json'; .* same inputs.shapes"):
+        compare.compare(first, other, Tolerances())
+    # Nothing timed is another matter: a stage that failed has no figures.
+    (tmp_path / "d.json").write_text(report(row().model_copy(update={"status": "failed", "latency": None})).model_dump_json(by_alias=True))
+    assert compare.compare(first, tmp_path / "d.json", Tolerances()).exit_code == 3
+
+
+def test_an_interval_that_says_nothing_is_no_result() -> None:
+    nothing = "no result (the interval is too wide)"
+    noisy = Ratio(ratio=1.4, low=1e-9, high=2012723481.63)
+    unsure = row(latency=[timed(2.0).model_copy(update={"vs_reference": noisy}), timed(2.0, None)])
+    for before, after, note in ((row(), unsure, f"[1.98, 2.02] → {nothing}"), (unsure, row(), f"{nothing} → [1.98, 2.02]")):
+        changes = diff.reports(report(before), report(after), Tolerances())
+        (shape,) = (change for change in changes if change.unit == "x" and change.what == "8 × 128")
+        assert shape.regression is None and shape.note == note and None in (shape.before, shape.after)
+    (against,) = (
+        change for change in diff.artefacts(row(), unsure, Tolerances(), BF16) if change.unit == "x" and change.what == "8 × 128"
+    )
+    assert (against.note, against.after, against.regression) == (nothing, None, None)
+
+
 def test_reports_that_do_not_go_together(tmp_path: Path) -> None:
     model = {"source": "x", "family": "roberta", "task": "text-classification"}
     (tmp_path / "a.json").write_text(report().model_dump_json(by_alias=True))
