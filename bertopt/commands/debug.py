@@ -10,7 +10,7 @@ from typing import Any
 from bertopt import stages
 from bertopt.checks import gates, probes
 from bertopt.commands.minimal_set import Search
-from bertopt.core import Device
+from bertopt.core import Compiled, Device, Eager, Onnx
 from bertopt.debug import OPERATIONS
 from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
@@ -26,6 +26,8 @@ from bertopt.workers.client import Worker, Workers
 
 #: Attempts at casting less; one takes about as long as the pass and its parity check.
 RUNS = 80
+#: Forms whose tensors can be compared with the reference's, layer by layer.
+_INSPECTED = (Eager, Compiled, Onnx)
 
 
 def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = lambda _: None) -> DebugFindings:
@@ -33,11 +35,13 @@ def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = 
 
     Raises UsageError for a name that is no step's, Unsupported for a form that cannot be looked into.
     """
-    steps = _line(recipe, name)
     row = _row(out, name)
+    # Reverted ones are left out, as in the run.
+    steps = [step for step in _line(recipe, name) if step.name == name or step.name not in row["reverted"]]
+    _check_form(steps)
     texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
     with disk_errors(), Store(out, False, on_progress) as store, Workers() as workers:
-        device, paths = _build(recipe, store, workers, steps, texts, row, on_progress)
+        device, paths = _build(recipe, store, workers, steps, texts, on_progress)
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
         with temporary_directory.make() as scratch, workers.start(OPERATIONS) as worker:
@@ -69,6 +73,23 @@ def _line(recipe: Recipe, name: str) -> list[Step]:
     return line
 
 
+def _check_form(steps: Sequence[Step]) -> None:
+    """Raise Unsupported where the last step's form cannot be looked into, naming what can: building takes minutes."""
+    *before, last = steps
+    if any(step.pass_.name() == "pack_sequences" for step in steps):
+        raise Unsupported(
+            f"debug compares tensors of padded batches; the rows of '{last.name}' hold several texts: "
+            "debug the same steps without pack_sequences"
+        )
+    if issubclass(form := last.pass_.forms()[1], _INSPECTED):
+        return
+    parent = next((step.name for step in reversed(before) if issubclass(step.pass_.forms()[1], _INSPECTED)), None)
+    way = "it is built from the checkpoint itself; for its precision debug a stage of quantize_int8 or cast_half"
+    if parent:
+        way = f"--stage {parent}, which it is built from, can be debugged"
+    raise Unsupported(f"debug looks inside torch and ONNX forms; '{last.name}' is {form.form}: {way}")
+
+
 def _row(out: Path, name: str) -> dict[str, Any]:
     """The stage's row in the last report, and which stages were reverted there."""
     path = out / "report.json"
@@ -81,10 +102,9 @@ def _row(out: Path, name: str) -> dict[str, Any]:
 
 
 def _build(
-    recipe: Recipe, store: Store, workers: Workers, steps: list[Step], texts: Texts, row: dict[str, Any], on_progress: ProgressCallback
+    recipe: Recipe, store: Store, workers: Workers, steps: Sequence[Step], texts: Texts, on_progress: ProgressCallback
 ) -> tuple[Device, list[Path]]:
-    """The committed stages from the reference to the last step. Reverted ones are left out of `steps`, as in the run."""
-    steps[:] = [step for step in steps if step is steps[-1] or step.name not in row["reverted"]]
+    """The committed stages from the reference to the last step."""
     with workers.start() as worker:
         on_progress(f"reference: loading {recipe.model}")
         device, _ = store.settle(worker, recipe.device)

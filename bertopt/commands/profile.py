@@ -7,11 +7,14 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.core import Spec
 from bertopt.debug import OPERATIONS
-from bertopt.errors import UsageError
+from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
 from bertopt.report.profile import Attention, Profile
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
+
+#: Forms whose runtime has a profiler.
+_PROFILED = ("eager", "compiled", "onnx", "openvino")
 
 
 def profile(
@@ -25,6 +28,11 @@ def profile(
     shape that does not fit.
     """
     manifest = stages.verify(directory)
+    if manifest.form not in _PROFILED:
+        raise Unsupported(
+            f"profile looks inside torch, ONNX and OpenVINO forms; '{directory}' is {manifest.form}, which runs all layers in one call: "
+            f"bertopt bench times it, bertopt profile {_earlier(directory, manifest)}"
+        )
     given = list(read(texts).asked(manifest.spec.task)[:8]) if texts else []
     if shape is not None and shape[1] > manifest.spec.max_length:
         raise UsageError(f"the shape must fit the model's {manifest.spec.max_length} tokens; got {shape[0]} × {shape[1]}")
@@ -39,6 +47,18 @@ def profile(
             source = against or (manifest.recipe or {}).get("model")
             found.attention = _attention(workers, source, manifest.spec, attention)
     return found
+
+
+def _earlier(directory: Path, manifest: stages.Manifest) -> str:
+    """What can be profiled in place of an artefact: the nearest stage before it in its run that has a profiler."""
+    after = {step["name"]: step["after"] for step in (manifest.recipe or {}).get("steps", ())}
+    name = manifest.stage
+    while name in after:
+        name = after[name]
+        for path in directory.parent.glob(f"stages/{name}-*/{stages.MANIFEST}"):
+            if stages.read_manifest(path.parent).form in _PROFILED:
+                return f"'{path.parent}' looks inside the stage it was built from"
+    return "looks inside an earlier stage of its run, in OUT/stages"
 
 
 def _attention(workers: Workers, source: str | None, spec: Spec, text: str) -> Attention:

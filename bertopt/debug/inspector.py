@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from bertopt import stages
 from bertopt.checks import probes
 from bertopt.checks.probes import Probe, Text
-from bertopt.core import Compiled, Device, Eager, Model, Onnx
+from bertopt.core import Compiled, Device, Model, Onnx
 from bertopt.debug.attempts import Attempts
 from bertopt.debug.layer_errors import AlignedTraces, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
-from bertopt.errors import Unsupported
 from bertopt.results import Limits
 from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
@@ -43,15 +42,6 @@ class StageInspector:
         self.spec = manifest.spec
         self.tokenizer = Tokenizer(self.line[0], self.spec, self.spec.max_length)
         self.model: Model = stages.open_stage(self.line[-1])
-        if not isinstance(self.model, Eager | Compiled | Onnx):
-            raise Unsupported(
-                f"debug looks inside torch and ONNX forms; '{self.line[-1].name}' is {self.model.form}: debug the stage it was built from"
-            )
-        if self.model.spec.layout == "packed":
-            raise Unsupported(
-                f"debug compares tensors of padded batches; the rows of '{self.line[-1].name}' hold several texts: "
-                "debug the same steps without pack_sequences"
-            )
         self.every = self._probes()
         self.probes = self._chosen(worst)
         self._scratch = Path(scratch)

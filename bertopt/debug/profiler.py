@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.checks.timed_steps import random_inputs
-from bertopt.core import Compiled, Device, Eager, Model, Native, Onnx, OpenVino, Session
+from bertopt.core import Compiled, Device, Eager, Model, Onnx, OpenVino, Session
 from bertopt.debug.graph_layers import ATTENTION, SOFTMAX, layers_of, onnx_nodes, openvino_nodes
 from bertopt.debug.timed_calls import WARM_UP, call_times, timed, warm_up
 from bertopt.errors import Unsupported, UsageError
@@ -83,8 +83,6 @@ def _profiler(model: Model, scratch: Path) -> Any:
         from bertopt.debug.profile_torch import TorchProfiler
 
         return TorchProfiler(model)
-    if isinstance(model, Native):
-        raise Unsupported("the native encoder runs all layers in one call and has no profiler; `bertopt bench` times it")
     raise Unsupported(f"no profiler for form '{model.form}'; profile the ONNX stage that it was built from")
 
 

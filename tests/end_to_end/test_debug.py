@@ -336,9 +336,20 @@ def test_nothing_is_left_in_the_temporary_directory(tiny: Tiny, tmp_path: Path) 
     assert not list(Path(tempfile.gettempdir()).glob("bertopt-debug-*"))
 
 
-def test_packed_rows_are_refused_with_a_way_on(look: Debug) -> None:
-    with pytest.raises(Unsupported, match="several texts: debug the same steps without pack_sequences"):
-        look([SDPA, {"pass": "pack_sequences", "row_length": 64}])
+@pytest.mark.parametrize(
+    ("steps", "way"),
+    [
+        ([SDPA, {"pass": "pack_sequences", "row_length": 64}], "several texts: debug the same steps without pack_sequences"),
+        ([SDPA, ONNX, {"pass": "convert_openvino"}], "'convert_openvino' is openvino: --stage export_onnx, which it is built from, can be debugged"),
+        ([SDPA, {"pass": "build_native"}], "'build_native' is native: --stage use_sdpa, which it is built from, can be debugged"),
+        ([{"pass": "build_native"}], "'build_native' is native: .* debug a stage of quantize_int8 or cast_half"),
+    ],
+    ids=["packed", "openvino", "native", "native alone"],
+)
+def test_what_cannot_be_looked_into_is_refused_at_once(steps: list[dict[str, Any]], way: str, tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=way):
+        debug(from_dict(recipe(tiny(), steps)), tmp_path / "out", steps[-1]["pass"])
+    assert not (tmp_path / "out").exists()
 
 
 # The numbers, and the command.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from bertopt import stages
 from bertopt.cli import main
+from bertopt.commands.profile import profile
+from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.report.profile import Profile
 from tests.support.tiny_models import Tiny
@@ -61,3 +65,18 @@ def test_table_json_and_page(stage: Path, tiny: Tiny, tmp_path: Path, capsys: py
 def test_what_is_wrong_is_said(arguments: list[str], words: str, stage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(stage), *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_form_without_a_profiler_is_refused_at_once(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest stage before it that has one is named: the step between them was dropped by the run."""
+    monkeypatch.setattr("bertopt.commands.profile.Workers", None)
+    parent = Path(shutil.copytree(stage, tmp_path / "stages" / "reference-0123456789ab"))
+    artefact = Path(shutil.copytree(stage, tmp_path / "artifact"))
+    steps = [{"name": "use_sdpa", "after": "reference"}, {"name": "fast", "after": "use_sdpa"}]
+    fields = {**stages.read_manifest(stage).model_dump(mode="json", exclude={"files", "manifest_sha256"}), "form": "native"}
+    stages.write_manifest(artefact, {**fields, "stage": "fast", "recipe": {"steps": steps}})
+    with pytest.raises(Unsupported, match=f"is native, .* bertopt bench times it, bertopt profile '{re.escape(str(parent))}' looks inside"):
+        profile(artefact)
+    stages.write_manifest(artefact, fields)
+    with pytest.raises(Unsupported, match="bertopt profile looks inside an earlier stage of its run, in OUT/stages"):
+        profile(artefact)
