@@ -98,19 +98,15 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
     from bertopt.commands import recipes
-    from bertopt.modeling.config_checks import check_shapes
+    from bertopt.commands.export import check_inputs
     from bertopt.modeling.source import examine_here
     from bertopt.recipe.parser import load
-    from bertopt.recipe.texts import read
 
     checked = load(recipes.find(recipe), overrides)
-    if checked.inputs.texts:
-        read(checked.inputs.texts)  # names bad lines; labels are held against the model once it is loaded
     fields = examine_here(checked.model, checked.revision)
-    if fields is not None:
-        check_shapes(fields, checked.inputs.shapes)
-    else:
-        print(f"note: the model's config.json is not on this machine, so inputs.shapes is not checked against it ({checked.model})", file=sys.stderr)
+    check_inputs(checked, fields)
+    if fields is None:
+        print(f"note: the model's config.json is not on this machine, so inputs is not checked against it ({checked.model})", file=sys.stderr)
     if as_json:
         print(json.dumps(checked.resolved()))
         return

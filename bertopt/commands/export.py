@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.commands import recipes
 from bertopt.errors import UsageError
-from bertopt.modeling.config_checks import check_shapes
+from bertopt.modeling.config_checks import check_shapes, labelling
 from bertopt.modeling.source import examine, resolve
 from bertopt.recipe.parser import Recipe, from_dict, load
+from bertopt.recipe.texts import read
 
 if TYPE_CHECKING:
     from bertopt.results import Report
@@ -50,7 +51,7 @@ def run(
         name, checked = "run", recipe
     target = Path(out) if out is not None else Path("out") / name
     # Before torch is imported: the small files show most unfit checkpoints.
-    check_shapes(examine(resolve(checked.model, checked.revision)), checked.inputs.shapes)
+    check_inputs(checked, examine(resolve(checked.model, checked.revision)))
     with Live(enabled=progress) as live:
 
         def on_report(report: Report, doing: str | None) -> None:
@@ -62,3 +63,16 @@ def run(
     with pipeline.disk_errors():
         html.write(report, target / "report.html")
     return report
+
+
+def check_inputs(recipe: Recipe, fields: Mapping[str, Any] | None) -> None:
+    """Raise UsageError for shapes and texts that do not fit the model, as far as its config.json tells.
+
+    `fields` are config.json's, None where it is not on this machine.
+    """
+    texts = read(recipe.inputs.texts) if recipe.inputs.texts else None
+    if fields is None:
+        return
+    check_shapes(fields, recipe.inputs.shapes)
+    if texts and (spec := labelling(fields, recipe.task)):
+        texts.check_labels(spec)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
+from bertopt.spec import Spec
 
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
@@ -30,6 +31,11 @@ _BOUNDS: dict[str, tuple[int, int]] = {
 #: Fields that transformers takes to be absent when they are null.
 _NULLABLE = ("num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")
 _MAX_LABELS = 100_000
+#: What the names of transformers' classes end in, by task.
+_HEAD_TASKS = {
+    "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering", "ForMaskedLM": "fill-mask",
+}  # fmt: skip
 
 
 def check_config(fields: Any) -> dict[str, Any]:
@@ -92,6 +98,24 @@ def check_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -
         raise UsageError(
             f"inputs.shapes: sequence must be at most the model's {usable} usable positions; got {list(too_long[0])}"
         )
+
+
+def labelling(fields: Mapping[str, Any], task: str) -> Spec | None:
+    """What config.json alone tells of the labels that texts may have: `task` (`auto`: from the architecture), `labels` and the kind of
+    problem are the only fields set. None where it tells no task."""
+    named = fields.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    found = task if task != "auto" else next((each for head, each in _HEAD_TASKS.items() if architecture.endswith(head)), None)
+    if found is None:
+        return None
+    # As transformers names classes that have no names.
+    names = fields.get("id2label") or {number: f"LABEL_{number}" for number in range(fields.get("num_labels") or 2)}
+    problem = fields.get("problem_type")
+    told: dict[str, Any] = {
+        "task": found, "labels": tuple(map(str, names.values())) if found in ("text-classification", "token-classification") else (),
+        "multi_label": problem == "multi_label_classification", "regression": problem == "regression",
+    }  # fmt: skip
+    return Spec.model_construct(**told)
 
 
 def _check_family(fields: Mapping[str, Any]) -> None:

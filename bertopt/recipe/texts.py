@@ -35,13 +35,19 @@ class Texts:
         return hashlib.sha256(json.dumps([self.texts, self.labels, self.second]).encode()).hexdigest()
 
     def asked(self, task: str) -> tuple[Text, ...]:
-        """Return what a predictor of this task is given: each pair, both texts of it for embeddings, or its first text."""
-        if self.second is None or task not in ("text-classification", "question-answering", "feature-extraction"):
+        """Return what a predictor of this task is given: each text, each pair, or both texts of it for embeddings.
+
+        Raises UsageError for pairs where the task takes none.
+        """
+        if self.second is None:
             return self.texts
+        if task not in ("text-classification", "question-answering", "feature-extraction"):
+            raise UsageError(f"{self.source}: text_pair must be left out, since a model for {task} is given single texts; rename or remove it")
         return (*self.texts, *self.second) if task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:
-        """Raise UsageError where a label is none that the model can be held against, naming the lines."""
+        """Raise UsageError where a label is none that the model can be held against, naming the lines, or for pairs where it takes none."""
+        self.asked(spec.task)
         if self.labels is None or not task_metrics.measurable(spec, True, self.second is not None):
             return
         labelled = zip(self.texts, self.labels, strict=True)

@@ -125,7 +125,7 @@ def test_dry_run_names_what_the_model_cannot_run(recipe: Path) -> None:
 def test_dry_run_says_where_it_cannot_see_the_model(model: str, recipe: Path) -> None:
     found = call("export", str(recipe), "--dry-run", "--set", f"model={model}")
     assert found.exit_code == 0
-    assert last_line(found) == f"note: the model's config.json is not on this machine, so inputs.shapes is not checked against it ({model})"
+    assert last_line(found) == f"note: the model's config.json is not on this machine, so inputs is not checked against it ({model})"
 
 
 def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from bertopt.pipeline.race import Budget
 from bertopt.quantization import calibration_inputs
 from bertopt.recipe.texts import Texts
 from tests.unit.checks.test_checks_depth import TEXT
-from tests.unit.checks.test_span_metrics import QUESTIONS, TAGS
+from tests.unit.checks.test_span_metrics import QUESTIONS
 from tests.unit.checks.test_task_metrics import EMBEDDING, RERANKER
 
 COUNT = 200
@@ -52,11 +52,6 @@ def test_both_texts_of_each_pair_are_embedded() -> None:
     own = set(texts) - set(probes.built_in_texts())
     assert own & set(ONE) and own & set(OTHER) and len(own) == OWN_TEXTS and pairs == probes.pairs(EMBEDDING, texts)
     assert all(isinstance(text, str) for text in plan(EMBEDDING).mix) and set(plan(EMBEDDING).mix) & set(OTHER)
-
-
-def test_words_are_tagged_in_the_first_text_alone() -> None:
-    texts, _ = plan(TAGS).sample()
-    assert set(ONE) & set(texts) and not set(OTHER) & set(texts) and set(plan(TAGS).mix) < set(ONE)
 
 
 def test_texts_without_a_question_are_asked_one() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bertopt.cli import main
+from bertopt.commands.export import check_inputs
 from bertopt.errors import UsageError
-from bertopt.recipe import texts
+from bertopt.modeling.source import examine
+from bertopt.recipe import Recipe, from_dict, texts
 from tests.support.tiny_models import Tiny
 
 
@@ -37,12 +42,61 @@ def test_the_command_line_says_so_and_exits_2(
         f"schema_version: 1\nmodel: {tiny('bert')}\ndevice: cpu\n"
         f"inputs: {{shapes: [[1, 8]], texts: {tmp_path / 't.jsonl'}}}\nsteps: [{{pass: use_sdpa}}]\n"
     )
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(recipe), "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert said in printed and "Traceback" not in printed
-    assert not (tmp_path / "out" / "artifact").exists()
+    for asked in ("--fresh", "--dry-run"):
+        with pytest.raises(SystemExit) as ended:
+            main(["export", str(recipe), "--out", str(tmp_path / "out"), asked])
+        assert ended.value.code == 2
+        printed = capsys.readouterr().err
+        assert said in printed and "Traceback" not in printed
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("task", ["token-classification", "fill-mask"])
+def test_a_second_text_that_the_task_does_not_take_is_refused(task: str, tiny: Tiny, tmp_path: Path) -> None:
+    """It was left out, and nothing said so."""
+    path = write(tmp_path, '{"text": "a b", "text_pair": "c"}\n')
+    said = f"t.jsonl: text_pair must be left out, since a model for {task} is given single texts"
+    with pytest.raises(UsageError, match=said):
+        check(recipe(tiny("bert", task), path))
+    with pytest.raises(UsageError, match=said):
+        texts.read(path).asked(task)
+
+
+def check(given: Recipe) -> None:
+    check_inputs(given, examine(Path(given.model)))
+
+
+def recipe(model: Path, path: Path) -> Recipe:
+    steps = [{"pass": "use_sdpa"}]
+    return from_dict({"schema_version": 1, "model": str(model), "inputs": {"shapes": [[1, 8]], "texts": str(path)}, "steps": steps})
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "label", "said"),
+    [
+        ("text-classification", {}, "fine", "label must be one of bad, good, mixed; got 'fine'"),
+        ("text-classification", {"id2label": None, "num_labels": 2}, "LABEL_2", "label must be one of LABEL_0, LABEL_1; got 'LABEL_2'"),
+        ("text-classification", {"problem_type": "multi_label_classification"}, ["good", "fine"], "got 'fine'"),
+        ("text-classification", {"problem_type": "regression", "id2label": {"0": "score"}}, "good", "label must be a number; got 'good'"),
+        ("token-classification", {}, ["good"], "a list of one tag for each of the text's 2 words; got a list of 1"),
+        # What config.json does not tell is left to the run.
+        ("text-classification", {"architectures": None}, "fine", None),
+        ("feature-extraction", {}, "fine", None),
+    ],
+    ids=["unknown", "unnamed", "several", "a number", "tags", "no task", "no labels"],
+)  # fmt: skip
+def test_labels_are_held_against_config_json(
+    task: str, changed: dict[str, Any], label: Any, said: str | None, tiny: Tiny, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tiny("bert", task), tmp_path / "model"))
+    fields = json.loads((model / "config.json").read_text()) | changed
+    (model / "config.json").write_text(json.dumps({key: value for key, value in fields.items() if value is not None}))
+    path = write(tmp_path, json.dumps({"text": "a b", "label": label}) + "\n")
+    if said is None:
+        check(recipe(model, path))
+    else:
+        with pytest.raises(UsageError, match=said):
+            check(recipe(model, path))
 
 
 def lines(folder: Path, content: str | bytes, name: str = "t.jsonl") -> list[str]:
