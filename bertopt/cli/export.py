@@ -101,12 +101,19 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     from bertopt.commands.export import check_inputs
     from bertopt.modeling.source import examine_here
     from bertopt.recipe.parser import load
+    from bertopt.system import machine
 
     checked = load(recipes.find(recipe), overrides)
     fields = examine_here(checked.model, checked.revision)
     check_inputs(checked, fields)
     if fields is None:
         print(f"note: the model's config.json is not on this machine, so inputs is not checked against it ({checked.model})", file=sys.stderr)
+    if checked.device == "cuda" and not machine.gpu_count():
+        print(
+            "warning: the recipe says device: cuda, and no NVIDIA device (/dev/nvidia0) is here: a run would end with exit code 4; "
+            "run it where one is, or --set device=cpu",
+            file=sys.stderr,
+        )
     if as_json:
         print(json.dumps(checked.resolved()))
         return

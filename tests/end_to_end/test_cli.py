@@ -128,6 +128,18 @@ def test_dry_run_says_where_it_cannot_see_the_model(model: str, recipe: Path) ->
     assert last_line(found) == f"note: the model's config.json is not on this machine, so inputs is not checked against it ({model})"
 
 
+@pytest.mark.parametrize(("device", "gpus", "warned"), [("cuda", 0, True), ("cuda", 1, False), ("cpu", 0, False), ("auto", 0, False)])
+def test_dry_run_warns_where_the_gpu_is_missing(
+    device: str, gpus: int, warned: bool, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe may be for another machine: it is right all the same."""
+    monkeypatch.setattr("bertopt.system.machine.gpu_count", lambda: gpus)
+    found = call("export", str(recipe), "--dry-run", "--set", f"device={device}")
+    assert found.exit_code == 0
+    expected = "warning: the recipe says device: cuda, and no NVIDIA device (/dev/nvidia0) is here: a run would end with exit code 4; "
+    assert found.stderr == (f"{expected}run it where one is, or --set device=cpu\n" if warned else "")
+
+
 def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = call("recipes").stdout.splitlines()
