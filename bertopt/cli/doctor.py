@@ -21,7 +21,7 @@ def doctor(
 ) -> None:
     """Find what is wrong with this machine. Says what each problem stops, and the command that corrects it.
 
-    Exit 4 if the given recipe or target cannot work here.
+    Exit 4 if the given recipe or target cannot run here.
     """
     with exit_codes(verbose):
         from bertopt.commands.doctor import asked_recipe, diagnose
@@ -30,10 +30,11 @@ def doctor(
         asked = asked_recipe(recipe, target)
         described = environment.describe()
         diagnosis = diagnose(machine.read(), asked)
+        verdict = diagnosis.verdict(f"'{recipe}'" if recipe else f"target {target}" if target else None)
         if json_:
             import json
 
-            print(json.dumps(described | diagnosis.model_dump()))
+            print(json.dumps(described | diagnosis.model_dump() | {"verdict": verdict}))
             raise typer.Exit(diagnosis.exit_code)
         names = {"isa": "instruction sets", "memory_gib": "memory, GiB"}
         for key, value in described.items():
@@ -46,9 +47,5 @@ def doctor(
             print(f"extras not installed: {', '.join(extras)}; pip install 'bertopt[EXTRA]'")
         for finding in diagnosis.findings:
             print(f"{'error' if finding.blocks else 'warning'}: {finding}")
-        what = f"'{recipe}'" if recipe else f"target {target}" if target else "this machine"
-        if diagnosis.exit_code:
-            print(f"{what} cannot work here; correct the errors above, then run doctor again")
-        elif not diagnosis.findings:
-            print(f"{what}: no problems found")
+        print(verdict)
         raise typer.Exit(diagnosis.exit_code)

@@ -25,6 +25,15 @@ class Diagnosis(BaseModel):
     findings: list[Finding]
     exit_code: int
 
+    def verdict(self, what: str | None) -> str:
+        """Return a sentence: whether `what`, the recipe or target that was asked about, can run here; None: what the machine has."""
+        count, found = len(self.findings), "; ".join(one.found for one in self.findings if one.blocks or not self.exit_code)
+        if what is None:
+            return f"this machine: {count or 'no'} problem{'' if count == 1 else 's'} found{', see above' if count else ''}"
+        if self.exit_code:
+            return f"{what} cannot run here: {found}; correct the errors above, then run doctor again"
+        return f"{what} can run here" + (f", with {count} warning{'' if count == 1 else 's'}: {found}" if count else ": no problems found")
+
 
 def diagnose(machine: Machine, recipe: Recipe | None = None) -> Diagnosis:
     """Run every check on `machine`; with a recipe, keep only what concerns it and decide whether it can work here."""

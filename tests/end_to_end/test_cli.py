@@ -406,10 +406,13 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.exit_code == 0 and "cpu: " in found.stdout and "this machine: no problems found" in found.stdout
     monkeypatch.setitem(environment.EXTRAS, "serve", ("no_such_module", "`bertopt serve`"))
     assert "extras not installed: serve (`bertopt serve`)" in call("doctor").stdout
-    assert call("doctor", "--target", "cpu").exit_code == 0
+    found = call("doctor", "--target", "cpu")
+    assert found.exit_code == 0 and "target cpu can run here" in found.stdout.splitlines()[-1]
+    found = call("doctor", "ort_cuda_fp16")
+    assert found.exit_code == 4 and found.stdout.splitlines()[-1].startswith("'ort_cuda_fp16' cannot run here: no NVIDIA device (/dev/nvidia0)")
     found = call("doctor", "ort_cuda_fp16", "--json")
     document = json.loads(found.stdout)
-    assert found.exit_code == document["exit_code"] == 4 and document["packages"]["torch"]
+    assert found.exit_code == document["exit_code"] == 4 and document["packages"]["torch"] and "cannot run here" in document["verdict"]
     assert "no_gpu" in [finding["check"] for finding in document["findings"]]
     assert "error: no NVIDIA device (/dev/nvidia0) is here; nothing can run on a GPU. Fix: " in call("doctor", "--target", "gpu").stdout
     assert call("doctor", "nothing").exit_code == 2

@@ -210,6 +210,23 @@ def test_what_a_recipe_does_not_need_is_not_shown() -> None:
     assert diagnose(broken, hub).exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("change", "what", "verdict"),
+    [
+        ({}, "cpu_fastest", "'cpu_fastest' can run here: no problems found"),
+        ({"packages": {name: CPU[name] for name in CPU if name != "bertopt-native"}, "cpu_quota": 1.5}, "cpu_fastest",
+         "'cpu_fastest' can run here, with 2 warnings: bertopt-native is not installed; a cgroup allows 1.5 CPUs, but 8 cores are visible"),
+        ({"packages": {name: CPU[name] for name in CPU if name not in ("openvino", "bertopt-native")}}, "cpu_fastest",
+         "'cpu_fastest' cannot run here: openvino is not installed; correct the errors above, then run doctor again"),
+        ({}, None, "this machine: no problems found"),
+        ({"cpu_quota": 1.5}, None, "this machine: 1 problem found, see above"),
+    ],
+    ids=["runs", "warnings", "stopped", "machine", "machine with a problem"],
+)  # fmt: skip
+def test_the_last_line_is_a_verdict(change: dict[str, Any], what: str | None, verdict: str) -> None:
+    assert diagnose(replace(HEALTHY, **change), asked(what)).verdict(what and f"'{what}'") == verdict
+
+
 def test_every_shipped_recipe_can_be_asked_about() -> None:
     for one in recipes.shipped():
         assert diagnose(replace(HEALTHY, gpus=1, packages=CPU | GPU), asked(one.name)) is not None
