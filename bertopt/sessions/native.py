@@ -33,7 +33,7 @@ class NativeSession(Session):
     def __init__(self, model: Native, device: Device, threads: int | None = None) -> None:
         module = native_import.native()
         if device != "cpu":
-            raise Unsupported("the native encoder runs on the CPU; set device: cpu")
+            raise Unsupported("the native encoder runs on the CPU; load with device='cpu' (in a recipe device: cpu)")
         native_import.check_layout(module, model.path)
         with native_import.native_errors(module):
             self._encoder = module.Encoder(model.path, threads=threads)

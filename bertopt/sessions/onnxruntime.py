@@ -49,7 +49,8 @@ class OnnxRuntimeSession(Session):
         provider = _PROVIDERS[device]
         if provider not in ort.get_available_providers():
             raise Unsupported(
-                f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu"
+                f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu, or without a GPU "
+                "load with device='cpu' (in a recipe device: cpu)"
             )
         self._ort, self._path, self._threads = ort, model.path, threads
         self._products: dict[str, int] | None = None

@@ -43,7 +43,7 @@ class OpenVinoSession(Session):
     def __init__(self, model: OpenVino, device: Device, threads: int | None = None, streams: int | None = None) -> None:
         ov = openvino_import.openvino()
         if device != "cpu":
-            raise Unsupported("OpenVINO runs on the CPU here; set device: cpu")
+            raise Unsupported("OpenVINO runs on the CPU here; load with device='cpu' (in a recipe device: cpu)")
         if model.precision == "bfloat16" and not openvino_import.runs_bfloat16():
             raise Unsupported(
                 "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "

@@ -32,7 +32,7 @@ class TorchSession(Session):
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise Unsupported(
-                "torch sees no CUDA GPU here; set device: cpu, or install the driver and a CUDA build of torch"
+                "torch sees no CUDA GPU here; load with device='cpu' (in a recipe device: cpu), or install the driver and a CUDA build of torch"
             )
         if device == "cuda" and model.precision == "float8" and (here := torch.cuda.get_device_capability()) < (8, 9):
             raise Unsupported(f"fp8 needs a GPU of sm89 or later; this one is sm{here[0]}{here[1]}: export without quantize_fp8")

@@ -1,4 +1,4 @@
-"""`bertopt.load`: what it refuses before a file is read."""
+"""`bertopt.load`: what it refuses, most of it before a file is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 import bertopt
-from bertopt.errors import UsageError
+from bertopt.errors import Unsupported, UsageError
+from bertopt.system import machine
+from tests.support.artefacts import Form, write_artefact
+from tests.support.tiny_models import Tiny
 
 
 @pytest.mark.parametrize("name", ["threads", "streams"])
@@ -21,6 +24,17 @@ def test_threads_and_streams_are_counts(name: str, value: Any, tmp_path: Path) -
 def test_streams_share_the_threads(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="99 streams for 1 threads"):
         bertopt.load(tmp_path, threads=1, streams=99)
+
+
+@pytest.mark.parametrize("form", ["eager", "onnx", "openvino"])
+def test_without_a_gpu_the_argument_is_named(form: Form, tiny: Tiny, tmp_path: Path) -> None:
+    if form != "eager":
+        pytest.importorskip("onnxruntime" if form == "onnx" else form)
+    if machine.gpu_count():
+        pytest.skip("there is a GPU")
+    artefact = write_artefact(tiny("bert"), tmp_path / "artefact", form)
+    with pytest.raises(Unsupported, match=r"load with device='cpu' \(in a recipe device: cpu\)"):
+        bertopt.load(artefact, device="cuda")
 
 
 @pytest.mark.parametrize("device", ["gpu", "CPU", 0])
