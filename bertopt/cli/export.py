@@ -77,12 +77,17 @@ def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | No
 
 def show(report: Report, where: Path, as_json: bool, verbose: bool) -> None:
     """Print the table or the JSON document; to stderr what was delivered, the warnings, and why the run failed."""
+    from bertopt.report.stage_details import doubtful_timings
+
     if as_json:
         print(report.model_dump_json(by_alias=True))
     else:
         table(report)
     for warning in report.model.get("warnings", ()):
         print(f"warning: {warning}", file=sys.stderr)
+    if found := doubtful_timings(report):
+        advice = "after noise, repeat on a calmer machine, or with larger timing.shape_s and timing.mix_s"
+        print(f"warning: {found}; {where / 'report.html'} lists all; {advice}", file=sys.stderr)
     if report.delivered:
         print(
             f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",

@@ -97,6 +97,17 @@ def warnings(report: Report) -> Iterator[str]:
                 yield f"{stage.name}, {case.what}: {case.warning}"
 
 
+def doubtful_timings(report: Report) -> str | None:
+    """How many timings carry a warning, and one of them, of the delivered stage first. None without one, and of a quick run."""
+    timings = [(stage.name, case) for stage in report.stages for case in stage.latency or []]
+    doubtful = [(name, case) for name, case in timings if case.warning]
+    if not doubtful or formatting.quick(report):
+        return None
+    delivered = report.delivered.stage if report.delivered else None
+    name, case = next((one for one in doubtful if one[0] == delivered), doubtful[0])
+    return f"{len(doubtful)} of {len(timings)} timings are doubtful: '{name}', {case.what}: {formatting.one_line(case.warning or '')}"
+
+
 def recipe_yaml(recipe: Mapping[str, Any]) -> str:
     """The recipe as it was run, with every default: a file of this text can be run again."""
     return yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
+import pytest
+
+from bertopt.cli import export
 from bertopt.cli.app import escaping
+from tests.support.reports import LONG, full
 
 
 def test_what_a_terminal_does_not_know_is_escaped() -> None:
@@ -17,3 +22,30 @@ def test_what_a_terminal_does_not_know_is_escaped() -> None:
     assert written.getvalue() == b"1.3 \\u00d7 \\u540c \\ud83e\\udd16\n"
     assert json.loads(b'"' + written.getvalue().strip() + b'"') == "1.3 × 同 🤖"
     escaping(io.StringIO())  # a stream that encodes nothing
+
+
+def test_doubtful_timings_are_one_line_with_the_delivered_stage_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was in the report alone, and the table shows figures that nobody should trust."""
+    report = full()
+    timings = sum(len(stage.latency or []) for stage in report.stages)
+
+    def said() -> list[str]:
+        export.show(report, Path("out"), False, False)
+        return [line for line in capsys.readouterr().err.splitlines() if "doubtful" in line]
+
+    (line,) = said()
+    assert line.startswith(f"warning: 1 of {timings} timings are doubtful: 'unsure', end to end: the spread is wide <script>") and "\x1b" not in line
+    mix = report.stage(LONG).mix()
+    assert mix is not None
+    mix.warning = "CPU steal: the hypervisor took 9% of the CPUs"
+    (line,) = said()
+    assert line == (
+        f"warning: 2 of {timings} timings are doubtful: '{LONG}', end to end: CPU steal: the hypervisor took 9% of the CPUs; "
+        "out/report.html lists all; after noise, repeat on a calmer machine, or with larger timing.shape_s and timing.mix_s"
+    )
+    report.recipe["timing"] = {"quick": True}  # the table says it already
+    assert said() == []
+    for stage in report.stages:
+        stage.latency = None
+    report.recipe["timing"] = {}
+    assert said() == []
