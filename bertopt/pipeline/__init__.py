@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bertopt._version import __version__
 from bertopt.checks import probes
+from bertopt.pipeline import calibration_texts
 from bertopt.pipeline.job import Job
 from bertopt.pipeline.progress import Progress, TimeLeft
 from bertopt.pipeline.race import Budget
@@ -60,6 +61,8 @@ def run(
             row = report.stages[-1]
             left.step_done(counts=not row.reused and row.status != "skipped")
             record()
+        few = calibration_texts.warnings(recipe.steps, report.stages, len(texts.asked(job.spec.task)))
+        report.model["warnings"] = [*report.model["warnings"], *few]
         job.sweep()
         job.deliver(build_only)
         record(ended=True)

@@ -20,7 +20,7 @@ from bertopt import stages
 from bertopt.commands.verify import verify
 from bertopt.errors import ResourceError, Unsupported, UsageError
 from bertopt.recipe.parser import load
-from bertopt.results import Report
+from bertopt.results import Report, Stage
 from bertopt.system.process_tree import runs as _runs
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
@@ -471,6 +471,14 @@ def test_a_worker_s_last_words_are_kept(run: Run, workers: SharedWorkers, begun:
     assert nothing_left(begun, workers)
     after = run(begun, ["touch"])
     assert after.exit_code == 0 and after.stage("touch").reused and after.delivered is not None
+
+
+def test_the_report_warns_of_few_calibration_texts(run: Run, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(steps: Any, rows: list[Stage], texts: int) -> list[str]:
+        return [f"{steps[0].name}, {rows[-1].name}: {texts} texts"]
+
+    monkeypatch.setattr("bertopt.pipeline.calibration_texts.warnings", warned)
+    assert run(begun, ["touch"]).model["warnings"] == ["touch, touch: 2 texts"]
 
 
 def test_a_worker_s_traceback_is_kept(run: Run, begun: Path) -> None:
