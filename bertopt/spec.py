@@ -127,10 +127,14 @@ class Spec(BaseModel):
         return self.task != "feature-extraction"
 
     @property
+    def ranks(self) -> bool:
+        """Whether it gives a (query, passage) pair one score."""
+        return self.task == "text-classification" and len(self.labels) == 1
+
+    @property
     def graded(self) -> bool:
         """Whether a text's label is a number: its value, or how well its pair goes together (re-rankers, embeddings)."""
-        one_score = self.task == "text-classification" and len(self.labels) == 1 and not self.multi_label
-        return self.regression or one_score or self.task == "feature-extraction"
+        return self.regression or (self.ranks and not self.multi_label) or self.task == "feature-extraction"
 
     def differences(self, other: Spec) -> str:
         """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
+import numpy as np
+
 from bertopt.core import Session, ShapeLimits, Spec
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
@@ -20,7 +22,7 @@ from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.task_outputs import TopK
-from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_lone_pair, refuse_others
+from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
 
@@ -52,8 +54,8 @@ class _Options:
         """Raise UsageError for an option that the task does not have, or a value that cannot be."""
         if self.top_k != "default" and spec.task not in ("text-classification", "fill-mask"):
             raise UsageError(f"top_k goes with text-classification and fill-mask; the model's task is {spec.task}: leave it out")
-        if self.top_k not in ("default", None) and (isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1):
-            raise UsageError(f"top_k must be a whole number from 1, or None for all; got {self.top_k!r}")
+        if self.top_k != "default":
+            _check_most("top_k", self.top_k)
         if self.aggregation_strategy not in get_args(Aggregation):
             raise UsageError(
                 f"aggregation_strategy must be one of {', '.join(get_args(Aggregation))}; got {self.aggregation_strategy!r}"
@@ -63,6 +65,12 @@ class _Options:
 
 
 _DEFAULTS = _Options()
+
+
+def _check_most(name: str, value: object) -> None:
+    """Raise UsageError where `value` cannot be the most that are given."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"{name} must be a whole number from 1, or None for all; got {value!r}")
 
 
 class Predictor:
@@ -143,6 +151,20 @@ class Predictor:
         refuse_others(texts)
         return self._stream(iter(texts), window, truncate, progress, how)
 
+    def rank(self, query: str, passages: Iterable[str], top_n: int | None = None) -> list[dict[str, Any]]:
+        """Return `{"index": …, "score": …}` for each passage, or for the best `top_n`, best first; `index` counts `passages` from 0.
+
+        Scores are those of a call with the pairs `(query, passage)`, and those of the server's `/rerank`. Raises UsageError where the
+        model is no re-ranker (a classifier with one label), or `top_n` cannot be; TypeError for what is no string.
+        """
+        if not self.spec.ranks:
+            labels = f" with {len(self.spec.labels)} labels" if self.spec.task == "text-classification" else ""
+            raise UsageError(f"rank needs a re-ranker, a classifier with one label; the model's task is {self.spec.task}{labels}: call the predictor")
+        _check_most("top_n", top_n)
+        pairs = with_query(query, passages)
+        logits = [one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing()
+        return [{"index": i, "score": score} for i, score in task_outputs.rank(self.spec, np.asarray(logits))[:top_n]]
+
     def logits(self, texts: Iterable[Text]) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""
         listed = self._checked(as_list(texts), 0)
@@ -202,8 +224,6 @@ class Predictor:
         return Answer(self._located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
-        import numpy as np
-
         return np.zeros((0, len(self.spec.labels) or self.spec.embedding_size), np.float32)
 
     def _vectors(self, values: Array, how: _Options) -> Any:

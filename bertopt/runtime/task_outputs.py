@@ -52,6 +52,13 @@ def classify(spec: Spec, logits: Array, top_k: TopK = "default") -> list[Any]:
     return [[{"label": spec.labels[i], "score": float(row[i])} for i in best] for best, row in zip(order, scores, strict=True)]
 
 
+def rank(spec: Spec, logits: Array, raw: bool = False) -> list[tuple[int, float]]:
+    """Logits [N, 1] of a query with N passages to the number and score of each, best first; `raw`: its logit is its score."""
+    scores = logits if raw else label_scores(spec, logits)
+    # Not by score: those of logits above 17 are all 1 in float32.
+    return [(i, float(scores[i, 0])) for i in np.argsort(-logits[:, 0], kind="stable").tolist()]
+
+
 def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str, Any]]:
     """Logits [S, C] of one text to a label for each token that is not special."""
     first = text if isinstance(text, str) else text[0]

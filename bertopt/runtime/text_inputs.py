@@ -82,14 +82,31 @@ def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
             raise UsageError(f"texts[{number}] must be a pair (question, context) for question-answering")
         for part in (text,) if isinstance(text, str) else text:
             if not part.isascii():
-                _check_unicode(part, number)
+                _check_unicode(part, f"texts[{number}]")
 
 
-def _check_unicode(text: str, number: int) -> None:
+def with_query(query: object, passages: Iterable[Text]) -> list[tuple[str, str]]:
+    """Return the pair of the query with each passage.
+
+    Raises TypeError where one of them is no string, UsageError where it is not valid Unicode.
+    """
+    pairs: list[tuple[str, str]] = []
+    if not isinstance(query, str):
+        raise TypeError(f"query must be a string; got {type(query).__name__}")
+    _check_unicode(query, "query")
+    for number, passage in enumerate(as_list(passages)):
+        if not isinstance(passage, str):
+            raise TypeError(f"passages[{number}] must be a string; got {type(passage).__name__}")
+        _check_unicode(passage, f"passages[{number}]")
+        pairs.append((query, passage))
+    return pairs
+
+
+def _check_unicode(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"texts[{number}] has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which is "
+            f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, which is "
             "no valid Unicode; read the text with errors='replace', or mend it"
         ) from error

@@ -49,4 +49,4 @@ def _kind(model: ServedModel) -> dict[str, Any]:
     if spec.task == "feature-extraction":
         return {"embedding": {"pooling": spec.pooling}}
     labels = {"id2label": {str(i): label for i, label in enumerate(spec.labels)}, "label2id": {label: i for i, label in enumerate(spec.labels)}}
-    return {"reranker" if model.ranks else "classifier": labels}
+    return {"reranker" if spec.ranks else "classifier": labels}

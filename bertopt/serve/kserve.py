@@ -35,7 +35,7 @@ async def metadata(call: Call) -> Any:
         if model.spec.granularity == "text"
         else {"name": "answers", "datatype": "BYTES", "shape": [-1]}
     )
-    names = ("text", _PAIR) if model.ranks or model.spec.task == "question-answering" else ("text",)
+    names = ("text", _PAIR) if model.spec.ranks or model.spec.task == "question-answering" else ("text",)
     return {"name": model.name, "versions": [VERSION], "platform": f"bertopt_{model.manifest.form}",
             "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in names], "outputs": [output]}  # fmt: skip
 

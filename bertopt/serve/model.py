@@ -88,11 +88,6 @@ class ServedModel:
         """Whether it gives one embedding a text."""
         return self.spec.task == "feature-extraction" and self.spec.granularity == "text"
 
-    @property
-    def ranks(self) -> bool:
-        """Whether it gives a (query, text) pair one score."""
-        return self.spec.task == "text-classification" and len(self.spec.labels) == 1
-
     async def outputs(self, texts: Sequence[Text], truncate: bool | None, until: Until, field: str = "inputs") -> Outputs:
         """Run texts beside those of other requests. Raises RequestError (422, 429, 504) naming the `field`, and RuntimeError for
         outputs that are not finite, which no gate lets pass."""

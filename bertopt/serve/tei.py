@@ -61,12 +61,10 @@ async def ranked(
 ) -> tuple[list[tuple[int, float]], int]:
     """Return number and score of each text, best first, and the tokens of all; `where` is the texts' field of the request."""
     model = call.model
-    if not model.ranks:
+    if not model.spec.ranks:
         raise RequestError(424, f"'{model.name}' is no re-ranker: that is a classifier with one label")
     outputs = await call.outputs([(query, text) for text in texts], truncate, where)
-    logits = model.vectors(outputs)
-    scores = (logits if raw else task_outputs.sigmoid(logits))[:, 0]
-    return [(i, float(scores[i])) for i in np.argsort(-scores, kind="stable").tolist()], outputs.tokens
+    return task_outputs.rank(model.spec, model.vectors(outputs), raw), outputs.tokens
 
 
 async def similarity(call: Call, asked: Similarity) -> Any:
@@ -94,7 +92,7 @@ async def root(call: Call, body: bytes) -> Any:
     """Return what a client wants that knows no route, as Hugging Face's does: embeddings, labels, or ranks."""
     if call.model.embeds:
         return await embed(call, call.parse(Embed, body))
-    if call.model.ranks and b'"query"' in body:
+    if call.model.spec.ranks and b'"query"' in body:
         return await rerank(call, call.parse(Rerank, body))
     asked = call.parse(Predict, body)
     answer = await predict(call, asked)

@@ -102,3 +102,34 @@ def test_top_k_of_a_mask(tmp_path: Path) -> None:
 def test_options_that_the_task_does_not_have(tmp_path: Path, task: str, options: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         predictor(write_tiny(tmp_path, task=task))(["a"], **options)
+
+
+@pytest.mark.parametrize("problem", [None, "regression"])
+def test_passages_are_ranked_for_a_query(tmp_path: Path, problem: str | None) -> None:
+    predict = predictor(write_tiny(tmp_path, extra={"num_labels": 1, "problem_type": problem}))
+    scores = [one["score"] for one in predict([("a cat", text) for text in TEXTS])]
+    ranked = predict.rank("a cat", TEXTS)
+    assert [one["index"] for one in ranked] == sorted(range(len(TEXTS)), key=lambda i: -scores[i])
+    assert all(one["score"] == scores[one["index"]] for one in ranked)
+    assert predict.rank("a cat", (text for text in TEXTS), top_n=3) == ranked[:3] and predict.rank("a cat", TEXTS, top_n=99) == ranked
+    assert predict.rank("a cat", []) == []
+    for wrong in (0, True, "2", 1.5):
+        with pytest.raises(UsageError, match="top_n must be a whole number from 1, or None for all; got"):
+            predict.rank("a cat", TEXTS, wrong)
+    with pytest.raises(TypeError, match="query must be a string; got list"):
+        predict.rank(["a cat"], TEXTS)
+    with pytest.raises(TypeError, match=r"passages\[1\] must be a string; got tuple"):
+        predict.rank("a cat", ["a", ("b", "c")])
+    with pytest.raises(TypeError, match="expected a list of texts; got one string"):
+        predict.rank("a cat", "a dog")
+    with pytest.raises(UsageError, match=r"passages\[1\] has a lone surrogate"):
+        predict.rank("a cat", ["a", "\ud800"])
+    with pytest.raises(UsageError, match="query has a lone surrogate"):
+        predict.rank("\ud800", ["a", "b"])
+
+
+@pytest.mark.parametrize(("task", "words"), [("text-classification", "text-classification with 3 labels"), ("feature-extraction", "feature-extraction")])
+def test_what_is_no_re_ranker_ranks_nothing(tmp_path: Path, task: str, words: str) -> None:
+    predict = predictor(write_tiny(tmp_path, task=task))
+    with pytest.raises(UsageError, match=f"rank needs a re-ranker, a classifier with one label; the model's task is {words}: call"):
+        predict.rank("a cat", TEXTS)

@@ -208,6 +208,9 @@ def test_rerank_in_cohere_s_shape(tmp_path: Path) -> None:
         assert [row["index"] for row in answer["results"]] == sorted(range(4), key=lambda i: -expected[i])
         assert all(row["relevance_score"] == pytest.approx(expected[row["index"]], abs=1e-6) for row in answer["results"])
         same = server.post("/rerank", {"query": "a cat", "texts": TEXTS}).json()
+        offline = bertopt.load(directory).rank("a cat", TEXTS)
+        assert [row["index"] for row in offline] == [row["index"] for row in same]
+        assert all(mine["score"] == pytest.approx(row["score"], abs=1e-6) for mine, row in zip(offline, same, strict=True))
         assert [(row["index"], row["score"]) for row in same] == [(row["index"], row["relevance_score"]) for row in answer["results"]]
         (best,) = server.post("/v2/rerank", {**asked, "top_n": 1, "return_documents": True}).json()["results"]
         assert best == {**answer["results"][0], "document": {"text": TEXTS[best["index"]]}}
