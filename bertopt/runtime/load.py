@@ -45,10 +45,11 @@ def load(
         manifest = opened.manifest
         device = device or manifest.device
         environment.check_isa(manifest.form, manifest.precision, manifest.environment["isa"], device)
+        origin = f"{manifest.form} {manifest.precision} on {device}, '{path}'"
         with reading(f"'{path}'", "export it again"):
             model = stages.open_stage(opened.path, manifest)
             session = open_session(model, device, threads, streams)
-            predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens)
+            predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens, origin=origin)
         opened.keep_for(predictor)
     if check and manifest.answers is None and manifest.sources is not None and (manifest.gates or {}).get("status") == "ok":
         # What was delivered unverified, or by a bertopt that recorded neither, has none.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 
-from bertopt.core import Session, ShapeLimits, Spec
+from bertopt.core import Session, ShapeLimits, Spec, Task
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.modeling.sentence_transformers import read_prompts
@@ -90,11 +90,11 @@ class Predictor:
 
     def __init__(
         self, session: Session, spec: Spec, directory: Path, shapes: ShapeLimits | None = None,
-        max_batch_tokens: int | None = None, costs: Costs | None = None,
+        max_batch_tokens: int | None = None, costs: Costs | None = None, origin: str | None = None,
     ) -> None:  # fmt: skip
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
-        self.session, self.spec = session, spec
+        self.session, self.spec, self._origin = session, spec, origin or f"'{directory}'"
         #: What may be put before a text, by name, as sentence-transformers' files beside the model say: "query: ", …
         self.prompts = read_prompts(directory) if spec.task == "feature-extraction" else {}
         limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
@@ -107,6 +107,19 @@ class Predictor:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a predictor cannot be pickled: give other processes the artefact's path, and call bertopt.load once in each")
+
+    def __repr__(self) -> str:
+        return f"<Predictor {self.task}, {self._origin}>"
+
+    @property
+    def task(self) -> Task:
+        """What the model is made for: `feature-extraction`, `text-classification`, …"""
+        return self.spec.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of its labels in the order of their ids, of the numbers that `logits` gives; () for embeddings."""
+        return self.spec.labels
 
     def __call__(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
@@ -158,8 +171,8 @@ class Predictor:
         model is no re-ranker (a classifier with one label), or `top_n` cannot be; TypeError for what is no string.
         """
         if not self.spec.ranks:
-            labels = f" with {len(self.spec.labels)} labels" if self.spec.task == "text-classification" else ""
-            raise UsageError(f"rank needs a re-ranker, a classifier with one label; the model's task is {self.spec.task}{labels}: call the predictor")
+            labels = f" with {len(self.labels)} labels" if self.task == "text-classification" else ""
+            raise UsageError(f"rank needs a re-ranker, a classifier with one label; the model's task is {self.task}{labels}: call the predictor")
         _check_most("top_n", top_n)
         pairs = with_query(query, passages)
         logits = [one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing()

@@ -1,4 +1,4 @@
-"""`bertopt.load`: what it refuses, most of it before a file is read."""
+"""`bertopt.load`: what it refuses, most of it before a file is read, and what the predictor says of itself."""
 
 from __future__ import annotations
 
@@ -48,3 +48,12 @@ def test_the_device_is_one_of_two(device: Any, tmp_path: Path) -> None:
 def test_tokens_of_a_batch_are_a_count(value: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="max_batch_tokens must be a whole number from 1; got"):
         bertopt.load(tmp_path, max_batch_tokens=value)
+
+
+def test_a_predictor_says_what_it_is(tiny: Tiny, tmp_path: Path) -> None:
+    directory = write_artefact(tiny("bert"), tmp_path / "artifact", "eager")
+    predictor = bertopt.load(directory)
+    assert predictor.task == "text-classification" and predictor.labels == ("bad", "good", "mixed")
+    assert repr(predictor) == f"<Predictor text-classification, eager float32 on cpu, '{directory}'>"
+    embedder = bertopt.load(write_artefact(tiny("bert", "feature-extraction", "mean"), tmp_path / "embedder"))
+    assert embedder.labels == () and "feature-extraction, onnx float32 on cpu" in repr(embedder)
