@@ -113,8 +113,8 @@ class _Bulk:
         answered = ray.answers(missing, artefact, actors, threads or 1) if actors else _answers(missing, artefact, threads)
         for part, values in answered:
             if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
-                row = part.end - len(part.texts) + int(finite.argmin())
-                raise WrongAnswer(f"row {row}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
+                place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
+                raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             bulk_files.write(part.path, part.rows, self.key, values)
             if progress is not None:
                 progress(part.end)
@@ -133,9 +133,21 @@ class _Bulk:
         for number, rows in zip(count(), bulk_files.read(self.source, self.columns, self.part_rows), strict=False):
             if any(self.key in row for row in rows.rows):
                 raise UsageError(f"the input has a column '{self.key}' already, which the answers would replace; name it otherwise")
-            texts = [_text(row, self.columns, self.prompt, done + i) for i, row in enumerate(rows.rows)]
+            texts = [self._text(row, number) for row, number in zip(rows.rows, rows.numbers, strict=True)]
             done += len(texts)
             yield _Part(self.out / f"part-{number:05d}{self.source.suffix}", rows, texts, done)
+
+    def _text(self, row: Row, number: int) -> Text:
+        found, place = [], bulk_files.place(self.source, number)
+        for name in self.columns:
+            if name not in row:
+                raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}")
+            if not isinstance(row[name], str):
+                raise UsageError(f"{place}: column '{name}' must be a text; got {type(row[name]).__name__}")
+            if not _encodes(row[name]):
+                raise UsageError(f"{place}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
+            found.append(row[name])
+        return self.prompt + found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _answers(parts: Iterable[_Part], artefact: Path, threads: int | None) -> Iterator[tuple[_Part, Any]]:
@@ -161,19 +173,6 @@ def _check_state(out: Path, wanted: dict[str, Any]) -> None:
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
     else:
         atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
-
-
-def _text(row: Row, columns: Sequence[str], prompt: str, number: int) -> Text:
-    found = []
-    for name in columns:
-        if name not in row:
-            raise UsageError(f"row {number} has no column '{name}'; it has {', '.join(map(str, row))}")
-        if not isinstance(row[name], str):
-            raise UsageError(f"row {number}: column '{name}' must be a text; got {type(row[name]).__name__}")
-        if not _encodes(row[name]):
-            raise UsageError(f"row {number}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
-        found.append(row[name])
-    return prompt + found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _encodes(text: str) -> bool:

@@ -28,22 +28,31 @@ class Rows:
 
     rows: list[Row]
     read: Any
+    numbers: Sequence[int]
+    """The line of each row (CSV: its last), or its number in a table, from 1."""
 
 
 def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
     """Yield the rows of a file, `size` at a time. Raises UsageError, when it gets there, for what is not UTF-8, CSV, JSON Lines or Parquet."""
     try:
         if source.suffix == ".parquet":
+            done = 0
             for table in _tables(source, size):
-                yield Rows(_column_rows(table, columns), table)
+                yield Rows(_column_rows(table, columns), table, range(done + 1, done + table.num_rows + 1))
+                done += table.num_rows
             return
         # Spreadsheets begin their UTF-8 with a mark, which is no part of the first column's name.
         with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
             rows = (_csv_rows if source.suffix == ".csv" else _json_rows)(source, file)
             while part := list(islice(rows, size)):
-                yield Rows([row for row, _ in part], [as_read for _, as_read in part])
+                yield Rows([row for row, _, _ in part], [as_read for _, as_read, _ in part], [line for _, _, line in part])
     except UnicodeDecodeError as error:
         raise UsageError(f"'{source}' must be UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
+
+
+def place(source: Path, number: int) -> str:
+    """Return where a row is, as messages name it."""
+    return f"{source}: row {number}" if source.suffix == ".parquet" else f"{source}:{number}"
 
 
 def columns(source: Path) -> list[str]:
@@ -63,17 +72,17 @@ def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
         writers[path.suffix](file, rows.read, key, plain)
 
 
-def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str]]:
-    for number, line in enumerate(file):
+def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:
+    for number, line in enumerate(file, 1):
         if not (line := line.strip(" \t\r\n")):
             continue  # no row: often the last line
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"'{source}', line {number + 1} is not JSON ({error}); expected one object on each line") from error
+            raise UsageError(f"{place(source, number)}: expected a JSON object; got no JSON ({error}): write one object on each line") from error
         if not isinstance(row, dict):
-            raise UsageError(f"'{source}', line {number + 1} must be a JSON object; got {type(row).__name__}")
-        yield row, line
+            raise UsageError(f"{place(source, number)}: expected a JSON object; got {type(row).__name__}")
+        yield row, line, number
 
 
 def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> None:
@@ -83,7 +92,7 @@ def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> 
         file.write(f"{row}{'' if row == '{' else ', '}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}}}\n")
 
 
-def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row]]:
+def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row, int]]:
     before = csv.field_size_limit(_FIELD)
     reader = csv.DictReader(file)
     try:
@@ -91,12 +100,13 @@ def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row]]:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"'{source}' has several columns '{twice}', of which one would remain; name each otherwise")
-        for number, row in enumerate(reader):
+        for row in reader:
             if None in row:
-                raise UsageError(f"'{source}', row {number} has more fields than the header; quote texts with commas")
-            yield row, row
+                got = len(names) + len(row[None])
+                raise UsageError(f"{place(source, reader.line_num)}: expected {len(names)} fields, as in the header; got {got}: quote texts with commas")
+            yield row, row, reader.line_num
     except csv.Error as error:
-        raise UsageError(f"'{source}', line {reader.line_num} is not CSV ({error}); check its quotes, or give JSON Lines") from error
+        raise UsageError(f"{place(source, reader.reader.line_num)}: expected CSV; got {error}: check its quotes, or give JSON Lines") from error
     finally:
         csv.field_size_limit(before)
 

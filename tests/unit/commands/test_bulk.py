@@ -137,11 +137,15 @@ def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("{}", "row 0 has no column 'text'"), ('{"text": null}', "must be a text; got NoneType"), ("[1]", "must be a JSON object"), ("{", "line 1 is not JSON")]
+    ("line", "words"),
+    [
+        ("{}", "expected a column 'text'; got none"), ('{"text": null}', "column 'text' must be a text; got NoneType"),
+        ("[1]", "expected a JSON object; got list"), ("{", "expected a JSON object; got no JSON"),
+    ],
 )
 def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(line + "\n")
-    with pytest.raises(UsageError, match=words):
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n\n' + line + "\n")
+    with pytest.raises(UsageError, match=f"{tmp_path}/in.jsonl:3: {words}"):
         command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
 
 
@@ -158,20 +162,22 @@ def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefac
         ("in.jsonl", b'{"text": "na\xefve"}\n', "must be UTF-8; got a byte 0xef"),
         ("in.csv", b"text,text\na,b\n", "several columns 'text'"),
         ("in.csv", b"text,embedding\na,b\n", "has a column 'embedding' already"),
-        ("in.jsonl", b'{"text": "a", "x": ' + b"[" * 100_000 + b"\n", "line 1 is not JSON"),
-        ("in.jsonl", b'{"text": "a"}\n{"text": "a\\ud800"}\n', "row 1: column 'text' has half a surrogate pair"),
+        ("in.csv", b"text,id\na,1\n\nb\n\"c\nd\",4,5\n", r"in\.csv:6: expected 2 fields, as in the header; got 3"),
+        ("in.csv", b"text,id\n\"a\nb\",1\n", r"in\.csv:3: expected a column 'body'; got text, id"),
+        ("in.jsonl", b'{"text": "a", "x": ' + b"[" * 100_000 + b"\n", r"in\.jsonl:1: expected a JSON object; got no JSON"),
+        ("in.jsonl", b'{"text": "a"}\n{"text": "a\\ud800"}\n', r"in\.jsonl:2: column 'text' has half a surrogate pair"),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named(name: str, content: bytes, words: str, artefact: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        command.bulk(tmp_path / name, tmp_path / "out", artefact)
+        command.bulk(tmp_path / name, tmp_path / "out", artefact, column="body" if "'body'" in words else "text")
 
 
 def test_a_field_that_is_too_long_is_refused(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_files, "_FIELD", 10)
     (tmp_path / "in.csv").write_text("text\n" + "a" * 11 + "\n")
-    with pytest.raises(UsageError, match="is not CSV"):
+    with pytest.raises(UsageError, match=r"in\.csv:2: expected CSV; got field larger"):
         command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact)
 
 
@@ -195,7 +201,7 @@ def test_a_bad_last_row_is_named_before_anything_is_answered(artefact: Path, tmp
     monkeypatch.setattr(command, "load", lambda *_, **__: pytest.fail("nothing is to be answered"))
     source = jsonl(tmp_path)
     source.write_text(source.read_text() + '{"text": null}\n')
-    with pytest.raises(UsageError, match="row 25: column 'text' must be a text; got NoneType"):
+    with pytest.raises(UsageError, match=r"in\.jsonl:26: column 'text' must be a text; got NoneType"):
         command.bulk(source, tmp_path / "out", artefact, part_rows=10)
     assert not list((tmp_path / "out").glob("part-*"))
 
@@ -242,7 +248,7 @@ def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: P
         return values
 
     monkeypatch.setattr(command, "load", lambda *_, **__: spoilt)
-    with pytest.raises(WrongAnswer, match="row 13: expected a finite embedding; got NaN"):
+    with pytest.raises(WrongAnswer, match=r"in\.jsonl:14: expected a finite embedding; got NaN"):
         command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10)
     assert [part.name for part in (tmp_path / "out").glob("part-*")] == ["part-00000.jsonl"]
 
@@ -272,7 +278,7 @@ def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tm
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UsageError, match="cannot be read as Parquet"):
         command.bulk(tmp_path / "bad.parquet", tmp_path / "other", artefact)
-    with pytest.raises(UsageError, match="row 0 has no column 'body'; it has text, late"):
+    with pytest.raises(UsageError, match=r"in\.parquet: row 1: expected a column 'body'; got text, late"):
         command.bulk(tmp_path / "in.parquet", tmp_path / "another", artefact, column="body")
 
 
