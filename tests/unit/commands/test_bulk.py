@@ -112,7 +112,7 @@ def test_second_texts_of_the_usual_name_make_pairs(form: str, tiny: Tiny, tmp_pa
     source = tmp_path / f"in.{form}"
     if form == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+        importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), source)
     elif form == "csv":
         source.write_text("text,text_pair\n" + "".join(f"{row['text']},{row['text_pair']}\n" for row in rows))
     else:
