@@ -48,10 +48,11 @@ class Predict(Payload):
 
 
 class Rerank(Payload):
-    """`/rerank`."""
+    """`/rerank`: text-embeddings-inference's, and `top_n`, which that one lacks: clients that know the other shapes send it."""
 
     query: str
     texts: List[str]
+    top_n: int | None = Field(None, ge=1)
     raw_scores: bool | None = False
     return_text: bool | None = False
     truncate: bool | None = None

@@ -50,10 +50,10 @@ async def predict(call: Call, asked: Predict) -> Any:
 
 
 async def rerank(call: Call, asked: Rerank) -> Any:
-    """Return the texts' numbers with scores for the query, best first."""
+    """Return the texts' numbers with scores for the query, best first, `top_n` at most."""
     refuse_options(asked, 0)
     found, _ = await ranked(call, asked.query, asked.texts, bool(asked.raw_scores), asked.truncate, "texts")
-    return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": score} for i, score in found]
+    return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": score} for i, score in found[: asked.top_n]]
 
 
 async def ranked(

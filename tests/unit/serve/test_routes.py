@@ -214,7 +214,14 @@ def test_rerank_in_cohere_s_shape(tmp_path: Path) -> None:
         assert [(row["index"], row["score"]) for row in same] == [(row["index"], row["relevance_score"]) for row in answer["results"]]
         (best,) = server.post("/v2/rerank", {**asked, "top_n": 1, "return_documents": True}).json()["results"]
         assert best == {**answer["results"][0], "document": {"text": TEXTS[best["index"]]}}
-        for wrong, field in (({"top_n": 0}, "top_n"), ({"documents": []}, "documents"), ({"documents": [{"body": "a"}]}, "documents")):
+        mine = {"query": "a cat", "texts": TEXTS}
+        assert server.post("/rerank", {**mine, "top_n": 2}).json() == server.post("/", {**mine, "top_n": 2}).json() == same[:2]
+        assert server.post("/rerank", {**mine, "top_n": None}).json() == server.post("/rerank", {**mine, "top_n": 99}).json() == same
+        for path, body in (("/rerank", mine), ("/v1/rerank", asked), ("/v2/rerank", asked)):
+            for top_n in ("2", True, 1.5, 0, [2]):
+                refused = server.post(path, {**body, "top_n": top_n})
+                assert refused.status_code == 422 and "top_n: input should be" in refused.text
+        for wrong, field in (({"documents": []}, "documents"), ({"documents": [{"body": "a"}]}, "documents")):
             refused = server.post("/v1/rerank", {**asked, **wrong})
             assert refused.status_code == 422 and field in refused.text
     finally:
