@@ -10,7 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,37 +67,47 @@ def verify_url(
 ) -> UrlCheck:
     """Send every text to `url`, and some of them once more in one request, and compare the answers with those of the artefact in
     `directory`: by the artefact's limits, and by what another machine or batch makes of one model's outputs (`replay.TOLERANCE`).
-    A classifier is sent pairs too.
+    A classifier is sent pairs too; a re-ranker is sent pairs alone, where the server has `/rerank`.
 
-    The server may be bertopt's or another with `/embed`, `/predict` or `/v1/embeddings`. `latency_ms` bounds the 95th
+    The server may be bertopt's or another with `/embed`, `/v1/embeddings`, `/rerank` or `/predict`. `latency_ms` bounds the 95th
     percentile of single requests. Raises UsageError for a model without one vector a text or a server that refuses,
     Unsupported where nothing answers.
     """
     predictor, manifest = load(directory), stages.read_manifest(directory)
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
-    sent = list(read(texts).asked(predictor.spec.task)) if texts else _built_in(predictor.spec)
-    client = _Client(url.rstrip("/"), api_key)
-    classifies = predictor.spec.task == "text-classification"
-    ask = client.scores(predictor.spec.labels) if classifies else client.embedding()
-    expected = np.concatenate([predictor.logits([text]) for text in sent])
-    if classifies:
-        expected = task_outputs.label_scores(predictor.spec, expected)
+    spec, client = predictor.spec, _Client(url.rstrip("/"), api_key)
+    sent = list(read(texts).asked(spec.task)) if texts else _built_in(spec)
+    classifies = spec.task == "text-classification"
+    pairs: list[Text] = [text for text in sent if not isinstance(text, str)]
+    # Single texts of a file have no other route than /predict.
+    ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(sent)) and client.has_rerank()
+    sent = pairs if ranks else sent
+    ask: Ask = client.ranks if ranks else client.scores(spec.labels) if classifies else client.embedding(spec.normalize)
+    several = [sent[i] for i in np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)]
+    if ranks:  # one request has one query
+        several = [(several[0][0], text[1]) for text in several]
+    expected = np.concatenate([predictor.logits([text]) for text in (*sent, *several)])
     with ThreadPoolExecutor(CLIENTS) as pool:
         got = np.concatenate(list(pool.map(lambda text: ask([text]), sent)))
-    if got.shape != expected.shape:
+    if got.shape[-1] != expected.shape[-1]:
         raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {expected.shape[-1]}: it serves another model")
-    several = np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)
     try:
-        together = ask([sent[i] for i in several])
+        got = np.concatenate([got, ask(several)])
     except UsageError as error:
         raise UsageError(f"texts one by one were answered, {len(several)} in one request were not: {error}") from error
-    got, expected = np.concatenate([got, together]), np.concatenate([expected, expected[several]])
+    if client.openai and np.allclose(np.linalg.norm(got, axis=1), 1, atol=1e-3):  # that route normalises for all models
+        expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    logits = (expected, got) if ranks else None
+    if classifies:
+        expected = task_outputs.label_scores(spec, expected)
+        got = task_outputs.label_scores(spec, got) if ranks else got
+    if spec.ranks and not spec.regression:
+        logits = logits or (_logits(expected), _logits(got))
     recorded = (manifest.gates or {}).get("parity") or {}
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    one_score = classifies and len(predictor.spec.labels) == 1 and not predictor.spec.regression
-    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms, one_score)
+    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms, logits)
 
 
 def _logits(scores: Array) -> Array:
@@ -113,8 +123,9 @@ def _built_in(spec: Spec) -> list[Text]:
 
 def _judged(
     url: str, expected: Array, got: Array, classifies: bool, limits: Limits, precision: Precision, times: Sequence[float],
-    latency_ms: float | None, one_score: bool = False,
+    latency_ms: float | None, logits: tuple[Array, Array] | None = None,
 ) -> UrlCheck:  # fmt: skip
+    """Judge outputs [N, D]; of a model with one score a text also its expected and got `logits` [N, 1]."""
     difference, norm = np.abs(got - expected), np.linalg.norm
     cosine = (got * expected).sum(1) / np.maximum(norm(got, axis=1) * norm(expected, axis=1), 1e-12)
     flips = float((got.argmax(1) != expected.argmax(1)).mean()) if classifies else None
@@ -122,10 +133,9 @@ def _judged(
         "max_abs": float(difference.max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
         "cosine_min": float(cosine.min()),
     }  # fmt: skip
-    if one_score:
+    if logits is not None:
         # Most passages score near 0, where nothing shows: how the logits vary does.
-        expected = _logits(expected)
-        got, expected = _logits(got) - expected.mean(), expected - expected.mean()
+        expected, got = (one - logits[0].mean() for one in logits)
     sizes = norm(expected, axis=1)
     errors = norm(got - expected, axis=1) / np.maximum(np.maximum(sizes, np.sqrt(np.mean(sizes**2))), 1e-12)
     texts = {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}
@@ -161,33 +171,78 @@ class _Client:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url must begin with http:// or https://; got '{url}'")
         self.url = url
+        #: Whether embeddings are asked for at OpenAI's route, for want of another.
+        self.openai = False
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
 
-    def embedding(self) -> Ask:
+    def embedding(self, normalize: bool) -> Ask:
         """Return the function that asks for embeddings, by the route that the server has."""
+        options = {"truncate": True, "normalize": normalize}
         try:
-            self._post("/embed", {"inputs": "a"})
+            self._post("/embed", {"inputs": "a", **options})
         except _Missing:
+            self.openai = True
 
             def ask(texts: Sequence[Text]) -> Array:
-                rows = self._post("/v1/embeddings", {"input": list(texts), "model": "default"})["data"]
-                return np.array([row["embedding"] for row in sorted(rows, key=lambda row: row["index"])])
+                def vectors(answer: Any) -> list[list[float]]:
+                    return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
+
+                return self._numbers("/v1/embeddings", {"input": list(texts), "model": "default"}, texts, vectors)
 
             return ask
-        return lambda texts: np.array(self._post("/embed", {"inputs": list(texts), "truncate": True}))
+        return lambda texts: self._numbers("/embed", {"inputs": list(texts), **options}, texts, list)
+
+    def has_rerank(self) -> bool:
+        try:
+            self.ranks([("a", "b")])
+        except _Missing:
+            return False
+        return True
+
+    def ranks(self, pairs: Sequence[Text]) -> Array:
+        """Return the logits [N, 1] of pairs with one query."""
+        body = {"query": pairs[0][0], "texts": [pair[1] for pair in pairs], "raw_scores": True, "truncate": True}
+
+        def scores(answer: Any) -> list[list[float]]:
+            by_index = {row["index"]: row["score"] for row in answer}
+            return [[by_index[i]] for i in range(len(pairs))]
+
+        return self._numbers("/rerank", body, pairs, scores)
 
     def scores(self, labels: Sequence[str]) -> Ask:
         """Return the function that asks for texts' scores, in the order of `labels`."""
 
-        def ask(texts: Sequence[Text]) -> Array:
-            inputs = [[text] if isinstance(text, str) else list(text) for text in texts]
-            rows = [{row["label"]: row["score"] for row in one} for one in self._post("/predict", {"inputs": inputs, "truncate": True})]
+        def scores(answer: Any) -> list[list[float]]:
+            rows = [{row["label"]: row["score"] for row in ([one] if isinstance(one, dict) else one)} for one in answer]
             for row in rows:
                 if row.keys() != set(labels):
-                    raise UsageError(f"{self.url} answers the labels {', '.join(sorted(row))}; the artefact has {', '.join(labels)}")
-            return np.array([[row[label] for label in labels] for row in rows])
+                    raise self._other_labels(row.keys(), labels)
+            return [[row[label] for label in labels] for row in rows]
+
+        def ask(texts: Sequence[Text]) -> Array:
+            inputs = [[text] if isinstance(text, str) else list(text) for text in texts]
+            return self._numbers("/predict", {"inputs": inputs, "truncate": True}, texts, scores)
 
         return ask
+
+    def _other_labels(self, got: Set[str], labels: Sequence[str]) -> UsageError:
+        shown = ", ".join(sorted(got))
+        if got and got < set(labels):
+            how = "all are compared: have it answer all, as text-embeddings-inference does and transformers' pipelines with top_k=None"
+            return UsageError(f"{self.url} answers {len(got)} of {len(labels)} labels ({shown}); {how}")
+        return UsageError(f"{self.url} answers the labels {shown}; the artefact has {', '.join(labels)}")
+
+    def _numbers(self, path: str, body: Any, texts: Sequence[Text], found_in: Callable[[Any], list[list[float]]]) -> Array:
+        """Return the numbers `found_in` the answer, some for each of `texts` [N, D]. Raises UsageError where it is not there."""
+        answer = self._post(path, body)
+        try:
+            found = np.array(found_in(answer), np.float64)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            found = np.empty(0)
+        if found.ndim != 2 or len(found) != len(texts):
+            wanted = f"expected an item with numbers for each of {len(texts)} text(s)"
+            raise UsageError(f"{self.url}{path} answers not as text-embeddings-inference does: {wanted}; got {json.dumps(answer)[:100]}")
+        return found
 
     def _post(self, path: str, body: Any) -> Any:
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), self._headers)  # noqa: S310  (checked above)

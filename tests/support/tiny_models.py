@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -108,6 +109,14 @@ def write_tiny(
             json.dumps({"word_embedding_dimension": 32, "pooling_mode": pooling})
         )
         (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48}))
+    return out
+
+
+def without_normalize(source: Path, out: Path) -> Path:
+    """Copy a sentence-transformers checkpoint whose embeddings have length 1 to one whose embeddings have any, and return `out`."""
+    shutil.copytree(source, out)
+    modules = json.loads((out / "modules.json").read_text())
+    (out / "modules.json").write_text(json.dumps([module for module in modules if not module["type"].endswith("Normalize")]))
     return out
 
 

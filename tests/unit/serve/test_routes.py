@@ -7,7 +7,6 @@ import base64
 import importlib
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import bertopt
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.serving import InProcess
-from tests.support.tiny_models import Tiny, write_tiny
+from tests.support.tiny_models import Tiny, without_normalize, write_tiny
 from tests.unit.serve.conftest import Artefact
 
 TEXTS = ["a cat sat on the mat", "the dog ran", "very good film !", "it was not good , it was bad"]
@@ -244,10 +243,9 @@ def test_openai_embeddings(embedder: InProcess, artefact: Artefact) -> None:
 
 @pytest.mark.parametrize("normalises", [True, False])
 def test_the_first_numbers_of_embeddings(normalises: bool, tiny: Tiny, tmp_path: Path) -> None:
-    source = shutil.copytree(tiny("bert", "feature-extraction", "mean"), tmp_path / "source")
+    source = tiny("bert", "feature-extraction", "mean")
     if not normalises:
-        modules = json.loads((source / "modules.json").read_text())
-        (source / "modules.json").write_text(json.dumps([module for module in modules if not module["type"].endswith("Normalize")]))
+        source = without_normalize(source, tmp_path / "source")
     directory = write_artefact(source, tmp_path / "artifact")
     whole = offline(directory, TEXTS)
     cut = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
