@@ -141,7 +141,7 @@ class _Bulk:
         found, place = [], bulk_files.place(self.source, number)
         for name in self.columns:
             if name not in row:
-                raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}")
+                raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}: name columns with --column and --pair")
             if not isinstance(row[name], str):
                 raise UsageError(f"{place}: column '{name}' must be a text; got {type(row[name]).__name__}")
             if not _encodes(row[name]):

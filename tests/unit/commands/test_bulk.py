@@ -139,7 +139,7 @@ def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{}", "expected a column 'text'; got none"), ('{"text": null}', "column 'text' must be a text; got NoneType"),
+        ("{}", "expected a column 'text'; got none: name columns with --column"), ('{"text": null}', "column 'text' must be a text; got NoneType"),
         ("[1]", "expected a JSON object; got list"), ("{", "expected a JSON object; got no JSON"),
     ],
 )
