@@ -167,7 +167,7 @@ class Predictor:
     def rank(self, query: str, passages: Iterable[str], top_n: int | None = None) -> list[dict[str, Any]]:
         """Return `{"index": …, "score": …}` for each passage, or for the best `top_n`, best first; `index` counts `passages` from 0.
 
-        Scores are those of a call with the pairs `(query, passage)`, and those of the server's `/rerank`. Raises UsageError where the
+        Scores are those of a call with the pairs `(query, passage)`. Raises UsageError where the
         model is no re-ranker (a classifier with one label), or `top_n` cannot be; TypeError for what is no string.
         """
         if not self.spec.ranks:
@@ -175,8 +175,8 @@ class Predictor:
             raise UsageError(f"rank needs a re-ranker, a classifier with one label; the model's task is {self.task}{labels}: call the predictor")
         _check_most("top_n", top_n)
         pairs = with_query(query, passages)
-        logits = [one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing()
-        return [{"index": i, "score": score} for i, score in task_outputs.rank(self.spec, np.asarray(logits))[:top_n]]
+        logits = np.asarray([one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing())
+        return [{"index": i, "score": score} for i, score in task_outputs.rank(logits, task_outputs.label_scores(self.spec, logits))[:top_n]]
 
     def logits(self, texts: Iterable[Text]) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""

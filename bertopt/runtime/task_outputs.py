@@ -52,9 +52,8 @@ def classify(spec: Spec, logits: Array, top_k: TopK = "default") -> list[Any]:
     return [[{"label": spec.labels[i], "score": float(row[i])} for i in best] for best, row in zip(order, scores, strict=True)]
 
 
-def rank(spec: Spec, logits: Array, raw: bool = False) -> list[tuple[int, float]]:
-    """Logits [N, 1] of a query with N passages to the number and score of each, best first; `raw`: its logit is its score."""
-    scores = logits if raw else label_scores(spec, logits)
+def rank(logits: Array, scores: Array) -> list[tuple[int, float]]:
+    """Logits and scores [N, 1] of a query with N passages to the number and score of each, best first."""
     # Not by score: those of logits above 17 are all 1 in float32.
     return [(i, float(scores[i, 0])) for i in np.argsort(-logits[:, 0], kind="stable").tolist()]
 

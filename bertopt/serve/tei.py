@@ -64,7 +64,8 @@ async def ranked(
     if not model.spec.ranks:
         raise RequestError(424, f"'{model.name}' is no re-ranker: that is a classifier with one label")
     outputs = await call.outputs([(query, text) for text in texts], truncate, where)
-    return task_outputs.rank(model.spec, model.vectors(outputs), raw), outputs.tokens
+    logits = model.vectors(outputs)
+    return task_outputs.rank(logits, logits if raw else task_outputs.sigmoid(logits)), outputs.tokens
 
 
 async def similarity(call: Call, asked: Similarity) -> Any:

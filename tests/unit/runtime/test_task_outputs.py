@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 
 from bertopt.runtime import task_outputs
-from tests.support.specs import spec
 
 
 def test_scores_of_large_logits_warn_of_nothing() -> None:
@@ -19,7 +18,6 @@ def test_scores_of_large_logits_warn_of_nothing() -> None:
 
 def test_passages_are_ranked_by_logits_where_their_scores_are_all_1() -> None:
     logits = np.array([[30.0], [-1.0], [50.0], [40.0]], np.float32)
-    ranker, value = spec(labels=("relevance",)), spec(labels=("value",), regression=True)
-    assert [index for index, _ in task_outputs.rank(ranker, logits)] == [2, 3, 0, 1]
-    assert [score for _, score in task_outputs.rank(ranker, logits)][:3] == [1.0, 1.0, 1.0]
-    assert task_outputs.rank(ranker, logits, raw=True) == task_outputs.rank(value, logits) == [(2, 50.0), (3, 40.0), (0, 30.0), (1, -1.0)]
+    ranked = task_outputs.rank(logits, task_outputs.sigmoid(logits))
+    assert [index for index, _ in ranked] == [2, 3, 0, 1] and [score for _, score in ranked][:3] == [1.0, 1.0, 1.0]
+    assert task_outputs.rank(logits, logits) == [(2, 50.0), (3, 40.0), (0, 30.0), (1, -1.0)]
