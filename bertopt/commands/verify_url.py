@@ -253,6 +253,7 @@ class _Client:
             if error.code in (404, 405):
                 raise _Missing(f"{self.url} has no {path}; give the server's root") from error
             said = error.read(500).decode(errors="replace")
+            said += "; give the server's key with --api-key or BERTOPT_API_KEY" if error.code in (401, 403) else ""
             raise UsageError(f"{self.url}{path} answered {error.code}: {said}") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
