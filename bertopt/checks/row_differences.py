@@ -31,8 +31,7 @@ class Comparer:
         #: By output and probe: not every probe gives every output.
         self.errors: dict[str, dict[str, Array]] = {}
         self.probes: dict[str, Probe] = {}
-        #: Outputs of one number a row, as of a re-ranker.
-        self.single = set[str]()
+        self._vectors = set[str]()
         self.finite = True
 
     def add(self, probe: Probe, got: Mapping[str, Array], finite: bool, reference: Mapping[str, Array]) -> None:
@@ -40,9 +39,13 @@ class Comparer:
         self.finite = self.finite and finite
         self.probes[probe.name] = probe
         for name in sorted(got.keys() & reference.keys()):
-            if reference[name].shape == (probe.shape[0], 1):
-                self.single.add(name)
+            if reference[name].shape != (probe.shape[0], 1):
+                self._vectors.add(name)
             self.errors.setdefault(name, {})[probe.name] = self.rows(probe, got[name], reference[name], name)
+
+    def one_number(self, name: str) -> bool:
+        """Whether an output is one number a row, as a re-ranker's; those of tokens are only where rows have one token."""
+        return name not in self._vectors
 
     def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
         """Return the figures over all sweeps, for each output."""
@@ -63,7 +66,7 @@ class Comparer:
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
             median=float(np.median(every)), worst=nan_max(map(float, every)), where=where, small_batches=small, large_batches=large,
-            lengths=self._by_length(name), one_number=name in self.single,
+            lengths=self._by_length(name), one_number=self.one_number(name),
         )  # fmt: skip
 
     def _by_length(self, name: str) -> dict[str, float]:

@@ -105,7 +105,7 @@ def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[Pro
     """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row."""
     found = list[tuple[float, str, int]]()
     for output, errors in compared.errors.items():
-        most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0, output in compared.single)
+        most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0, compared.one_number(output))
         for name, of_rows in errors.items():
             if compared.probes[name].padding in paddings:
                 found += [(float(of_rows[row]), name, int(row)) for row in np.flatnonzero(of_rows > most)]

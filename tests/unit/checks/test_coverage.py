@@ -70,6 +70,17 @@ def test_rounding_alone_makes_no_row_stand_out(width: int, seeds: int) -> None:
         assert coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91)) == []
 
 
+def test_tokens_of_rows_of_one_are_no_single_numbers() -> None:
+    """Answers' first tokens are [B, S]: one number a row where rows have one token, and vectors else."""
+    compared = row_differences.Comparer({"start_logits": 1.0})
+    for length in (1, 6):
+        mask = np.ones((2, length), np.int64)
+        probe = sweep_plan.make_probe(SPEC, "batch sizes", length, mask, np.arange(2 * length), np.random.default_rng(0))
+        reference = np.ones((2, length), np.float32)
+        compared.add(probe, {"start_logits": reference}, True, {"start_logits": reference})
+        assert compared.one_number("start_logits") == (length == 1)
+
+
 @pytest.mark.parametrize(("heads", "text_length", "longest"), [(12, 512, 4729), (16, 512, 4096), (16, 8192, 8192), (16, 6000, 6000), (2, 512, 8192)])
 def test_rows_that_no_text_has_are_no_longer_than_scores_have_room_for(heads: int, text_length: int, longest: int) -> None:
     """8,192 tokens of 16 heads have 4 GiB of scores a layer: who serves 512 tokens needs no such machine to export."""
