@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,13 @@ def served(answer: Answer) -> AbstractContextManager[str]:
 
 @contextmanager
 def served_bodies(answer: Callable[[str, dict[str, Any]], Any]) -> Iterator[str]:
-    """Serve `answer(path, body)` as JSON; a number is the status of a refusal, and None that of a missing route."""
+    """Serve `answer(path, body)` as JSON, or a status; None is answered by 404."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             found = answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             content = json.dumps(found).encode()
-            self.send_response(404 if found is None else found if isinstance(found, int) else 200)
+            self.send_response(404 if found is None else found if isinstance(found, HTTPStatus) else 200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -227,5 +228,5 @@ def test_embeddings_are_asked_for_lists_by_either_route(embedder: Path, route: s
 
 
 def test_a_server_that_wants_a_key_says_how_to_give_one(embedder: Path) -> None:
-    with served_bodies(lambda path, body: 401) as url, pytest.raises(UsageError, match=r"answered 401: 401; give the server's key with --api-key"):
+    with served_bodies(lambda path, body: HTTPStatus.UNAUTHORIZED) as url, pytest.raises(UsageError, match=r"answered 401: 401; give the server's key with --api-key"):
         verify_url(embedder, url)
