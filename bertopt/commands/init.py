@@ -11,18 +11,13 @@ from typing import Any
 from bertopt.commands import recipes
 from bertopt.commands.optimize import Keep, Target, choose
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.modeling.config_checks import usable_positions
+from bertopt.modeling.config_checks import architecture, head_task, usable_positions
 from bertopt.modeling.source import examine, resolve
 from bertopt.recipe.parser import parse
 from bertopt.recipe.texts import read
 from bertopt.system import environment
 from bertopt.system.machine import gpu_count
 
-#: Tasks by the ending of the architecture's class name.
-_TASKS = {
-    "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering", "ForMaskedLM": "fill-mask", "Model": "feature-extraction",
-}  # fmt: skip
 #: Texts whose lengths are measured.
 _MOST_TEXTS = 2_000
 
@@ -84,11 +79,9 @@ def _task(directory: Path, fields: Mapping[str, Any]) -> tuple[str, str]:
     """The task, and how it is known."""
     if (directory / "modules.json").is_file():
         return "feature-extraction", "a sentence-transformers model: one embedding for each text"
-    architectures = fields.get("architectures")
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    for ending, task in _TASKS.items():
-        if name.endswith(ending):
-            return task, f"by its architecture, {name}" if name.isidentifier() else "by its architecture"
+    name = architecture(fields)
+    if task := head_task(name) or ("feature-extraction" if name.endswith("Model") else None):
+        return task, f"by its architecture, {name}" if name.isidentifier() else "by its architecture"
     return "auto", "config.json names no architecture that tells; state one: bertopt export FILE --set task=…"
 
 

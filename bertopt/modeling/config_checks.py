@@ -100,12 +100,21 @@ def check_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -
         )
 
 
+def architecture(fields: Mapping[str, Any]) -> str:
+    """Return the name of transformers' class that the checkpoint was saved from, empty where config.json has none."""
+    named = fields.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def head_task(name: str) -> str | None:
+    """Return the task of an architecture's head; None for one without a head."""
+    return next((task for head, task in _HEAD_TASKS.items() if name.endswith(head)), None)
+
+
 def labelling(fields: Mapping[str, Any], task: str) -> Spec | None:
     """What config.json alone tells of the labels that texts may have: `task` (`auto`: from the architecture), `labels` and the kind of
     problem are the only fields set. None where it tells no task."""
-    named = fields.get("architectures")
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
-    found = task if task != "auto" else next((each for head, each in _HEAD_TASKS.items() if architecture.endswith(head)), None)
+    found = task if task != "auto" else head_task(architecture(fields))
     if found is None:
         return None
     # As transformers names classes that have no names.
