@@ -176,7 +176,7 @@ def test_an_answer_of_another_shape_is_named(classifier: Path, embedder: Path, a
 @pytest.mark.parametrize("route", ["/embed", "/v1/embeddings"])
 @pytest.mark.parametrize("normalises", [True, False])
 def test_a_server_normalises_where_the_model_does(tiny: Tiny, tmp_path: Path, normalises: bool, route: str) -> None:
-    """text-embeddings-inference normalises unless it is told not to, and at OpenAI's route always."""
+    """text-embeddings-inference normalises unless `normalize` is false, and at OpenAI's route always."""
     source = tiny("bert", "feature-extraction", "mean")
     artefact = write_artefact(source if normalises else without_normalize(source, tmp_path / "source"), tmp_path / "artifact")
     predictor = bertopt.load(artefact)
