@@ -156,7 +156,7 @@ def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
     allowed = allowed_row(median, limit, output.one_number)
     if limit > EXACT and limits.rel_l2 is None:
         # Where the others are close, the limit of cosines is far from what rounding costs a row.
-        allowed = min(allowed, max(NEAR, MOST_MEDIANS * _usual_size(median, output.one_number)))
+        allowed = min(allowed, max(NEAR, MOST_MEDIANS * median))
     yield Held("one row", output.worst, allowed, f"one row of the coverage sweeps may differ by {allowed:.3g}; got {output.worst:.4g} {where}")
 
 
@@ -167,12 +167,9 @@ def _median_limit(limits: Limits) -> float:
 
 
 def allowed_row(median: float, limit: float, one_number: bool = False) -> float:
-    """Return the largest relative difference of a row that does not stand out, where the median row's is `median`."""
-    size = _usual_size(median, one_number)
-    return max(limit, min(30 * size, max(5 * size, 0.1)))
+    """Return the largest relative difference of a row that does not stand out, where the median row's is `median`.
 
-
-def _usual_size(median: float, one_number: bool) -> float:
-    """Return the standard deviation where outputs are one number: 5 medians of such are 3.4 of them, which rounding reaches in
-    one of 1,300 rows. The norm of a vector's differences is near their root mean square."""
-    return ONE_NUMBER * median if one_number else median
+    Of outputs of one number 5 medians are 3.4 standard deviations, which rounding reaches in one of 1,300 rows; the norm of a
+    vector's differences is near their root mean square.
+    """
+    return max(limit, min(30 * median, max(5 * median * (ONE_NUMBER if one_number else 1), 0.1)))
