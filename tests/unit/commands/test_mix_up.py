@@ -25,6 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder / "manifest.json").write_text("{}")
     (tmp_path / "checkpoint" / "config.json").write_text("{}")
     (tmp_path / "texts.txt").write_text("a text\n")
+    monkeypatch.setattr("bertopt.serve.server._log_to_stderr", lambda level: None)  # loggers outlive the test
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -407,13 +407,16 @@ def test_a_bug_is_500_with_the_request_s_id_and_no_stack(artefact: Artefact, cap
     server.close()
 
 
-def test_the_access_log_is_one_json_object_a_request(artefact: Artefact, caplog: Any) -> None:
-    server = InProcess({"tiny": artefact()})
-    logger = logging.getLogger("bertopt.access")
-    logger.propagate = True
-    with caplog.at_level(logging.INFO, "bertopt.access"):
-        server.post("/embed", {"inputs": ["a", "the cat"]}, **{"X-Request-Id": "r1"})
-    (line,) = [json.loads(record.getMessage()) for record in caplog.records if record.name == "bertopt.access"]
+def test_the_access_log_is_one_json_object_a_request(
+    artefact: Artefact, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, records = InProcess({"tiny": artefact()}), list[logging.LogRecord]()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(logging.getLogger("bertopt.access"), "handlers", [handler])
+    caplog.set_level(logging.INFO, "bertopt.access")
+    server.post("/embed", {"inputs": ["a", "the cat"]}, **{"X-Request-Id": "r1"})
+    (line,) = [json.loads(record.getMessage()) for record in records]
     assert line["request_id"] == "r1" and line["status"] == 200 and line["texts"] == 2 and line["tokens"] == 7 and line["ms"] > 0
     server.close()
 
