@@ -21,6 +21,8 @@ from bertopt.cli import app
 from bertopt.commands.verify import verify
 from bertopt.errors import IntegrityError, WrongAnswer
 from bertopt.passes import registry
+from bertopt.pipeline import clean_run
+from bertopt.pipeline.clean_run import answers as in_a_new_interpreter
 from bertopt.report import junit
 from bertopt.results import Report
 from tests.support import uncovered_passes
@@ -49,8 +51,16 @@ class Mine{name}(Pass[Eager, Eager]):
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[None]:
-    with cheap_workers("pipeline", "commands.verify", new_interpreter=True):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_MODELS_MODE", "checked")  # the workers inherit it, a new interpreter does not
+        with cheap_workers("pipeline", "commands.verify"):
+            yield
+
+
+@pytest.fixture
+def new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is delivered answer in a new interpreter, as it does for users: it takes seconds."""
+    monkeypatch.setattr(clean_run, "answers", in_a_new_interpreter)
 
 
 def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
@@ -86,6 +96,7 @@ def exit_code(*arguments: object) -> int:
     return CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code
 
 
+@pytest.mark.usefixtures("new_interpreter")
 @pytest.mark.parametrize(
     ("on", "where"),
     [
@@ -96,19 +107,15 @@ def exit_code(*arguments: object) -> int:
         ("many threads", f"the artefact on {max(4, 2 * (os.cpu_count() or 1))} threads: the outputs of text"),
     ],
 )  # fmt: skip
-def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(
-    tiny: Tiny, tmp_path: Path, on: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_MODELS_MODE", "checked")
-    # Workers that inherit the variable; they run one thread.
-    with cheap_workers("pipeline", new_interpreter=True):
-        report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on, "threads": 1})
+def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(tiny: Tiny, tmp_path: Path, on: str, where: str) -> None:
+    report = run(tmp_path, tiny(), {"pass": "depend_on_place", "on": on, "threads": 1})  # workers run one thread
     assert report.stages[-1].status == "ok", report.reason
     assert report.exit_code == 3 and report.delivered is None
     assert f"is not delivered: {where}" in str(report.reason)
     assert not (tmp_path / "artifact").exists()
 
 
+@pytest.mark.usefixtures("new_interpreter")
 def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, tmp_path: Path) -> None:
     elsewhere = tmp_path / "scale.txt"
     elsewhere.write_text("1.0")
@@ -242,6 +249,7 @@ def test_a_module_that_is_imported_only_when_texts_are_run_is_recorded(own_pass:
     bertopt.load(tmp_path / "out" / "artifact", check=True)  # what is not there is not imported
 
 
+@pytest.mark.usefixtures("new_interpreter")
 @pytest.mark.parametrize(
     ("on", "words"),
     [("weights of a worker", "holds another tensor 'encoder.bert.embeddings.word_embeddings.weight'"), ("library", "has torch.nn.functional.gelu replaced"),
