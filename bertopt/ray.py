@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from bertopt.errors import UsageError
+from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Text
 
@@ -58,7 +59,7 @@ class BatchPredictor:
         values = self._predictor(texts, prompt_name=self._prompt_name)
         if self._predictor.spec.task == "feature-extraction" and self._predictor.spec.granularity == "text":
             return {**batch, "embedding": values}
-        answers = [json.dumps(one.tolist() if isinstance(one, np.ndarray) else one) for one in values]
+        answers = [json.dumps(task_outputs.plain(one)) for one in values]
         return {**batch, "answer": np.array(answers, object)}
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
 #: What one line of labelled texts says: a label or a number, or several labels.
@@ -123,7 +127,13 @@ class Spec(BaseModel):
         return self.dense[-1].size if self.dense else self.hidden
 
     @property
+    def output_size(self) -> int:
+        """Numbers that one text or token gets: one for each id of the vocabulary, for each label, or those of an embedding."""
+        return self.vocabulary if self.task == "fill-mask" else len(self.labels) or self.embedding_size
+
+    @property
     def labelled(self) -> bool:
+        """Whether the largest of a vector's numbers names a label, a place or a token."""
         return self.task != "feature-extraction"
 
     @property
@@ -135,6 +145,11 @@ class Spec(BaseModel):
     def graded(self) -> bool:
         """Whether a text's label is a number: its value, or how well its pair goes together (re-rankers, embeddings)."""
         return self.regression or (self.ranks and not self.multi_label) or self.task == "feature-extraction"
+
+    def random_ids(self, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return int64 ids of the vocabulary, never the padding's: RoBERTa counts its positions by that."""
+        ids = rng.integers(0, self.vocabulary - 1, shape)
+        return ids + (ids >= self.pad_id)
 
     def differences(self, other: Spec) -> str:
         """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""

@@ -93,7 +93,7 @@ class _Examiner(Examiner):
         every_text: list[Text] = [*texts, *probes.pairs(spec, texts)]
         self.alone = [inputs for text in every_text for inputs in self._encode([text])]
         first = len(texts) if spec.task == "question-answering" else 0
-        self._end_to_end_texts = probes.of_all_lengths(every_text[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
+        self.end_to_end.texts = probes.of_all_lengths(every_text[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
 
     def _of_texts(self, tag: str, of: Sequence[str]) -> list[Probe]:
         pairs = probes.pairs(self.spec, of)

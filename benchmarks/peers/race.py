@@ -16,7 +16,7 @@ from benchmarks.peers.contender import Contender, ContenderError, decoded
 from benchmarks.peers.models import Scenario
 from benchmarks.peers.roster import Ready
 from bertopt.pipeline.progress import ProgressCallback
-from bertopt.system.cpu_contention import Machine, findings
+from bertopt.system.cpu_contention import MachineWatch, findings
 
 #: A contender this many times slower than the fastest sits out after this many rounds.
 BEATEN, AFTER = 1.7, 3
@@ -79,7 +79,7 @@ def race(
             entry.pop("failed", None)
             running[name] = contender
         save()
-        machine = Machine([contender.pid for contender in running.values()])
+        machine = MachineWatch([contender.pid for contender in running.values()])
         rounds(race_, running, job, save, on_progress, machine, began)
         race_["warnings"] = sorted({*race_.get("warnings", []), *findings(machine.seen())})
         for name, contender in running.items() if reference is not None else ():
@@ -107,7 +107,7 @@ def warm(contender: Contender, job: Job) -> None:
 
 def rounds(
     race_: dict[str, Any], running: dict[str, Contender], job: Job, save: Callable[[], None],
-    on_progress: ProgressCallback, machine: Machine, began: float,
+    on_progress: ProgressCallback, machine: MachineWatch, began: float,
 ) -> None:  # fmt: skip
     """Scenarios and contenders in random order, every contender once a scenario, until all have their rounds.
     Who fails leaves `running`."""

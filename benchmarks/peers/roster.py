@@ -176,7 +176,7 @@ def native_artefact(source: Path, folder: Path, precision: Literal["int8", "bf16
         model = BuildNative(precision=precision)(reference, Context(part)).model
         stages.inherit(parent, part)
         stages.write_form(model, part)
-        stages.write_manifest(part, {"name": "native", **stages.describe(model, part)})
+        stages.write_manifest(part, {"name": "native", **stages.describe(model)})
     except BertoptError as error:
         raise environments.BuildError(f"{precision}: {error}") from error
     shutil.rmtree(parent)

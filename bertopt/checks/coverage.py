@@ -16,7 +16,7 @@ from bertopt.checks import sweep_plan
 from bertopt.checks.probes import TEXT_BATCH, Probe
 from bertopt.checks.sweep_plan import MAX_BATCH
 from bertopt.core import ShapeLimits, Spec
-from bertopt.results import Failure, Limits
+from bertopt.results import Failure, Limits, nan_as_inf
 from bertopt.results.coverage import Coverage, SweptOutput
 
 if TYPE_CHECKING:
@@ -46,11 +46,14 @@ LARGER, NEAR = 3.0, 0.01
 
 
 def run_sweeps(
-    run: Run, spec: Spec, shapes: ShapeLimits, names: Sequence[Mapping[str, str]], arrays: Mapping[str, Array], seed: int
+    run: Run, spec: Spec, shapes: ShapeLimits, described: Sequence[Mapping[str, str]], arrays: Mapping[str, Array], seed: int
 ) -> tuple[list[bool], dict[str, Array]]:
-    """Run probes, whose arrays are named `<number>/<name>`; return which had finite outputs, and vectors named so."""
+    """Run probes, each `described` by name and padding, whose arrays are named `<number>/<name>`.
+
+    Return which had finite outputs, and the vectors [N, D] to compare, named `<number>/<output>`.
+    """
     finite, vectors = [], {}
-    for number, fields in enumerate(names):
+    for number, fields in enumerate(described):
         inputs, compared = {name: arrays[f"{number}/{name}"] for name in spec.inputs}, arrays[f"{number}/compared"]
         probe = Probe(fields["name"], fields["padding"], inputs, compared, np.ones(len(compared), bool))
         answers, whole = answer(run, probe, spec, shapes, seed)
@@ -149,7 +152,7 @@ def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
         # Differences below `NEAR` are rounding, whatever they are in smaller batches.
         yield Held("rows in large batches", large, max(LARGER * small, NEAR), f"the median row in batches of more than {TEXT_BATCH} may differ by {text}")
     if limit > EXACT and output.lengths:
-        lengths, most = max(output.lengths.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+        lengths, most = max(output.lengths.items(), key=lambda item: nan_as_inf(item[1]))
         allowed = max(LARGER * median, NEAR)
         text = f"{LARGER:g} times as much as the median of all rows, {median:.3g}, or by {NEAR:g}; got {most:.4g} ({name})"
         yield Held("rows of one length", most, allowed, f"the median of {lengths} may differ by {text}")

@@ -12,7 +12,20 @@ from bertopt.checks import coverage, margins, parity, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
-from bertopt.results import Blame, Case, Comparison, Failure, Limits, Margin, Parity, Stage, Status, Waiver, Worst
+from bertopt.results import (
+    Blame,
+    Case,
+    Comparison,
+    Failure,
+    Limits,
+    Margin,
+    Parity,
+    Stage,
+    Status,
+    Waiver,
+    Worst,
+    nan_as_inf,
+)
 from bertopt.results.fidelity import Rounding
 
 #: Share of the weights of a model's products that proves a claim of reduced precision.
@@ -209,7 +222,7 @@ def blame(added: Mapping[str, float], total: float) -> Blame | None:
     """
     if not added:
         return None
-    stage = max(added, key=lambda name: math.inf if math.isnan(added[name]) else added[name])
+    stage = max(added, key=lambda name: nan_as_inf(added[name]))
     return Blame(stage=stage, rel_l2=added[stage], total=total)
 
 

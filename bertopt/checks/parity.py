@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import Probe
+from bertopt.checks.row_differences import usual_sizes
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
-from bertopt.results import TIMED, Case, Comparison, Failure, Limits, Parity, Worst, nan_max, nan_min
+from bertopt.results import (
+    TIMED,
+    Case,
+    Comparison,
+    Failure,
+    Limits,
+    Margin,
+    Parity,
+    Worst,
+    is_least,
+    nan_as_inf,
+    nan_max,
+    nan_min,
+)
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -43,8 +57,7 @@ OF_PEAK = 1e-5
 #: `rel_l2` of cases that were sampled while the stage was timed may be this many times its limit, up to the
 #: size at which outputs have nothing to do with each other.
 TIMED_ROOM, TIMED_GROSS = 10, 0.7
-#: Metrics that must not exceed their limit; the cosines must not fall below theirs.
-_UPPER = ("max_abs", "rel_l2", "label_flips_max")
+
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
 _TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
@@ -89,14 +102,8 @@ def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
 
 
 def scales(answers: Iterable[Answers]) -> dict[str, float]:
-    """The usual size (root mean square) of the reference's answers over many probes, for each output."""
-    total: dict[str, list[float]] = {}
-    for kept, _ in answers:
-        for name, value in kept.items():
-            sums = total.setdefault(name, [0.0, 0.0])
-            sums[0] += float(np.square(value, dtype=np.float64).sum())
-            sums[1] += value.size
-    return {name: math.sqrt(squares / max(count, 1)) for name, (squares, count) in total.items()}
+    """Return the usual size (root mean square) of the reference's answers over many probes, for each output."""
+    return usual_sizes(kept for kept, _ in answers)
 
 
 def peak(answers: Iterable[Answers]) -> float:
@@ -118,7 +125,7 @@ def compare(
         for name in spec.outputs
     ]
     flips = [case.label_flips for case in per_output if case.label_flips is not None]
-    worst = max(per_output, key=lambda case: math.inf if math.isnan(case.max_abs) else case.max_abs)
+    worst = max(per_output, key=lambda case: nan_as_inf(case.max_abs))
     return worst.model_copy(
         update={
             "rel_l2": nan_max(case.rel_l2 for case in per_output),
@@ -184,15 +191,14 @@ def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:
 
 def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -> Parity:
     """Return the comparison with its verdict, and the metric that is nearest to its limit or farthest beyond it."""
-    nearest: tuple[float, Worst] | None = None
-    for metric, value, limit in _held(_probed(cases), limits):
-        used = _share(value, limit, metric in _UPPER)
-        if nearest is None or not used <= nearest[0]:
-            where = worst_case(cases, metric).where
-            nearest = (used, Worst(metric=metric, value=value, limit=limit, where=where))
-    assert nearest is not None, "there are limits for every precision"
-    passed = not failures(cases, limits)
-    return Parity(passed=passed, worst=nearest[1], cases=list(cases), limits=limits, vs_parent=vs_parent)
+    held = [
+        Margin(gate="parity", metric=metric, value=value, limit=limit, where=worst_case(cases, metric).where)
+        for metric, value, limit in _held(_probed(cases), limits)
+    ]
+    assert held, "there are limits for every precision"
+    nearest = max(held, key=lambda margin: margin.used)
+    worst = Worst(metric=nearest.metric, value=nearest.value, limit=nearest.limit, where=nearest.where)
+    return Parity(passed=not failures(cases, limits), worst=worst, cases=list(cases), limits=limits, vs_parent=vs_parent)
 
 
 def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
@@ -226,9 +232,9 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
             metric = "cosine_median_min" if math.isfinite(median) else None
             missed.append(Failure(gate="parity", metric=metric, text=text))
     for metric, value, limit in _held(_probed(cases), limits):
-        upper = metric in _UPPER
-        if not (value <= limit if upper else value >= limit):
-            text = f"{metric} must be {'at most' if upper else 'at least'} {limit:g}; got {value:.6g}"
+        least = is_least(metric)
+        if not (value >= limit if least else value <= limit):
+            text = f"{metric} must be {'at least' if least else 'at most'} {limit:g}; got {value:.6g}"
             missed.append(Failure(gate="parity", metric=metric if math.isfinite(value) else None, text=text))
     return missed
 
@@ -264,25 +270,16 @@ def _median(case: Case) -> float:
     return case.cosine_mean if case.cosine_median is None else case.cosine_median
 
 
-def _share(value: float, limit: float, upper: bool) -> float:
-    """How much of the limit is used up: 1 is exactly at it. NaN is worse than anything."""
-    if math.isnan(value):
-        return math.inf
-    used, allowed = (value, limit) if upper else (1 - value, 1 - limit)
-    return used / allowed if allowed > 0 else (0.0 if used <= 0 else math.inf)
+
 
 
 def worst_case(cases: Sequence[Case], metric: str) -> Case:
     """The case that is worst by a metric of Limits, NaN before all."""
 
     def badness(case: Case) -> float:
-        value = (
-            float(case.label_flips or 0) / max(case.compared, 1)
-            if metric == "label_flips_max"
-            else _median(case)
-            if metric == "cosine_median_min"
-            else getattr(case, metric)
-        )
-        return math.inf if math.isnan(value) else (value if metric in _UPPER else -value)
+        if metric == "label_flips_max":
+            return (case.label_flips or 0) / max(case.compared, 1)
+        value = _median(case) if metric == "cosine_median_min" else float(getattr(case, metric))
+        return nan_as_inf(-value if is_least(metric) else value)
 
     return max(_probed(cases), key=badness)

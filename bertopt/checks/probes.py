@@ -273,14 +273,12 @@ def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> 
 
 def _inputs(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -> dict[str, Array]:
     batch, sequence = mask.shape
-    # No valid token may be the padding token: RoBERTa counts its positions by it.
-    ids = rng.integers(0, spec.vocabulary - 1, (batch, sequence))
-    ids += ids >= spec.pad_id
+    ids = spec.random_ids((batch, sequence), rng)
     if padding in ("right", "left", "masked_row"):
         ids[mask == 0] = spec.pad_id
     types = np.zeros((batch, sequence), np.int64)
     if spec.token_types > 1:
         # Pairs: the second half of every odd row is the second segment; of a single row likewise.
         types[(batch > 1) :: 2, sequence // 2 :] = 1
-    arrays = {"input_ids": ids.astype(np.int64), "attention_mask": mask, "token_type_ids": types}
+    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     return {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}

@@ -41,7 +41,7 @@ class Comparer:
         for name in sorted(got.keys() & reference.keys()):
             if reference[name].shape != (probe.shape[0], 1):
                 self._vectors.add(name)
-            self.errors.setdefault(name, {})[probe.name] = self.rows(probe, got[name], reference[name], name)
+            self.errors.setdefault(name, {})[probe.name] = self.row_errors(probe, got[name], reference[name], name)
 
     def one_number(self, name: str) -> bool:
         """Whether an output is one number a row, as a re-ranker's; those of tokens are only where rows have one token."""
@@ -57,16 +57,16 @@ class Comparer:
     def _swept(self, name: str) -> SweptOutput:
         every = np.concatenate(list(self.errors[name].values()))
         at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
-        probe, row = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))][at]
-        where = f"{name}[{row}], {probe}"
+        places = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))]
+        probe, row = places[at]
         sizes: dict[bool, list[Array]] = {False: [], True: []}
         for of, errors in self.errors[name].items():
             if self.probes[of].padding == "batch sizes":
                 sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
-            median=float(np.median(every)), worst=nan_max(map(float, every)), where=where, small_batches=small, large_batches=large,
-            lengths=self._by_length(name), one_number=self.one_number(name),
+            median=float(np.median(every)), worst=nan_max(map(float, every)), where=f"{name}[{row}], {probe}",
+            small_batches=small, large_batches=large, lengths=self._by_length(name), one_number=self.one_number(name),
         )  # fmt: skip
 
     def _by_length(self, name: str) -> dict[str, float]:
@@ -83,23 +83,31 @@ class Comparer:
                     if count:
                         found.setdefault((what, (count - 1).bit_length()), []).append(error)
         return {
-            f"{what} of {f'{2**power // 2 + 1} to ' if power > 1 else ''}{2**power} token{'s' if power else ''}": float(np.median(errors))
-            for (what, power), errors in sorted(found.items()) if len(errors) >= FEWEST_ROWS
-        }  # fmt: skip
+            f"{what} of {_tokens(power)}": float(np.median(errors))
+            for (what, power), errors in sorted(found.items())
+            if len(errors) >= FEWEST_ROWS
+        }
 
-    def rows(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
+    def row_errors(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
         """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
         batch = probe.shape[0]
         if got.shape != reference.shape:
             return np.full(batch, np.inf)
-        of = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
-        b = reference.astype(np.float64)
+        row_of_vector = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
+        expected = reference.astype(np.float64)
 
-        def summed(squares: Array) -> Array:
-            return np.bincount(of, squares.sum(axis=-1), batch)
+        def squares_of_rows(vectors: Array) -> Array:
+            return np.bincount(row_of_vector, np.square(vectors).sum(axis=-1), batch)
 
-        floor = self.usual[name] ** 2 * b.shape[-1] * np.bincount(of, minlength=batch)
-        return np.asarray(np.sqrt(summed(np.square(got - b)) / np.maximum(np.maximum(summed(np.square(b)), floor), 1e-24)))
+        usual = self.usual[name] ** 2 * expected.shape[-1] * np.bincount(row_of_vector, minlength=batch)
+        sizes = np.maximum(np.maximum(squares_of_rows(expected), usual), 1e-24)
+        return np.asarray(np.sqrt(squares_of_rows(got - expected) / sizes))
+
+
+def _tokens(power: int) -> str:
+    """Return `1 token`, `2 tokens`, `3 to 4 tokens`, …: numbers above half of 2^power, up to it."""
+    first, last = 2**power // 2 + 1, 2**power
+    return f"{f'{first} to ' if power > 1 else ''}{last} token{'s' if power else ''}"
 
 
 def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: Sequence[object], least: float = 1.0) -> SweptOutput:
@@ -107,14 +115,15 @@ def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: 
 
     Each relative to its size or `least` times the usual one; of a text with several the largest.
     """
-    usual_size = usual({key.split("/", 1)[1]: value} for key, value in reference.items())
+    usual = usual_sizes({key.split("/", 1)[1]: value} for key, value in reference.items())
     errors = np.zeros(len(texts))
     for key, value in reference.items():
         number, name = key.split("/", 1)
-        b = value.astype(np.float64)
-        floor = max(least * usual_size[name] * math.sqrt(b.size), 1e-12)
-        same = key in got and got[key].shape == b.shape
-        error = float(np.linalg.norm(got[key] - b)) / max(float(np.linalg.norm(b)), floor) if same else math.inf
+        expected = value.astype(np.float64)
+        floor = max(least * usual[name] * math.sqrt(expected.size), 1e-12)
+        error = math.inf
+        if key in got and got[key].shape == expected.shape:
+            error = float(np.linalg.norm(got[key] - expected)) / max(float(np.linalg.norm(expected)), floor)
         errors[int(number)] = nan_max((float(errors[int(number)]), error))
     at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
@@ -134,10 +143,11 @@ def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
         )
 
 
-def usual(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
+def usual_sizes(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
     """Return the root mean square of each of the reference's outputs."""
     sums: dict[str, tuple[float, int]] = {}
-    for name, value in (item for named in reference for item in named.items()):
-        before = sums.get(name, (0.0, 0))
-        sums[name] = (before[0] + float(np.square(value, dtype=np.float64).sum()), before[1] + value.size)
+    for outputs in reference:
+        for name, value in outputs.items():
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + float(np.square(value, dtype=np.float64).sum()), count + value.size
     return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}

@@ -9,6 +9,7 @@ runs 5 % of 512 lengths of a batch, 14 % of a text) and most that the predictor 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,38 +91,65 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     """Spread every id, the padding's too, over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
     rng = np.random.default_rng([seed, 18])
     width = spec.vocabulary if spec.task == "fill-mask" else 0
-    cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
-    room = int(BUDGET / cost)
+    token_cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
+    tokens = int(BUDGET / token_cost)
     ids = rng.permutation(spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
-    least, room_of_ids = LEAST_LENGTHS_BUDGET / cost, len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(tokens for *_, tokens in LONG_BATCHES)
-    shapes = _shapes(spec, rng, largest, max(least, min(LENGTHS_BUDGET / cost, room - room_of_ids)), CUT_OFF_BUDGET / cost)
-    taken, probes = 0, list[Probe]()
-    for shape in shapes:
-        mask = _lengths(shape, rng)
-        count = int(framing.free(mask, frame).sum())
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, np.take(ids, range(taken, taken + count), mode="wrap"), rng, frame))
-        taken += count
-    # The longest row, the batch sizes, and of the rows of one text the first; the last ones are long batches and the largest.
-    batches = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(largest) else 0)
-    longest_and_batches, single = probes[:batches], probes[batches : -1 - len(LONG_BATCHES)]
-    within = np.cumsum([probe.shape[1] for probe in single]) <= STAGE_LENGTHS_BUDGET / cost
-    first = [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
-    copies = [_beside_copies(probes[batch], times, len(probes) + number, rng) for number, (batch, times) in enumerate(COPIED)]
-    row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
-    alike = make_probe(spec, "batch sizes", len(probes), row, ids[: int(framing.free(row, frame).sum())], rng, frame)
-    copies.append(_beside_copies(alike, ALIKE, len(probes) + len(copies), rng))
+    beside_lengths = len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(of_batch for *_, of_batch in LONG_BATCHES)
+    length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
+    shapes = _shapes(spec, rng, largest, length_tokens, CUT_OFF_BUDGET / token_cost)
+    probes, taken = _batches(spec, shapes, ids, rng, frame)
+    first = _of_every_stage(probes, largest, STAGE_LENGTHS_BUDGET / token_cost)
+    copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
     probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
-    room = max(room - taken, ID_ROWS * ID_LENGTH)
-    length = min(ID_LENGTH, spec.max_length)
+    room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
-        for start in range(0, len(some), ID_ROWS * length):
-            part = some[start : start + ID_ROWS * length]
-            mask = np.ones((-(-len(part) // length), length), np.int64)
-            probes.append(make_probe(spec, padding, len(probes), mask, np.resize(part, mask.size), rng))
+        probes += _id_rows(spec, padding, some, len(probes), rng)
     return Plan(seed, tuple(probes), frozenset(probe.name for probe in (*first, *copies)), frame)
+
+
+def _batches(
+    spec: Spec, shapes: Sequence[tuple[int, int]], ids: Array, rng: np.random.Generator, frame: Frame | None
+) -> tuple[list[Probe], int]:
+    """Return a batch of each shape [B, S], filled with `ids` in their order, and how many of them were taken."""
+    taken, probes = 0, list[Probe]()
+    for shape in shapes:
+        mask = _mask_of_lengths(shape, rng)
+        count = int(framing.free(mask, frame).sum())
+        valid = np.take(ids, range(taken, taken + count), mode="wrap")
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame))
+        taken += count
+    return probes, taken
+
+
+def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: float) -> list[Probe]:
+    """Return the batches that every stage runs: the longest row, the batch sizes, and the first rows of one text, of `length_tokens`.
+
+    The last ones of `batches`, long batches and the largest, are not among them.
+    """
+    count = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(most_tokens) else 0)
+    longest_and_batches, single = batches[:count], batches[count : -1 - len(LONG_BATCHES)]
+    within = np.cumsum([probe.shape[1] for probe in single]) <= length_tokens
+    return [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
+
+
+def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:
+    """Return some of `batches` beside copies of their rows, and one row beside more copies than are there by chance."""
+    found = [_beside_copies(batches[batch], times, len(batches) + number, rng) for number, (batch, times) in enumerate(COPIED)]
+    row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
+    alike = make_probe(spec, "batch sizes", len(batches), row, ids[: int(framing.free(row, frame).sum())], rng, frame)
+    return [*found, _beside_copies(alike, ALIKE, len(batches) + len(found), rng)]
+
+
+def _id_rows(spec: Spec, padding: str, ids: Array, number: int, rng: np.random.Generator) -> Iterator[Probe]:
+    """Yield `ids` in batches of rows of `ID_LENGTH`, from number `number` on."""
+    length = min(ID_LENGTH, spec.max_length)
+    for start in range(0, len(ids), ID_ROWS * length):
+        part = ids[start : start + ID_ROWS * length]
+        mask = np.ones((-(-len(part) // length), length), np.int64)
+        yield make_probe(spec, padding, number + start // (ID_ROWS * length), mask, np.resize(part, mask.size), rng)
 
 
 def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
@@ -163,7 +191,7 @@ def _more_batches(spec: Spec, rng: np.random.Generator, most_tokens: int) -> lis
     return [(batch, int(rng.integers(max(1, most // 2), most + 1))) for batch, most in zip(sizes, longest, strict=True)]
 
 
-def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+def _mask_of_lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     """Return the mask [B, S] of rows of different lengths, from half the longest, which is anywhere among them."""
     lengths = np.resize(rng.permutation(np.arange(max(1, shape[1] // 2), shape[1] + 1)), shape[0])
     lengths[int(rng.integers(shape[0]))] = shape[1]
@@ -171,7 +199,7 @@ def _lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
 
 
 def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None) -> Probe:
-    """A batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
+    """Return a batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
     batch, sequence = mask.shape
     ids = framing.framed(mask, valid, frame, spec.pad_id)
     types = np.zeros((batch, sequence), np.int64)
@@ -192,7 +220,7 @@ def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array,
 
 
 def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
-    """A batch of the rows of `probe`, each there `times`, in other orders."""
+    """Return a batch of the rows of `probe`, each there `times`, in other orders."""
     rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])
     inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
     name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
@@ -200,7 +228,7 @@ def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generat
 
 
 def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
-    """Texts of 3 or 4 tokens, as many as a packed model runs in a batch of a service's."""
+    """Return texts of 3 or 4 tokens, as many as a packed model runs in a batch of a service's."""
     longest = min(4, spec.max_length)
     lengths = rng.integers(max(1, longest - 1), longest + 1, max(1, min(MANY, most_tokens // longest)))
     lengths[0] = longest

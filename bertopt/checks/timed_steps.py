@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bertopt.checks.probes import Text
 from bertopt.core import Session, Spec
 
 if TYPE_CHECKING:
@@ -22,21 +23,19 @@ Sample = tuple[Mapping[str, "Array"], Mapping[str, "Array"]]
 
 def random_inputs(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, Array]:
     """Return random inputs [B, S] without padding. No two are alike, so that no cached result can be an answer."""
-    ids = rng.integers(0, spec.vocabulary - 1, shape)
-    # No valid token may be the padding token: RoBERTa counts its positions by it.
-    ids += ids >= spec.pad_id
     types = np.zeros(shape, np.int64)
     if spec.token_types > 1:
         types[:, shape[1] // 2 :] = 1
-    arrays = {"input_ids": ids, "attention_mask": np.ones(shape, np.int64), "token_type_ids": types}
+    arrays = {"input_ids": spec.random_ids(shape, rng), "attention_mask": np.ones(shape, np.int64), "token_type_ids": types}
     return {name: arrays[name] for name in spec.inputs}
 
 
-def rotate_words(text: str, by: int) -> str:
-    """Return the same words beginning with another one: as much work, but another input."""
-    words = text.split(" ")
+def rotate_words(text: Text, by: int) -> Text:
+    """Return the same words, of a pair in its second text, beginning with another one: as much work, but another input."""
+    words = (text if isinstance(text, str) else text[1]).split(" ")
     start = by % len(words)
-    return " ".join(words[start:] + words[:start])
+    rotated = " ".join(words[start:] + words[:start])
+    return rotated if isinstance(text, str) else (text[0], rotated)
 
 
 class ReservoirSample:

@@ -7,8 +7,9 @@ import contextlib
 import errno
 import io
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +59,14 @@ Override = Annotated[
     typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
 ]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
+
+
+def read_shapes(values: Sequence[str]) -> list[tuple[int, int]]:
+    """Return `8x128` and the like as batch and tokens. Raises UsageError with every mistake."""
+    wrong = [item for item in values if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]
+    if wrong:
+        raise UsageError(*(f"--shape {item}: expected BATCHxTOKENS, such as 8x128" for item in wrong))
+    return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in values)]
 
 
 def _version(wanted: bool) -> None:
@@ -158,7 +167,8 @@ def ci_files(junit: Path | None, summary: Path | None, report: Report | None, di
         text.write(summary, report, diff)
 
 
-def table(report: Any) -> None:
+def table(report: Report) -> None:
+    """Print the table of a report."""
     from bertopt.report.terminal import console, render
 
     console().print(render(report))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Verbose, app, exit_codes
-from bertopt.errors import UsageError
+from bertopt.cli.app import Json, Verbose, app, exit_codes, read_shapes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +34,7 @@ def bench(
     with exit_codes(verbose):
         if processes is not None:
             print("--processes has no effect any more and will be an error; leave it out", file=sys.stderr)
-        shapes = _shapes(shape or ())
+        shapes = read_shapes(shape or ())
         from bertopt.commands.bench import bench as measure
 
         timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr))
@@ -50,13 +48,6 @@ def bench(
             for case in row.latency:
                 if case.warning:
                     print(f"{row.directory}, {case.what}: {case.warning}", file=sys.stderr)
-
-
-def _shapes(values: list[str] | tuple[()]) -> list[tuple[int, int]]:
-    wrong = [item for item in values if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]
-    if wrong:
-        raise UsageError(*(f"--shape {item}: expected BATCHxTOKENS, such as 8x128" for item in wrong))
-    return [(int(batch), int(sequence)) for batch, sequence in (item.split("x") for item in values)]
 
 
 def _table(timings: Bench) -> Table:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Directory, Json, Verbose, app, exit_codes
+from bertopt.cli.app import Directory, Json, Verbose, app, exit_codes, read_shapes
 from bertopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,15 +33,13 @@ def profile(
     with exit_codes(verbose):
         if shape is not None and texts is not None:
             raise UsageError("give --shape or --texts, not both")
-        if shape is not None and not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
-            raise UsageError(f"--shape {shape}: expected BATCHxTOKENS, such as 8x128")
+        sizes = read_shapes([] if shape is None else [shape])
         if attention is not None and html is None and not json_:
             raise UsageError("--attention is shown on the page; give --html FILE, or --json")
-        size = [int(part) for part in shape.split("x")] if shape else None
         from bertopt.commands.profile import profile as measure
         from bertopt.report import profile_page
 
-        found = measure(directory, texts, (size[0], size[1]) if size else None, attention, against)
+        found = measure(directory, texts, sizes[0] if sizes else None, attention, against)
         if html is not None:
             profile_page.write(found, html)
         if json_:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -55,18 +55,14 @@ def verify(
         if url is not None:
             if against is not None or baseline is not None or key is not None:
                 raise UsageError("--url compares with the artefact here; give --against, --baseline or --key in a call without it")
-            _url(directory, url, texts, latency_ms, api_key, json_)
+            _verify_url(directory, url, texts, latency_ms, api_key, json_)
         if latency_ms is not None:
             raise UsageError("--latency-ms limits a running server; give it with --url URL")
         tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
         if baseline is not None:
-            from bertopt.commands.compare import delivered, read_report, with_baseline
+            from bertopt.commands.compare import with_baseline
 
-            before = read_report(baseline)
-            delivered(before, baseline)
-            against = against or before.model.get("source")
-            if not against:
-                raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
+            against = _checkpoint(baseline, against)
         if texts is not None and against is None:
             raise UsageError("--texts are what the checkpoint's answers are compared on; give --against CHECKPOINT too, or a --baseline that names one")
         report = check(directory, against, texts, key)
@@ -88,7 +84,10 @@ def verify(
         raise typer.Exit(report.exit_code)
 
 
-def _url(directory: Path, url: str, texts: Path | None, latency_ms: float | None, api_key: str | None, json_: bool) -> None:
+def _verify_url(
+    directory: Path, url: str, texts: Path | None, latency_ms: float | None, api_key: str | None, json_: bool
+) -> NoReturn:
+    """Print what a running server answers beside the artefact. Always raises typer.Exit."""
     from bertopt.commands.verify_url import verify_url
 
     done = verify_url(directory, url, texts, latency_ms, api_key)
@@ -96,3 +95,14 @@ def _url(directory: Path, url: str, texts: Path | None, latency_ms: float | None
         print(done.model_dump_json())
     print(done.reason, file=sys.stderr if done.exit_code or json_ else sys.stdout)
     raise typer.Exit(done.exit_code)
+
+
+def _checkpoint(baseline: Path, against: str | None) -> str:
+    """Return `against`, or the checkpoint that a report names. Raises UsageError where it delivered nothing, or names none."""
+    from bertopt.commands.compare import delivered, read_report
+
+    before = read_report(baseline)
+    delivered(before, baseline)
+    if not (source := against or before.model.get("source")):
+        raise UsageError(f"'{baseline}' names no checkpoint; give it with --against CHECKPOINT")
+    return str(source)

@@ -9,13 +9,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bertopt import stages
-from bertopt.checks import probes
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
 from bertopt.pipeline.measurement_plan import mix_texts
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget, race
-from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.texts import read_or_built_in
 from bertopt.results import Latency
 from bertopt.system import environment
 from bertopt.workers.client import Worker, Workers
@@ -66,7 +65,7 @@ def bench(
     too_long = [shape for shape in grid if shape[1] > spec.max_length]
     if too_long:
         raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
-    mix = mix_texts(spec, read(texts) if texts else Texts(tuple(probes.built_in_texts())))
+    mix = mix_texts(spec, read_or_built_in(texts))
     budget = Budget(seconds, seconds)
     rows: list[Timed] = []
     with Workers() as workers:

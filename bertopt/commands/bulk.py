@@ -7,7 +7,7 @@ with the part that is missing. What it does not notice: an input that was change
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -65,7 +65,7 @@ def bulk(
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
     manifest, stat = stages.verify(artefact), source.stat()
     prompts = read_prompts(artefact) if manifest.spec.task == "feature-extraction" else {}
-    if prompt_name is not None:
+    if prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
         prompted([] if pair is None else [("", "")], prompts, prompt_name)
     if not source.is_file():
         raise UsageError(f"'{source}' must be a file, which is read again where a call goes on; write what comes from a pipe to one")
@@ -118,7 +118,7 @@ class _Bulk:
             bulk_files.write(part.path, part.rows, self.key, values)
             if progress is not None:
                 progress(part.end)
-        atomic_write.write(self.out / STATE, json.dumps({**self.wanted, "rows": rows, "complete": True}, indent=2) + "\n")
+        _write_state(self.out, self.wanted, rows=rows, complete=True)
         return rows
 
     def _missing(self, progress: Callable[[int], None]) -> Iterator[_Part]:
@@ -159,6 +159,7 @@ def _answers(parts: Iterable[_Part], artefact: Path, threads: int | None) -> Ite
 
 
 def _check_state(out: Path, wanted: dict[str, Any]) -> None:
+    """Note what this call wants, unless an equal one did. Raises UsageError where parts of another call are there."""
     path = out / STATE
     if path.is_file():
         try:
@@ -166,13 +167,16 @@ def _check_state(out: Path, wanted: dict[str, Any]) -> None:
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{path}' cannot be read ({error}); give another directory, or remove '{out}'") from error
         other = [name for name, value in wanted.items() if there.get(name) != value]
-        if other and not any(out.glob("part-*")):
-            # That call stopped at its first part, often by a bad row of an input that was mended since.
-            atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
-        elif other:
+        if not other:
+            return
+        # Without parts that call stopped at its first one, often by a bad row of an input that was mended since.
+        if any(out.glob("part-*")):
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
-    else:
-        atomic_write.write(path, json.dumps({**wanted, "complete": False}, indent=2) + "\n")
+    _write_state(out, wanted, complete=False)
+
+
+def _write_state(out: Path, wanted: Mapping[str, Any], **more: object) -> None:
+    atomic_write.write(out / STATE, json.dumps({**wanted, **more}, indent=2) + "\n")
 
 
 def _encodes(text: str) -> bool:

@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
 from bertopt.errors import UsageError
+from bertopt.runtime import task_outputs
 from bertopt.system import atomic_write
 
 FORMATS = (".jsonl", ".csv", ".parquet")
@@ -65,7 +64,7 @@ def columns(source: Path) -> list[str]:
 
 def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
     """Write `rows` with `values` as the column `key`: whole, or not at all."""
-    plain = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+    plain = [task_outputs.plain(value) for value in values]
     writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": _write_table}
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:

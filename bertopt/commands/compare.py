@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from bertopt import stages
-from bertopt.checks import coverage, gates, parity, probes
+from bertopt.checks import coverage, gates, parity
 from bertopt.checks.gates import GateOutcome
 from bertopt.commands import mix_up
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
 from bertopt.recipe.suggest import nearest
-from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.texts import read_or_built_in
 from bertopt.report import diff
 from bertopt.report.diff import Diff, Tolerances
 from bertopt.results import Limits, Report, Stage
@@ -130,9 +130,9 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     before, after = stages.verify(a), stages.verify(b)
     # What separates the two is at most what the less exact of them may differ from the checkpoint.
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
-    texts_or_built_in = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    compared_on = read_or_built_in(texts)
     with temporary_directory.make() as records, Workers() as workers:
-        old, new, examiner = pair.measure(workers, a, b, texts_or_built_in, pair.shapes(after), Path(records))
+        old, new, examiner = pair.measure(workers, a, b, compared_on, pair.shapes(after), Path(records))
         held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
         compared = parity.judge(new.cases, held, new.vs_parent)
         compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))

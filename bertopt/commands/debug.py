@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import stages
-from bertopt.checks import gates, probes
+from bertopt.checks import gates
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Compiled, Device, Eager, Onnx
 from bertopt.debug import OPERATIONS
@@ -19,7 +19,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.suggest import nearest
-from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.texts import Texts, read_or_built_in
 from bertopt.results import Limits
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Worker, Workers
@@ -39,31 +39,32 @@ def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = 
     # Reverted ones are left out, as in the run.
     steps = [step for step in _line(recipe, name) if step.name == name or step.name not in row["reverted"]]
     _check_form(steps)
-    texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
+    texts = read_or_built_in(recipe.inputs.texts)
     with disk_errors(), Store(out, False, on_progress) as store, Workers() as workers:
         device, paths = _build(recipe, store, workers, steps, texts, on_progress)
         timeout = steps[-1].timeout
         # Ours, not the worker's: a worker is killed, and would leave it behind.
         with temporary_directory.make() as scratch, workers.start(OPERATIONS) as worker:
             on_progress(f"{name}: comparing with the reference")
-            ask = {
+            opened = {
                 "line": [str(path) for path in paths], "device": device, "shapes": recipe.inputs.shapes,
                 "texts": list(texts.asked(stages.read_manifest(paths[0]).spec.task)), "worst": (row.get("parity") or {}).get("worst", {}).get("where"),
                 "scratch": scratch,
             }  # fmt: skip
-            worker.call("debug", timeout=timeout, do="open", ask=ask)
+            worker.call("debug", timeout=timeout, do="open", ask=opened)
             found = DebugFindings.model_validate(worker.call("debug", timeout=timeout, do="compare", ask={}))
-            at = next((i for i, step in enumerate(steps) if "keep_fp32" in type(step.pass_).model_fields), None)
-            if at is not None:
+            cast = next((i for i, step in enumerate(steps) if "keep_fp32" in type(step.pass_).model_fields), None)
+            if cast is not None:
                 limits = _limits(recipe, steps[-1], paths[-1], found.layers[-1].peak)
                 try:
-                    _search(found, worker, steps, at, paths, limits, on_progress)
+                    _search(found, worker, steps, cast, paths, limits, on_progress)
                 except Unsupported as error:
                     found.notes.append(f"no search for what to keep in float32: {error}")
     return found
 
 
 def _line(recipe: Recipe, name: str) -> list[Step]:
+    """Return the steps from the checkpoint to the one called `name`. Raises UsageError where there is none."""
     by_name = {step.name: step for step in recipe.steps}
     if name not in by_name:
         raise UsageError(f"--stage must name a step of the recipe; got '{name}'{nearest(name, by_name)}")
@@ -107,7 +108,7 @@ def _build(
     """The committed stages from the reference to the last step."""
     with workers.start() as worker:
         on_progress(f"reference: loading {recipe.model}")
-        device, _ = store.settle(worker, recipe.device)
+        device, _ = store.choose_device(worker, recipe.device)
         paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device).path]
     for step in steps:
         on_progress(f"{step.name}: building")
@@ -122,33 +123,33 @@ def _limits(recipe: Recipe, step: Step, path: Path, peak: float) -> Limits:
 
 
 def _search(
-    found: DebugFindings, worker: Worker, steps: Sequence[Step], at: int, paths: Sequence[Path], limits: Limits, on_progress: ProgressCallback
+    found: DebugFindings, worker: Worker, steps: Sequence[Step], cast: int, paths: Sequence[Path], limits: Limits, on_progress: ProgressCallback
 ) -> None:
-    """Fill in `found.keep` for the step at `at`, where the stage misses its limits and keeping some helps."""
-    step, name, timeout = steps[at], steps[-1].name, steps[-1].timeout
-    records = [one.pass_.record().model_dump() for one in steps[at:]]
+    """Fill in `found.keep` for the step number `cast`, where the stage misses its limits and keeping some helps."""
+    name, timeout = steps[-1].name, steps[-1].timeout
+    records = [step.pass_.record().model_dump() for step in steps[cast:]]
 
-    def call(do: str, ask: dict[str, Any]) -> Any:
-        return worker.call("debug", timeout=timeout, do=do, ask=ask)
+    def call(do: str, **options: Any) -> Any:
+        return worker.call("debug", timeout=timeout, do=do, ask=options)
 
     on_progress(f"{name}: measuring what is sensitive")
-    call("search", {"parent": str(paths[at]), "records": records, "limits": limits.model_dump()})
-    if not (failures := call("attempt", {"keep": [], "every": True})):
+    call("search", parent=str(paths[cast]), records=records, limits=limits.model_dump())
+    if not (failures := call("attempt", keep=[], every=True)):
         found.notes.append("the stage passes its parity limits: nothing to keep in float32")
         return
-    units = call("units", {})
+    units = call("units")
     count = 0
 
-    def ask(keep: list[str]) -> bool:
+    def passes(keep: list[str]) -> bool:
         nonlocal count
         count += 1
         on_progress(f"{name}: attempt {count} of at most {RUNS}, {len(keep)} in float32")
         try:
-            return not call("attempt", {"keep": keep, "every": False})
+            return not call("attempt", keep=keep, every=False)
         except Unsupported:
             return False
 
-    search = Search(ask, RUNS)
+    search = Search(passes, RUNS)
     while True:
         minimal = search.flat(units) if isinstance(units, list) else search.tree(units)
         if search.best is None:
@@ -157,18 +158,18 @@ def _search(
             )
             return
         # The search looks at few probes; what it found must hold on all of them. A probe that fails joins the few.
-        passed = not call("attempt", {"keep": search.best, "every": True})
+        passed = not call("attempt", keep=search.best, every=True)
         if passed or count >= RUNS:
             break
-        search = Search(ask, RUNS - count)
+        search = Search(passes, RUNS - count)
     if not passed:
         found.notes.append(f"no passing set was found in {count} attempts")
         return
-    if call("on_cpu_half", {}):
+    if call("on_cpu_half"):
         found.notes.append(
             "ONNX Runtime's CPU kernels compute much of float16 in float32: on a GPU more may be needed, search there too"
         )
-    found.keep = Keep(names=search.best, runs=count, minimal=minimal, recipe=_lines(step, search.best))
+    found.keep = Keep(names=search.best, runs=count, minimal=minimal, recipe=_lines(steps[cast], search.best))
 
 
 def _lines(step: Step, keep: Sequence[str]) -> str:

@@ -107,12 +107,11 @@ def _config(name: str, spec: Spec, max_batch: int, kind: str) -> str:
     whole = spec.granularity == "text"
     return _CONFIG.format(
         name=name, max_batch=max_batch, optional=str(spec.task != "question-answering").lower(), output=spec.outputs[0] if whole else "answers",
-        type="TYPE_FP32" if whole else "TYPE_STRING", width=_width(spec) if whole else 1, kind=kind,
+        type="TYPE_FP32" if whole else "TYPE_STRING", width=spec.output_size if whole else 1, kind=kind,
     )  # fmt: skip
 
 
-def _width(spec: Spec) -> int:
-    return spec.vocabulary if spec.task == "fill-mask" else len(spec.labels) or spec.embedding_size
+
 
 
 def _write_graph(folder: Path, artifact: Path, manifest: Manifest, max_batch: int, kind: str) -> None:
@@ -124,7 +123,7 @@ def _write_graph(folder: Path, artifact: Path, manifest: Manifest, max_batch: in
         shutil.copy(source.with_suffix(suffix), (folder / "1" / file).with_suffix(suffix))
     for data in source.parent.glob(f"{source.name}?data"):  # weights that an ONNX file names
         shutil.copy(data, folder / "1" / data.name)
-    dims = {"text": f"{_width(spec)}", "token": f"-1, {_width(spec)}", "span": "-1"}[spec.granularity]
+    dims = {"text": f"{spec.output_size}", "token": f"-1, {spec.output_size}", "span": "-1"}[spec.granularity]
     most = min([max_batch, *(profile.max[0] for profile in manifest.engine.profiles)]) if manifest.engine else max_batch
     config = _GRAPH_CONFIG.format(
         name=folder.name, backend=backend, max_batch=most, kind=kind,

@@ -9,14 +9,14 @@ from typing import Any
 
 from bertopt import stages
 from bertopt._version import __version__
-from bertopt.checks import gates, probes
+from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.errors import Unsupported, WrongAnswer
 from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
-from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.texts import Texts, read_or_built_in
 from bertopt.results import Failure, Limits, Report, Waiver
 from bertopt.runtime import replay
 from bertopt.stages import contents
@@ -45,7 +45,7 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
         bertopt_version=__version__, recipe=timed_in_full(manifest.recipe or {}), environment=environment.describe(),
         model={"source": str(source), "warnings": _differences(manifest)},
     )  # fmt: skip
-    found = read(texts) if texts else Texts(tuple(probes.built_in_texts()))
+    compared_on = read_or_built_in(texts)
     if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
         examine(resolve(against))
     with Workers() as workers:
@@ -55,7 +55,7 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
             if against is None:
                 report.reason = f"files are as exported and the model answers{runs}; give --against CHECKPOINT to check parity"
             else:
-                _compare(report, workers, directory, manifest, against, found)
+                _compare(report, workers, directory, manifest, against, compared_on)
         except Unsupported as error:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
         except WrongAnswer as error:
@@ -100,11 +100,11 @@ def _other_gpu(workers: Workers, manifest: stages.Manifest) -> list[str]:
 
 
 def _smoke(workers: Workers, directory: Path, manifest: stages.Manifest) -> dict[str, Any]:
-    """Run the model on two texts; return what its session says of itself."""
+    """Run the model on a few texts; return what its session says of itself. Raises WrongAnswer for others than recorded."""
     with workers.start() as worker:
         worker.call("open", directory=str(directory.resolve()), device=manifest.device)
-        pair = manifest.spec.task == "question-answering"
-        worker.call("mix", texts=[["who?", "nobody"]] if pair else ["a text", "another"])
+        asks = manifest.spec.task == "question-answering"
+        worker.call("mix", texts=[["who?", "nobody"]] if asks else ["a text", "another"])
         worker.call("time_mix", steps=1)
         if manifest.answers is not None:
             replay.check(worker.call("replay"), manifest.answers, manifest.precision, f"'{directory}'")
@@ -164,7 +164,7 @@ def _expired(report: Report, manifest: stages.Manifest) -> None:
     """An artefact that was delivered under a waiver is good until that expires, whatever is measured here."""
     over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
     if over and not report.exit_code:
-        report.exit_code = 3
+        report.exit_code = gates.FAILED
         report.reason = (
             f"'{over[0].stage}' failed: it was delivered under a waiver of {over[0].metric} ({over[0].reason}), "
             f"which expired on {over[0].expires}; export again"

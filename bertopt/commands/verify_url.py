@@ -10,7 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from bertopt.checks.probes import Text
 from bertopt.core import Precision, Spec
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
-from bertopt.results import Limits
+from bertopt.results import Limits, is_least
 from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
 
@@ -77,25 +77,18 @@ def verify_url(
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
     spec, client = predictor.spec, _Client(url.rstrip("/"), api_key)
-    sent = list(read(texts).asked(spec.task)) if texts else _built_in(spec)
+    given = list(read(texts).asked(spec.task)) if texts else _built_in(spec)
     classifies = spec.task == "text-classification"
-    pairs: list[Text] = [text for text in sent if not isinstance(text, str)]
+    pairs: list[Text] = [text for text in given if not isinstance(text, str)]
     # Single texts of a file have no other route than /predict.
-    ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(sent)) and client.has_rerank()
-    sent = pairs if ranks else sent
+    ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(given)) and client.has_rerank()
+    sent = pairs if ranks else given
     ask: Ask = client.ranks if ranks else client.scores(spec.labels) if classifies else client.embedding(spec.normalize)
     several = [sent[i] for i in np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)]
     if ranks:  # one request has one query
         several = [(several[0][0], text[1]) for text in several]
     expected = np.concatenate([predictor.logits([text]) for text in (*sent, *several)])
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        got = np.concatenate(list(pool.map(lambda text: ask([text]), sent)))
-    if got.shape[-1] != expected.shape[-1]:
-        raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {expected.shape[-1]}: it serves another model")
-    try:
-        got = np.concatenate([got, ask(several)])
-    except UsageError as error:
-        raise UsageError(f"texts one by one were answered, {len(several)} in one request were not: {error}") from error
+    got = _answers(ask, sent, several, expected.shape[-1], url)
     if client.openai and np.allclose(np.linalg.norm(got, axis=1), 1, atol=1e-3):  # that route normalises for all models
         expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
     logits = (expected, got) if ranks else None
@@ -108,6 +101,18 @@ def verify_url(
     limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
     return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms, logits)
+
+
+def _answers(ask: Ask, sent: Sequence[Text], several: Sequence[Text], size: int, url: str) -> Array:
+    """Return vectors [N, size] for each of `sent` in a separate request, and for `several` in one. Raises UsageError for others."""
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        got = np.concatenate(list(pool.map(lambda text: ask([text]), sent)))
+    if got.shape[-1] != size:
+        raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {size}: it serves another model")
+    try:
+        return np.concatenate([got, ask(several)])
+    except UsageError as error:
+        raise UsageError(f"texts one by one were answered, {len(several)} in one request were not: {error}") from error
 
 
 def _logits(scores: Array) -> Array:
@@ -126,11 +131,11 @@ def _judged(
     latency_ms: float | None, logits: tuple[Array, Array] | None = None,
 ) -> UrlCheck:  # fmt: skip
     """Judge outputs [N, D]; of a model with one score a text also its expected and got `logits` [N, 1]."""
-    difference, norm = np.abs(got - expected), np.linalg.norm
+    norm = np.linalg.norm
     cosine = (got * expected).sum(1) / np.maximum(norm(got, axis=1) * norm(expected, axis=1), 1e-12)
     flips = float((got.argmax(1) != expected.argmax(1)).mean()) if classifies else None
     values = {
-        "max_abs": float(difference.max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
+        "max_abs": float(np.abs(got - expected).max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
         "cosine_min": float(cosine.min()),
     }  # fmt: skip
     if logits is not None:
@@ -138,29 +143,33 @@ def _judged(
         expected, got = (one - logits[0].mean() for one in logits)
     sizes = norm(expected, axis=1)
     errors = norm(got - expected, axis=1) / np.maximum(np.maximum(sizes, np.sqrt(np.mean(sizes**2))), 1e-12)
-    texts = {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}
+    values |= {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}
     p50, p95 = np.percentile(times, (50, 95)).tolist()
-    failures = []
-    for name, value in values.items():
-        limit = getattr(limits, name)
-        # NaN fails.
-        if limit is not None and not (value >= limit if name == "cosine_min" else value <= limit):
-            failures.append(f"{name} {value:.6g} (limit {limit:g})")
-    for (name, value), limit in zip(texts.items(), (replay.MEDIAN_TOLERANCE[precision], replay.TOLERANCE[precision]), strict=True):
-        if not value <= limit:
-            failures.append(f"{name} {value:.6g} (limit {limit:g})")
-    if flips is not None and limits.label_flips_max is not None and flips > limits.label_flips_max:
-        failures.append(f"label_flips {flips:.6g} (limit {limits.label_flips_max:g})")
+    failures = _missed(
+        {**values, **({} if flips is None else {"label_flips": flips})},
+        {
+            "max_abs": limits.max_abs, "rel_l2": limits.rel_l2, "cosine_min": limits.cosine_min, "label_flips": limits.label_flips_max,
+            "median_text": replay.MEDIAN_TOLERANCE[precision], "worst_text": replay.TOLERANCE[precision],
+        },
+    )  # fmt: skip
     if latency_ms is not None and not p95 <= latency_ms:
         failures.append(f"p95 {p95:.3g} ms (limit {latency_ms:g} ms)")
     same = f"{url} answers as the artefact does: max_abs {values['max_abs']:.3g} over {len(got)} texts, p95 {p95:.3g} ms"
     return UrlCheck(
-        url=url, texts=len(got), label_flips=flips, p50_ms=p50, p95_ms=p95, failures=failures, **values, **texts,
-        exit_code=3 if failures else 0, reason=f"{url} failed: {'; '.join(failures)}" if failures else same,
+        url=url, texts=len(got), label_flips=flips, p50_ms=p50, p95_ms=p95, failures=failures, **values,
+        exit_code=gates.FAILED if failures else 0, reason=f"{url} failed: {'; '.join(failures)}" if failures else same,
     )  # fmt: skip
 
 
+def _missed(values: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
+    """Return a text for each value that misses its limit; NaN misses any."""
+    held = [(name, value, limit) for name, value in values.items() if (limit := limits[name]) is not None]
+    missed = [(name, value, limit) for name, value, limit in held if not (value >= limit if is_least(name) else value <= limit)]
+    return [f"{name} {value:.6g} (limit {limit:g})" for name, value, limit in missed]
+
+
 def _timed(ask: Ask, text: Text) -> float:
+    """Return the milliseconds of one request."""
     start = time.perf_counter()
     ask([text])
     return (time.perf_counter() - start) * 1e3

@@ -14,6 +14,7 @@ from bertopt.checks import parity
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Rewrite, Session, Spec
+from bertopt.debug.tensor_difference import relative
 from bertopt.passes import registry
 from bertopt.results import Case, Limits
 from bertopt.runtime import text_inputs
@@ -44,7 +45,6 @@ class Attempts:
         self._tokenizer = Tokenizer(reference, spec)
         self._answers: dict[str, Answers] = {}
         self._scratch = scratch
-        self._folders = 0
 
     def attempt(self, keep: Sequence[str], every: bool) -> list[str]:
         """The limits that are missed with `keep` in float32, in words. A probe that fails is looked at from then on."""
@@ -164,4 +164,4 @@ def _children(name: str, module: Any) -> Iterator[tuple[str, Any]]:
 def _sensitivity(got: Any, wanted: Any) -> float:
     if not np.isfinite(got).all() or np.abs(wanted).max(initial=0.0) > LARGEST:
         return float("inf")
-    return float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-12))
+    return relative(got - wanted, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bertopt.report.profile import AFTER, BEFORE
 
@@ -36,8 +37,7 @@ def layers_of(nodes: Sequence[Node], layers: int) -> dict[str, str]:
             if name in readers:
                 readers[name].append(node.name)
     kinds = {node.name: node.kind for node in nodes}
-    marks = [mark for node in nodes if (mark := _attention(node, readers, kinds))]
-    marks = list(dict.fromkeys(marks))
+    marks = list(dict.fromkeys(mark for node in nodes if (mark := _attention(node, readers, kinds))))
     if len(marks) != layers:
         return {}
     depth: dict[str, int] = {}
@@ -89,21 +89,20 @@ def _reaching(ends: Iterable[str], inputs: Mapping[str, tuple[str, ...]], but: s
     return seen
 
 
-def onnx_nodes(graph: object) -> list[Node]:
-    """The nodes of an ONNX model (`onnx_ir.Model`), each under the name of its first output."""
-    nodes = list(graph.graph)  # type: ignore[attr-defined]
+def onnx_nodes(graph: Any) -> list[Node]:
+    """Return the nodes of an ONNX model (`onnx_ir.Model`), each under the name of its first output."""
     return [
         Node(node.outputs[0].name, node.op_type, tuple(
             value.producer().outputs[0].name for value in node.inputs if value is not None and value.producer() is not None
         ))
-        for node in nodes
+        for node in graph.graph
     ]  # fmt: skip
 
 
-def openvino_nodes(model: object) -> list[Node]:
-    """The nodes of an OpenVINO model (`openvino.Model`), by friendly name."""
+def openvino_nodes(model: Any) -> list[Node]:
+    """Return the nodes of an OpenVINO model (`openvino.Model`), by friendly name."""
     return [
         Node(node.get_friendly_name(), node.get_type_name(),
              tuple(value.get_source_output().get_node().get_friendly_name() for value in node.inputs()))
-        for node in model.get_ordered_ops()  # type: ignore[attr-defined]
+        for node in model.get_ordered_ops()
     ]  # fmt: skip

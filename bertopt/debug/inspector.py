@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from bertopt import stages
 from bertopt.checks import probes
 from bertopt.checks.probes import Probe, Text
-from bertopt.core import Compiled, Device, Model, Onnx
+from bertopt.core import Compiled, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
-from bertopt.debug.layer_errors import AlignedTraces, compare
+from bertopt.debug.layer_errors import AlignedTraces, Runner, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
 from bertopt.results import Limits
 from bertopt.runtime import text_inputs
@@ -147,14 +147,14 @@ class StageInspector:
         """The innermost module's name says most; a layer that a pass put in another's place has only its own."""
         return {i: self.points[i].names[0] if name in self.points[i].names else name for i, name in names.items()}
 
-    def _torch(self) -> Any:
+    def _torch(self) -> tuple[dict[int, str], Runner]:
+        """Return what the stage's torch network calls the points, by index, and how it is run."""
         from bertopt.debug.trace_torch import trace
 
-        network: Any = self.model.network.to(self.device)  # type: ignore[attr-defined]
+        assert isinstance(self.model, Eager | Compiled)
+        network: Any = self.model.network.to(self.device)
         plain = trace(network, self.probes[0].inputs, self.spec.outputs, self.spec.layers)
-        there = {
-            name: value for key, names in plain.same.items() for name, value in ((n, plain.values[key]) for n in names)
-        }
+        there = plain.by_module()
         # Layers by number: a pass may have put others in their place.
         layers = dict(zip(self._first.layers, plain.layers, strict=False))
         names: dict[int, str] = {}
@@ -166,9 +166,8 @@ class StageInspector:
 
         def run(probe: Probe, wanted: Sequence[int], given: Mapping[int, Array]) -> Mapping[int, Array]:
             fed = {names[index]: value for index, value in given.items()}
-            traced = trace(network, probe.inputs, self.spec.outputs, self.spec.layers, fed)
-            found = {name: traced.values[key] for key, same in traced.same.items() for name in same}
-            return {index: found[names[index]] for index in wanted}
+            traced = trace(network, probe.inputs, self.spec.outputs, self.spec.layers, fed).by_module()
+            return {index: traced[names[index]] for index in wanted}
 
         return names, run
 
@@ -188,7 +187,8 @@ class StageInspector:
                 found[index] = name
         return found
 
-    def _onnx(self) -> Any:
+    def _onnx(self) -> tuple[dict[int, str], Runner]:
+        """Return what the stage's graph calls the points, by index, and how it is run."""
         from bertopt.debug.trace_onnx import Tapped, match
 
         model: Any = self.model

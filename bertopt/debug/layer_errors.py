@@ -10,8 +10,9 @@ import numpy as np
 
 from bertopt.checks.probes import Probe
 from bertopt.debug.findings import DebugFindings, Row
-from bertopt.debug.tensor_difference import badness, differ, first_jump
+from bertopt.debug.tensor_difference import differ, first_jump
 from bertopt.debug.trace_points import Point, checkpoints
+from bertopt.results import nan_as_inf
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -52,7 +53,7 @@ def compare(traces: AlignedTraces, stage: str, form: str) -> DebugFindings:
     inner = [(i, traces.points[i].label) for i in sorted(traces.names) if after < i <= until]
     found.tensors = _rows(traces, inner, [i for i, _ in coarse if i <= after])
     # Fed with the reference before every tensor, errors that only add up traces out nowhere: name the largest then.
-    found.first_tensor = first_jump(found.tensors) or max(found.tensors, key=lambda row: badness(row.own), default=None)
+    found.first_tensor = first_jump(found.tensors) or max(found.tensors, key=lambda row: nan_as_inf(row.own), default=None)
     return found
 
 
@@ -67,9 +68,9 @@ def _rows(traces: AlignedTraces, wanted: Sequence[tuple[int, str]], held: Sequen
         given = {index: reference[index] for index in (*held, *indices)}
         fed = traces.run(probe, indices, given)
         for index, label in wanted:
-            totals[index] = max(totals[index], differ(free[index], reference[index], probe).rel_l2, key=badness)
+            totals[index] = max(totals[index], differ(free[index], reference[index], probe).rel_l2, key=nan_as_inf)
             row = _row(traces, probe, index, label, fed[index], reference[index])
-            if index not in worst or badness(row.own) > badness(worst[index].own):
+            if index not in worst or nan_as_inf(row.own) > nan_as_inf(worst[index].own):
                 worst[index] = row
     rows = []
     before: float | None = None

@@ -23,6 +23,8 @@ FLOOR = 1e-5
 
 @dataclass(frozen=True)
 class Difference:
+    """How far two tensors are apart, and the place [row, token, element] of the largest absolute difference."""
+
     rel_l2: float
     max_abs: float
     row: int
@@ -46,14 +48,13 @@ def differ(got: Array, reference: Array, probe: Probe) -> Difference:
     index, element = (int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
     position = [int(i) for i in where[index]]
     return Difference(
-        float(np.linalg.norm(difference) / max(float(np.linalg.norm(b)), 1e-12)), float(difference[index, element]),
-        position[0], position[1] if by_token else None, element,
+        relative(difference, b), float(difference[index, element]), position[0], position[1] if by_token else None, element,
     )  # fmt: skip
 
 
-def badness(value: float) -> float:
-    """For sorting: NaN is worse than anything."""
-    return math.inf if math.isnan(value) else value
+def relative(difference: Array, reference: Array) -> float:
+    """Return the norm of `difference`, relative to that of `reference`."""
+    return float(np.linalg.norm(difference) / max(float(np.linalg.norm(reference)), 1e-12))
 
 
 def first_jump(rows: Sequence[Row]) -> Row | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Onnx
+from bertopt.debug.tensor_difference import relative
 from bertopt.debug.trace_points import Point, bare
 from bertopt.sessions import open_session
 
@@ -22,9 +23,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 class Tapped:
     """A graph with some values as outputs besides, and some replaced, downstream, by what it is given for them."""
 
-    def __init__(
-        self, model: Onnx, names: Sequence[str], given: Sequence[str], folder: Path, device: Device = "cpu"
-    ) -> None:
+    def __init__(self, model: Onnx, names: Sequence[str], given: Sequence[str], folder: Path, device: Device) -> None:
         import onnx_ir as ir
 
         graph = ir.load(model.path)
@@ -184,7 +183,7 @@ def nearest(
         if name in taken or any(a.shape != b.shape for a, b in pairs):
             continue
         with np.errstate(all="ignore"):
-            error = max(float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-12)) for a, b in pairs)
+            error = max(relative(a - b, b) for a, b in pairs)
         if error < best[0]:
             best = (error, name)
     return best[1]

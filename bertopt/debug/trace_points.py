@@ -26,6 +26,10 @@ class Traced:
     layers: tuple[str, ...]
     calls: Mapping[str, int]
 
+    def by_module(self) -> dict[str, Array]:
+        """Return the tensors by every module that gives them."""
+        return {name: self.values[key] for key, names in self.same.items() for name in names}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -41,9 +45,9 @@ def common(traces: Sequence[Traced]) -> tuple[list[Point], list[list[Array]]]:
 
     A batch of one has a few more: what is the same for every row then looks like the row's own.
     """
-    lookups = [{name: trace.values[key] for key, names in trace.same.items() for name in names} for trace in traces]
-    found = [point for point in points(traces[0]) if all(point.names[0] in there for there in lookups)]
-    return found, [[there[point.names[0]] for point in found] for there in lookups]
+    runs = [trace.by_module() for trace in traces]
+    shared = [point for point in points(traces[0]) if all(point.names[0] in run for run in runs)]
+    return shared, [[run[point.names[0]] for point in shared] for run in runs]
 
 
 def points(traced: Traced) -> list[Point]:
@@ -87,13 +91,19 @@ def checkpoints(
         found += [(before[-1], "embeddings")] if before else []
     for number in sorted({point.layer for point in all_points if point.layer is not None}):
         mine = [i for i in inside if all_points[i].layer == number]
-        attention = next(
-            (i for suffix in _ATTENTION for i in mine if any(bare(n).endswith(suffix) for n in all_points[i].names)),
-            None,
-        )
+        attention = _attention(all_points, mine)
         if attention is not None and attention != mine[-1]:
             found.append((attention, f"layer {number} attention"))
         found.append((mine[-1], f"layer {number} output"))
     last = {name: i for i, point in enumerate(all_points) for name in point.names}
     found += [(last[name], name) for name in answers if name in last and last[name] not in {i for i, _ in found}]
     return found
+
+
+def _attention(all_points: Sequence[Point], layer: Sequence[int]) -> int | None:
+    """Return which of the points with indices `layer` is the layer's attention, or None."""
+    for suffix in _ATTENTION:
+        for index in layer:
+            if any(bare(name).endswith(suffix) for name in all_points[index].names):
+                return index
+    return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bertopt.debug.trace_points import Traced
+from bertopt.debug.trace_points import Traced, bare
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -126,5 +126,5 @@ def _layers(network: Any, record: _Record, layers: int) -> tuple[str, ...]:
     for name, module in network.named_modules():
         children = {f"{name}.{child}" for child, _ in module.named_children()}
         if isinstance(module, torch.nn.ModuleList) and sum(record.calls[child] for child in children) == layers:
-            return tuple(key for key in record.order if key.partition("@")[0] in children)
+            return tuple(key for key in record.order if bare(key) in children)
     return ()

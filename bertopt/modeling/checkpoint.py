@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,7 @@ def _config(directory: Path) -> Any:
 
 
 def _encoder(directory: Path, config: Any, task: Task) -> Any:
+    """Return transformers' model for the task, in float32, with the weights of the checkpoint. Raises as `load` does."""
     from optimum.exporters.tasks import TasksManager
     from safetensors import SafetensorError
 
@@ -162,6 +163,16 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
         )  # fmt: skip
     except SafetensorError as error:
         raise IntegrityError(f"model.safetensors is damaged ({error}); fetch the checkpoint again") from error
+    _check_fit(info, config, task, encoder.base_model_prefix)
+    return encoder
+
+
+def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) -> None:
+    """Raise where weights and configuration do not fit each other, by what transformers says of loading (`info`).
+
+    IntegrityError names tensors of another shape, that are missing, or that are left; Unsupported one of relative positions, which the
+    installed transformers ignores. `prefix` stands before the encoder's names in a model with a head.
+    """
     problems = [
         f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json"
         for name, found, expected in info["mismatched_keys"]
@@ -177,8 +188,7 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
             f"the checkpoint has relative positions (position_embedding_type: {plain(str(getattr(config, 'position_embedding_type', 'relative_key')))}), and the installed "
             f"transformers would ignore tensor '{plain(relative)}'; give a checkpoint with absolute positions, or one of deberta-v2, mpnet and modernbert"
         )
-    prefix = encoder.base_model_prefix + "."
-    unused = (name.removeprefix(prefix) for name in sorted(info["unexpected_keys"]))
+    unused = (name.removeprefix(f"{prefix}.") for name in sorted(info["unexpected_keys"]))
     problems += [
         f"tensor '{name}' is in the checkpoint but not in the model of config.json"
         for name in unused
@@ -190,7 +200,6 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
             + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
             + f"; task is '{task}': state the task the checkpoint was trained for, or restore the checkpoint"
         )  # fmt: skip
-    return encoder
 
 
 def _check_dtypes(directory: Path) -> None:

@@ -79,7 +79,7 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         if builder is None:
             raise Unsupported(f"{library} found no usable CUDA driver: {logger.last}")
         network = _parse(trt, builder, logger, model)
-        layers = _layers(trt, network)
+        layers = _layers(network)
         _check_precision(layers, model.precision)
         config = self._config(trt, builder, network, model)
         targets = self._targets(trt, config, ctx)
@@ -219,7 +219,7 @@ def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:
     return network
 
 
-def _layers(trt: Any, network: Any) -> dict[str, int]:
+def _layers(network: Any) -> dict[str, int]:
     """Layers that multiply matrices, by the precision of their output, as they enter the strongly typed build."""
     kinds = {"MATRIX_MULTIPLY", "ATTENTION", "ATTENTION_INPUT", "FULLY_CONNECTED", "CONVOLUTION", "EINSUM"}
     counts: dict[str, int] = {}

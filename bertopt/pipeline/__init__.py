@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bertopt._version import __version__
-from bertopt.checks import probes
 from bertopt.pipeline import calibration_texts
 from bertopt.pipeline.job import Job
 from bertopt.pipeline.progress import Progress, TimeLeft
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe
-from bertopt.recipe.texts import Texts, read
+from bertopt.recipe.texts import read_or_built_in
 from bertopt.results import Report
 from bertopt.system import disk_full, environment
 from bertopt.workers.client import Workers
@@ -36,7 +35,7 @@ def run(
     Failures of a stage are rows of the report; UsageError, IntegrityError and the like end the run and are raised.
     """
     started = time.monotonic()
-    texts = read(recipe.inputs.texts) if recipe.inputs.texts else Texts(tuple(probes.built_in_texts()))
+    texts = read_or_built_in(recipe.inputs.texts)
     report = Report(bertopt_version=__version__, recipe=recipe.resolved(), environment=environment.describe(), model={})
     budget = Budget.of(recipe.timing)
     left = TimeLeft(len(recipe.steps), budget.total_s(len(recipe.inputs.shapes)))
@@ -61,8 +60,7 @@ def run(
             row = report.stages[-1]
             left.step_done(counts=not row.reused and row.status != "skipped")
             record()
-        few = calibration_texts.warnings(recipe.steps, report.stages, len(texts.asked(job.spec.task)))
-        report.model["warnings"] = [*report.model["warnings"], *few]
+        job.warn(*calibration_texts.warnings(recipe.steps, report.stages, len(texts.asked(job.spec.task))))
         job.sweep()
         job.deliver(build_only)
         record(ended=True)

@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bertopt import stages
 from bertopt.core import Device
@@ -18,8 +20,7 @@ from bertopt.passes import registry
 from bertopt.runtime import replay, weight_figures
 from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
-from bertopt.system import temporary_directory
-from bertopt.system.environment import without_tf32
+from bertopt.system import environment, temporary_directory
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
@@ -37,32 +38,21 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
-    Raises what it raises there, and WrongAnswer where it answers otherwise to several callers at once, holds other weights there than those with these figures, or replaces what
-    libraries give every model in the process.
+    Raises what it raises there, and WrongAnswer where it answers otherwise to several callers at once, holds other weights there than
+    those with these figures, or replaces what libraries give every model in the process.
     """
     # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
-    environment = {name: value for name, value in without_tf32().items() if name.startswith(_KEPT)}
-    environment |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)}
-    threads = 2 if environment.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
+    variables = {name: value for name, value in environment.without_tf32().items() if name.startswith(_KEPT)}
+    variables |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": environment.python_path()}
+    threads = 2 if variables.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
     # Also for what runs before the session sets its threads.
-    environment["OMP_NUM_THREADS"] = str(threads)
-    with temporary_directory.make() as folder:
-        out = Path(folder) / "answers.json"
-        request = {
-            "directory": str(directory.resolve()), "device": device, "threads": threads,
-            "compiled": compiled, "more_threads": max(4, 2 * (os.cpu_count() or 1)),
-            "passes": registry.importable_passes(), "out": str(out), "parent": os.getpid(),
-        }  # fmt: skip
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", "bertopt.runtime.replay_process"], input=json.dumps(request), text=True, env=environment,
-                cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise StepTimeout(f"the delivered artefact did not answer within {TIMEOUT_S:g} s in a new interpreter") from error
-        if ended.returncode or not out.is_file():
-            raise WorkerCrashed(f"the delivered artefact ended a new interpreter with {ended.returncode}", ended.stderr)
-        found = json.loads(out.read_text("utf-8"))
+    variables["OMP_NUM_THREADS"] = str(threads)
+    request = {
+        "directory": str(directory.resolve()), "device": device, "threads": threads,
+        "compiled": compiled, "more_threads": max(4, 2 * (os.cpu_count() or 1)),
+        "passes": registry.importable_passes(), "parent": os.getpid(),
+    }  # fmt: skip
+    found = _run(request, variables)
     if "error" in found:
         kind, text = found["error"]
         raise BY_NAME.get(kind, WorkerCrashed)(f"the delivered artefact cannot be opened in a new interpreter: {text}")
@@ -81,3 +71,20 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
             "answers that this gives are not checked: change the network's own modules (`module.forward = …`), no library's"
         )
     return found["answers"], found["elsewhere"]
+
+
+def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `runtime.replay_process` writes in a new interpreter with these environment variables."""
+    with temporary_directory.make() as folder:
+        out = Path(folder) / "answers.json"
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", "bertopt.runtime.replay_process"], input=json.dumps({**request, "out": str(out)}), text=True,
+                env=variables, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise StepTimeout(f"the delivered artefact did not answer within {TIMEOUT_S:g} s in a new interpreter") from error
+        if ended.returncode or not out.is_file():
+            raise WorkerCrashed(f"the delivered artefact ended a new interpreter with {ended.returncode}", ended.stderr)
+        found: dict[str, Any] = json.loads(out.read_text("utf-8"))
+    return found

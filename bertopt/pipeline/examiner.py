@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, framing, invariance, parity, probes, ranking, row_differences, worst_case
+from bertopt.checks import coverage, framing, invariance, parity, probes, ranking, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Device
 from bertopt.errors import Unsupported
 from bertopt.pipeline import labelled
+from bertopt.pipeline.end_to_end import EndToEnd
 from bertopt.pipeline.measurement_cache import Records, identity
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
@@ -25,7 +26,7 @@ from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.pipeline.twins import Twins
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
-from bertopt.results.coverage import Coverage, SweptOutput
+from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
@@ -38,8 +39,6 @@ from bertopt.workers.remote_tokenizer import RemoteTokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: The reference runs every tenth of the short texts of one call alone as well.
-ALONE_STEP = 10
 #: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
 ANSWER_BYTES = 64 * 2**20
 
@@ -73,13 +72,9 @@ class Examiner:
         self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint, frame)
         self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, on_progress)
         every: list[Text] = [*sample, *pairs]
-        #: By whether the texts are those of one call.
-        self._reference_outputs: dict[bool, dict[str, Array]] = {}
         self.alone = [inputs for text in every for inputs in self._encode([text])]
-        first = len(sample) if plan.spec.task == "question-answering" else 0  # a question has to have a context
-        self._end_to_end_texts = probes.of_all_lengths(every[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
-        short = [] if plan.spec.task == "fill-mask" else probes.snippets(sample)
-        self._texts_in_one_call: list[Text] = [("what?", text) for text in short] if plan.spec.task == "question-answering" else list(short)
+        lengths = [inputs["input_ids"].shape[1] for inputs in self.alone]
+        self.end_to_end = EndToEnd(plan.spec, sample, pairs, lengths, self._of_checkpoint)
         inputs = [
             identity(reference), probes.digest(self.probes), plan.texts.digest, plan.mix, device, plan.shapes, machine,
             asdict(plan.budget),
@@ -142,28 +137,10 @@ class Examiner:
 
     def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float) -> StageMeasurements:
         self.on_progress(f"{name}: opening")
-        keep = {self.reference, parent, directory}
-        for path in [path for path in self._open if path not in keep]:
-            self._open.pop(path).close()
-        while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
-            del self._answers[next(path for path in self._answers if path not in keep)]
+        self._make_room({self.reference, parent, directory})
         worker = self._worker(directory, timeout)
         self.on_progress(f"{name}: parity")
-        cases: list[Case] = []
-        between: list[Case] = []
-        peak = 0.0
-        if parent is not None:
-            mine = self._answers_of(directory, timeout)
-            reference = self._answers_of(self.reference, timeout)
-            theirs = self._answers_of(parent, timeout)
-            usual, peak = parity.scales(reference.values()), parity.peak(reference.values())
-            for probe in self.probes:
-                if probe.name in mine and probe.name in reference:
-                    cases.append(parity.compare(probe, self.spec, mine[probe.name], reference[probe.name], usual))
-                if probe.name in mine and probe.name in theirs:
-                    between.append(parity.compare(probe, self.spec, mine[probe.name], theirs[probe.name], usual))
-            if not cases:
-                raise Unsupported("no probe fits any of the engine's profiles; widen them")
+        cases, vs_parent, peak = self._parity(directory, parent, timeout) if parent is not None else ([], None, 0.0)
         covered = self._coverage(name, directory, worker, timeout, every=False) if parent is not None else None
         self.on_progress(f"{name}: invariance")
         steady = self._invariance(worker, timeout)
@@ -177,7 +154,6 @@ class Examiner:
             if parent != self.reference:
                 racing["parent"] = self._worker(parent, timeout)
         timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout)
-        cases += under_the_clock
         stats = worker.call("stats", timeout=timeout)
         self.on_progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
@@ -185,11 +161,35 @@ class Examiner:
         certificate = self._certificate(worker, directory, parent, timeout) if parent else None
         changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
         return StageMeasurements(
-            cases=cases, peak=peak, vs_parent=Comparison.over(between) if between else None, latency=timed, invariance=steady,
-            ranking=ranked, rounding=rounding, proven=effects["proven"], certificate=certificate,
-            quality=self._quality(predicted) if predicted else None, predictions=predicted, effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
+            cases=[*cases, *under_the_clock], peak=peak, vs_parent=vs_parent, latency=timed, invariance=steady, ranking=ranked,
+            rounding=rounding, proven=effects["proven"], certificate=certificate,
+            quality=self._quality(predicted) if predicted else None, predictions=predicted,
+            effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
             answers=worker.call("replay", timeout=timeout), weights=worker.call("weights", timeout=timeout), **stats,
         )  # fmt: skip
+
+    def _make_room(self, needed: Container[Path | None]) -> None:
+        """Close workers that are not `needed`, and forget answers of such stages beyond `ANSWER_BYTES`."""
+        for path in [path for path in self._open if path not in needed]:
+            self._open.pop(path).close()
+        while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
+            del self._answers[next(path for path in self._answers if path not in needed)]
+
+    def _parity(self, directory: Path, parent: Path, timeout: float) -> tuple[list[Case], Comparison | None, float]:
+        """Return the cases against the reference, the comparison with the parent, and the largest of the reference's answers."""
+        mine = self._answers_of(directory, timeout)
+        reference = self._answers_of(self.reference, timeout)
+        theirs = self._answers_of(parent, timeout)
+        usual = parity.scales(reference.values())
+
+        def against(other: Mapping[str, Answers]) -> list[Case]:
+            run_by_both = [probe for probe in self.probes if probe.name in mine and probe.name in other]
+            return [parity.compare(probe, self.spec, mine[probe.name], other[probe.name], usual) for probe in run_by_both]
+
+        cases, between = against(reference), against(theirs)
+        if not cases:
+            raise Unsupported("no probe fits any of the engine's profiles; widen them")
+        return cases, Comparison.over(between) if between else None, parity.peak(reference.values())
 
     def _worker(self, directory: Path, timeout: float) -> Worker:
         if directory not in self._open or not self._open[directory].alive:
@@ -226,10 +226,11 @@ class Examiner:
 
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
         self.on_progress(f"{name}: {'every id and length' if every else 'coverage'}")
-        found = self.sweeps.measure(directory, worker, self._worker(self.reference, timeout), self._fitting(worker), timeout, every)
-        texts = {coverage.END_TO_END: self._end_to_end(directory, worker, timeout)}
-        if every and self._texts_in_one_call:
-            texts[coverage.IN_ONE_CALL] = self._end_to_end(directory, worker, timeout, in_one_call=True)
+        reference, precision = self._worker(self.reference, timeout), stages.read_manifest(directory).precision
+        found = self.sweeps.measure(directory, worker, reference, self._fitting(worker), timeout, every)
+        texts = {coverage.END_TO_END: self.end_to_end.compare(worker, reference, precision, timeout)}
+        if every and self.end_to_end.in_one_call:
+            texts[coverage.IN_ONE_CALL] = self.end_to_end.compare(worker, reference, precision, timeout, in_one_call=True)
         return found.model_copy(update={"outputs": {**found.outputs, **texts}})
 
     def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
@@ -265,24 +266,6 @@ class Examiner:
         if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
-
-    def _end_to_end(self, directory: Path, worker: Worker, timeout: float, in_one_call: bool = False) -> SweptOutput:
-        """Compare the stage with the reference from text to output: each reads texts with the tokenizer in its directory."""
-        texts = self._texts_in_one_call if in_one_call else self._end_to_end_texts
-        # Rounding is large beside an output near zero.
-        least = 0.1 if stages.read_manifest(directory).precision == "float32" else 1.0
-
-        def outputs(of: Worker, alone: Sequence[int]) -> dict[str, Array]:
-            return of.exchange("outputs", timeout=timeout, texts=texts, alone=list(alone))[1]
-
-        every = range(len(texts))
-        if in_one_call not in self._reference_outputs:
-            found = outputs(self._worker(self.reference, timeout), every[::ALONE_STEP] if in_one_call else every)
-            if self._of_checkpoint:
-                # What takes texts apart and puts outputs in order is one code for all stages: a mistake there shows here alone.
-                row_differences.check_alone(found, texts)
-            self._reference_outputs[in_one_call] = {key: value for key, value in found.items() if not (in_one_call and key.endswith(", alone"))}
-        return row_differences.end_to_end(outputs(worker, () if in_one_call else every), self._reference_outputs[in_one_call], texts, least)
 
     def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
         if not labelled.measurable(self.spec, self.texts):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from bertopt import stages
-from bertopt.checks import gates, task_metrics
+from bertopt.checks import gates
 from bertopt.checks.gates import GateOutcome
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
@@ -23,7 +23,7 @@ from bertopt.errors import (
     WorkerCrashed,
     WrongAnswer,
 )
-from bertopt.pipeline import baselines, clean_run, rows
+from bertopt.pipeline import baselines, clean_run, labelled, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
@@ -41,7 +41,7 @@ from bertopt.system import environment
 from bertopt.workers.client import Workers
 
 
-def cpu_runtime(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
+def gpu_conflict(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
     """Return why the stage to deliver cannot run on a GPU with these packages, or None. `deliver: fastest` has a choice."""
     named = {step.name: step for step in recipe.steps} | {"last": recipe.steps[-1]}
     step = named.get(recipe.deliver)
@@ -65,19 +65,17 @@ class Job:
         #: Steps that were not reached: what earlier runs built of them is still of use.
         self.unreached: set[str] = set()
 
-    # The reference: load → verify → measure → record.
-
     def open_reference(self) -> None:
         """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
         recipe = self.recipe
         with self.workers.start() as worker:
             self.on_progress(f"{REFERENCE}: loading {recipe.model}")
-            self.device, cuda = self.store.settle(worker, recipe.device)
+            self.device, cuda = self.store.choose_device(worker, recipe.device)
             self.report.environment["cuda"] = cuda
             seen = f"torch sees {cuda['gpu']['name']}" if cuda["cuda"] else "torch sees no CUDA GPU"
             why = "the recipe says so" if recipe.device != "auto" else seen
             self.report.environment["device"] = f"{self.device}: {why}"
-            if self.device == "cuda" and (missing := cpu_runtime(recipe, environment.versions())):
+            if self.device == "cuda" and (missing := gpu_conflict(recipe, environment.versions())):
                 raise Unsupported(f"'{recipe.device}' chose cuda, since {seen}, but {missing}; or --set device=cpu")
             stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
         path, manifest = stage.path, stage.manifest
@@ -98,7 +96,7 @@ class Job:
             self.report.baselines, warnings = baselines.measure(
                 self.workers, path, self.device, plan, self.examiner.records, self.on_progress, TIMEOUT_S
             )
-            self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
+            self.warn(*warnings)
 
     def _check_inputs(self) -> None:
         """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.
@@ -106,7 +104,7 @@ class Job:
         A limit that nothing measures would hold by itself.
         """
         self.texts.check_labels(self.spec)
-        measured = task_metrics.measurable(self.spec, self.texts.labels is not None, self.texts.second is not None)
+        measured = labelled.measurable(self.spec, self.texts)
         stated = [(f"limits.{precision}", limits) for precision, limits in self.recipe.limits.items()]
         stated += [(f"step '{step.name}': limits", step.limits) for step in self.recipe.steps]
         problems = [
@@ -121,8 +119,6 @@ class Job:
         ]
         if problems:
             raise UsageError(*problems)
-
-    # A step: build → verify → measure → judge → record.
 
     def run_step(self, step: Step) -> None:
         """Build, measure and judge one step; whatever happens becomes its row."""
@@ -167,12 +163,11 @@ class Job:
 
     def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         precision = gates.judged_precision(build.precision, measurements.proven)
-        stated = (step.limits, self._stated(precision))
+        limits = gates.effective_limits(precision, step.limits, self._stated(precision), peak=measurements.peak)
         return gates.judge(
-            step.name, measurements, gates.effective_limits(precision, *stated, peak=measurements.peak), changes=build.changes,
+            step.name, measurements, limits, changes=build.changes,
             today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
-            ancestors=self._added(start), show=self.examiner.show,
-            size_bytes=build.size_bytes,
+            ancestors=self._added(start), show=self.examiner.show, size_bytes=build.size_bytes,
         )  # fmt: skip
 
     def _added(self, done: Done) -> dict[str, float]:
@@ -205,10 +200,12 @@ class Job:
         self.report.stages.append(done.row)
         self.on_progress(None)
 
+    def warn(self, *texts: str) -> None:
+        """Add warnings to the report."""
+        self.report.model["warnings"] = [*self.report.model["warnings"], *texts]
+
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self.store.out))
-
-    # The end: run every sweep over the stage to deliver, and deliver it.
 
     def sweep(self) -> None:
         """Run every coverage sweep over the stage to deliver. One that fails is handled as its step says; then the next one's turn."""
@@ -233,15 +230,13 @@ class Job:
         self.done[step.name] = replace(done, row=row, stage=stage, exit_code=outcome.exit_code)
         self.report.stages[row.index] = row
         if outcome.status != "ok":
-            warning = f"'{step.name}' passed its own checks, but not every coverage sweep, which the stage to deliver runs: {outcome.reason}"
-            self.report.model["warnings"] = [*self.report.model["warnings"], warning]
+            self.warn(f"'{step.name}' passed its own checks, but not every coverage sweep, which the stage to deliver runs: {outcome.reason}")
         self.on_progress(None)
 
     def deliver(self, build_only: bool) -> None:
         """Ship the stage the recipe asks for, or say why not."""
         self.examiner.close()
-        unused = gates.unused_waivers(self.recipe.waivers, self.report.stages)
-        self.report.model["warnings"] = [*self.report.model["warnings"], *unused]
+        self.warn(*gates.unused_waivers(self.recipe.waivers, self.report.stages))
         if self.stopped:
             return
         chosen = self._chosen()
@@ -269,7 +264,7 @@ class Job:
         elif row.name == REFERENCE and self.recipe.deliver == "fastest":
             slow = "nothing faster passed: the reasons are beside the steps"
         if slow:
-            self.report.model["warnings"] = [*self.report.model["warnings"], f"'{row.name}' is delivered, but {slow}"]
+            self.warn(f"'{row.name}' is delivered, but {slow}")
 
     def _stated(self, precision: str | None) -> Limits:
         return self.recipe.limits.get(cast(Precision, precision), Limits())
@@ -281,8 +276,7 @@ class Job:
         expected = self.examiner.replayed[stage]
         assert expected is not None, "every stage answers when it is measured"
         found, elsewhere = clean_run.answers(part, self.device, row.form == "compiled", self.examiner.weights[stage])
-        warnings = [f"'{row.name}' reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in elsewhere]
-        self.report.model["warnings"] = [*self.report.model["warnings"], *warnings]
+        self.warn(*(f"'{row.name}' reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in elsewhere))
         for how, answers in found.items():
             replay.check(answers, expected, stages.read_manifest(part).precision, how)
         return next(iter(found.values()))

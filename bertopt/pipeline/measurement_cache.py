@@ -18,8 +18,9 @@ from bertopt.system import atomic_write, limits
 
 #: Whoever changes how something is measured, runs it otherwise: what was recorded before is then measured anew.
 MEASURING = (
-    "checks", "modeling/rounding.py", "runtime", "sessions", "workers", "pipeline/baselines.py", "pipeline/examiner.py", "pipeline/labelled.py", "pipeline/measurement_plan.py", "pipeline/race.py", "pipeline/sweeps.py", "pipeline/twins.py",
-    "quantization/calibration_inputs.py", "stages/certificates.py", "stages/claims.py", "stages/effects.py",
+    "checks", "modeling/rounding.py", "runtime", "sessions", "workers", "pipeline/baselines.py", "pipeline/end_to_end.py",
+    "pipeline/examiner.py", "pipeline/labelled.py", "pipeline/measurement_plan.py", "pipeline/race.py", "pipeline/sweeps.py",
+    "pipeline/twins.py", "quantization/calibration_inputs.py", "stages/certificates.py", "stages/claims.py", "stages/effects.py",
     "stages/fingerprint.py", "system/cpu_contention.py",
 )  # fmt: skip
 #: Limits on threads that runtimes take from the environment: figures of one thread are none of two.

@@ -12,6 +12,7 @@ from bertopt.checks import probes
 from bertopt.core import Spec
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
+from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Text
 
 #: Texts in one turn of the mix, taken evenly from the recipe's.
@@ -52,7 +53,5 @@ class MeasurementPlan:
 
 def mix_texts(spec: Spec, texts: Texts) -> tuple[Text, ...]:
     """Return the texts and pairs to time end to end, taken evenly; texts without a question are asked one."""
-    asked = texts.asked(spec.task)
-    alone = spec.task == "question-answering" and texts.second is None
-    step = max(1, len(asked) // MIX_TEXTS)
-    return tuple(("what?", str(text)) if alone else text for text in asked[::step])[:MIX_TEXTS]
+    every = text_inputs.asked(spec.task, texts.texts) if texts.second is None else texts.asked(spec.task)
+    return tuple(every[:: max(1, len(every) // MIX_TEXTS)][:MIX_TEXTS])

@@ -12,7 +12,7 @@ from bertopt.checks.ratio import MIN_ROUNDS, QUICK_ROUNDS
 from bertopt.core import Session, Spec
 from bertopt.results import Case, Latency
 from bertopt.runtime.tokenization import Text
-from bertopt.system.cpu_contention import Machine, findings
+from bertopt.system.cpu_contention import MachineWatch, findings
 from bertopt.workers.client import Worker
 from bertopt.workers.remote_session import RemoteSession
 
@@ -81,7 +81,7 @@ def race_case(
         contenders[role] = Contender(
             role, _turn(worker, shape, timeout), worker.resume, worker.pause, _graphs(worker, timeout)
         )
-    machine = Machine([worker.pid for worker in racing.values()], any(worker.device == "cuda" for worker in racing.values()))
+    machine = MachineWatch([worker.pid for worker in racing.values()], any(worker.device == "cuda" for worker in racing.values()))
     unused_s = latency.race(
         list(contenders.values()), (budget.shape_s if shape else budget.mix_s) + extra_s, between=machine.calibrate,
         stolen=machine.stolen, min_rounds=budget.min_rounds,

@@ -104,7 +104,7 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def settle(self, worker: Worker, wanted: str) -> tuple[Device, dict[str, Any]]:
+    def choose_device(self, worker: Worker, wanted: str) -> tuple[Device, dict[str, Any]]:
         """Return the device that a recipe's `device` means here, and what CUDA sees. Raises Unsupported where it cannot be."""
         cuda = worker.call("device")
         if wanted == "cuda" and not cuda["cuda"]:

@@ -47,14 +47,8 @@ class Twins:
         parent: Mapping[str, Answers] | None, timeout: float,
     ) -> Rounding | None:  # fmt: skip
         """Return how far a stage is from the reference on the probes in `names`; `parent` as `twin.compare` has it."""
-        precision, how = manifest.precision, None
-        if precision == "int8":
-            known = [record for record in manifest.passes if registry.get(record.name) is not None]
-            stated = (registry.restore(record).int8_rounding() for record in known)
-            how = next((one for one in stated if one is not None), Int8Rounding())
-            if how.weight_bits is None:
-                saturates = manifest.device == "cpu" and environment.saturates_int8(" ".join(manifest.environment["isa"]))
-                how = replace(how, weight_bits=7 if saturates else 8)
+        precision = manifest.precision
+        how = _int8_rounding(manifest) if precision == "int8" else None
 
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(name, precision, how, draw, timeout)
@@ -89,3 +83,14 @@ class Twins:
         (empty,) = self.encode([("", "") if self.spec.task == "question-answering" else ""])
         rng = np.random.default_rng(0)
         return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, rng) for number in range(ODD_BATCHES)]
+
+
+def _int8_rounding(manifest: Manifest) -> Int8Rounding:
+    """Return how the INT8 products of a stage round, as the first of its passes says that writes such."""
+    known = [record for record in manifest.passes if registry.get(record.name) is not None]
+    stated = (registry.restore(record).int8_rounding() for record in known)
+    how = next((one for one in stated if one is not None), Int8Rounding())
+    if how.weight_bits is None:
+        saturates = manifest.device == "cpu" and environment.saturates_int8(" ".join(manifest.environment["isa"]))
+        return replace(how, weight_bits=7 if saturates else 8)
+    return how

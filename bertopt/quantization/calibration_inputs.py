@@ -53,8 +53,7 @@ def odd(spec: Spec, frame: Array, number: int, rng: np.random.Generator) -> Inpu
     empty text; with padding on the left; with holes. `number` says which of these, and S."""
     kind, length = number % 3, min(ODD_LENGTHS[number // 3 % len(ODD_LENGTHS)], spec.text_length)
     shape = (ODD_ROWS, length)
-    ids = rng.integers(0, spec.vocabulary - 1, shape)
-    ids += ids >= spec.pad_id
+    ids = spec.random_ids(shape, rng)
     lengths = np.maximum(1, length - np.arange(ODD_ROWS) * length // ODD_ROWS)[:, None]
     columns = np.arange(length)
     if kind == 0:

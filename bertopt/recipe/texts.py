@@ -6,11 +6,12 @@ import codecs
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertopt.checks import span_metrics, task_metrics
+from bertopt.checks import probes, span_metrics, task_metrics
 from bertopt.checks.probes import Text
 from bertopt.core import Spec
 from bertopt.errors import UsageError
@@ -52,9 +53,12 @@ class Texts:
             return
         labelled = zip(self.texts, self.labels, strict=True)
         mistakes = ((line, _mistake(spec, text, label)) for line, (text, label) in enumerate(labelled, 1))
-        wrong = [f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake]
-        if wrong:
-            raise UsageError(*wrong[:10], *([f"and {len(wrong) - 10} more"] if len(wrong) > 10 else []))
+        _raise_first([f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake])
+
+
+def read_or_built_in(path: str | Path | None) -> Texts:
+    """Return the texts in a file, or the built-in ones where none is given. Raises UsageError as `read` does."""
+    return read(path) if path else Texts(tuple(probes.built_in_texts()))
 
 
 def read(path: str | Path) -> Texts:
@@ -88,9 +92,14 @@ def read(path: str | Path) -> Texts:
     if 0 < len(second) < len(entries):
         first = next(number for number, (_, _, text) in parsed.items() if text is None)
         problems.append(f"{path}:{first}: no text_pair, but other lines have one; give all lines one or none")
-    if problems:
-        raise UsageError(*problems[:10], *([f"and {len(problems) - 10} more"] if len(problems) > 10 else []))
+    _raise_first(problems)
     return Texts(tuple(text for text, _, _ in entries), tuple(labels) or None, str(path), tuple(second) or None)
+
+
+def _raise_first(mistakes: Sequence[str]) -> None:
+    """Raise UsageError with the first ten mistakes, if there are any."""
+    if mistakes:
+        raise UsageError(*mistakes[:10], *([f"and {len(mistakes) - 10} more"] if len(mistakes) > 10 else []))
 
 
 def _mistake(spec: Spec, text: str, label: Label) -> str | None:
@@ -120,7 +129,7 @@ def _shown(label: Label) -> str:
 
 
 def _plain(line: bytes) -> tuple[str, None, None]:
-    """A line of a .txt file. Raises ValueError with what is wrong."""
+    """Return the text of a line of a .txt file. Raises ValueError with what is wrong."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -131,7 +140,7 @@ def _plain(line: bytes) -> tuple[str, None, None]:
 
 
 def _json(line: bytes) -> tuple[str, Label | None, str | None]:
-    """Text, label and second text of a line of a .jsonl file. Raises ValueError with what is wrong."""
+    """Return text, label and second text of a line of a .jsonl file. Raises ValueError with what is wrong."""
     text, _, _ = _plain(line)
     try:
         entry: Any = json.loads(line, parse_constant=_refuse)

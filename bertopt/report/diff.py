@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bertopt.results import Comparison, Latency, Limits, Ratio, Report, Stage
+from bertopt.results import Comparison, Latency, Limits, Ratio, Report, Stage, is_least
 
 Unit = Literal["", "x", "ms", "bytes"]
 
@@ -202,7 +202,7 @@ def _missed(metric: str, limit: float | None, before: float | None, after: float
         return f"{metric} has no figure; the baseline has {before:.6g}"
     if limit is None:
         return None
-    sign = -1 if metric.startswith("cosine") or metric.endswith("_min") else 1
+    sign = -1 if is_least(metric) else 1
     if sign * after <= sign * limit:
         return None
     if before is not None and not sign * before <= sign * limit and sign * after <= sign * before:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, Worst
+from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, is_least
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
@@ -83,7 +83,7 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
     if ratio:
         brief["verdict"] = verdict(ratio, interval=False)
     if stage.parity:
-        brief["parity"] = f"{stage.parity.worst.metric} {measured(stage.parity.worst)}"
+        brief["parity"] = f"{stage.parity.worst.metric} {digits(stage.parity.worst.value, stage.parity.worst.limit)}"
     return Row(stage, tree, cells, brief)
 
 
@@ -193,15 +193,19 @@ def changes(counts: Mapping[str, int], most: int = 2) -> str:
 def parity(found: Parity) -> str:
     """`cosine_min 0.9931 ≥ 0.98`, or how the limit was missed."""
     worst = found.worst
-    least = worst.metric.startswith("cosine")
+    least = is_least(worst.metric)
     held = worst.value >= worst.limit if least else worst.value <= worst.limit
     return f"{worst.metric} {beside(worst.value, worst.limit, least)}" + (", failed" if held and not found.passed else "")
 
 
 def margin(found: Margin) -> str:
     """`error_ratio_max 1.04 ≤ 1.3`, or how the limit is missed."""
-    metric = f"coverage, {found.metric}" if found.gate == "coverage" else found.metric
-    return f"{metric} {beside(found.value, found.limit, found.least)}"
+    return f"{margin_name(found)} {beside(found.value, found.limit, found.least)}"
+
+
+def margin_name(found: Margin) -> str:
+    """`error_ratio_max`, or of the coverage sweeps `coverage, one row`."""
+    return f"coverage, {found.metric}" if found.gate == "coverage" else found.metric
 
 
 def beside(value: float, limit: float, least: bool) -> str:
@@ -211,10 +215,6 @@ def beside(value: float, limit: float, least: bool) -> str:
         return f"{text}, not {'≥' if least else '≤'} {limit:g}"
     sign = ("≥" if value >= limit else "<") if least else ("≤" if value <= limit else ">")
     return f"{text} {sign} {limit:g}"
-
-
-def measured(worst: Worst) -> str:
-    return digits(worst.value, worst.limit)
 
 
 def digits(value: float, limit: float) -> str:

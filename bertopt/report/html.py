@@ -122,9 +122,9 @@ def _nearest(stages: list[Stage]) -> list[Tile]:
     if stage is None or found is None:
         return []
     tone = "good" if found.used <= 1 else "warn" if stage.waived else "bad"
-    metric = f"coverage, {found.metric}" if found.gate == "coverage" else found.metric
     note = f"{stage.name}, {found.where}" if found.where else stage.name
-    return [Tile(f"nearest to its limit: {metric}", formatting.margin(found).removeprefix(f"{metric} "), note, tone)]
+    words = formatting.beside(found.value, found.limit, found.least)
+    return [Tile(f"nearest to its limit: {formatting.margin_name(found)}", words, note, tone)]
 
 
 def _margin(stage: Stage) -> Margin | None:

@@ -94,15 +94,16 @@ class Profile(_Result):
 
     def by_layer(self) -> dict[str, float]:
         """Milliseconds of each layer, in order, those of no layer last."""
-        return self._sums(lambda row: row.layer, layer_order)
+        sums = self._sums(lambda row: row.layer)
+        return {layer: sums[layer] for layer in sorted(sums, key=layer_order)}
 
     def by_class(self) -> dict[str, float]:
         """Milliseconds of each class of operators, the largest first."""
-        sums = self._sums(lambda row: row.operators, CLASSES.index)
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+        sums = self._sums(lambda row: row.operators)
+        return {name: sums[name] for name in sorted(sums, key=lambda name: (-sums[name], CLASSES.index(name)))}
 
-    def _sums(self, key: Callable[[Row], str], order: Callable[[str], object]) -> dict[str, float]:
-        names: list[str] = sorted({key(row) for row in self.rows}, key=order)  # type: ignore[arg-type]
+    def _sums(self, key: Callable[[Row], str]) -> dict[str, float]:
+        names = {key(row) for row in self.rows}
         return {name: sum(row.ms for row in self.rows if key(row) == name) for name in names}
 
 

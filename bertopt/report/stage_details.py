@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from bertopt.report import formatting
-from bertopt.results import Case, Comparison, Limits, Parity, Report, Stage, Worst
+from bertopt.results import Case, Comparison, Limits, Parity, Report, Stage, Worst, is_least
 
 _CASE_METRICS = ("max_abs", "rel_l2", "cosine_min", "cosine_mean")
 #: Tokens shown on each side of the worst one.
@@ -43,9 +43,10 @@ def case_cells(case: Case, limits: Limits) -> list[tuple[str, bool]]:
     found = []
     for metric in _CASE_METRICS:
         value, limit = getattr(case, metric), getattr(limits, metric)
-        held = limit is None or (value >= limit if metric.startswith("cosine") else value <= limit)
+        least = is_least(metric)
+        held = limit is None or (value >= limit if least else value <= limit)
         # Seven digits: a cosine of 0.9999998 is not 1.
-        found.append((formatting.figure(value, 7 if metric.startswith("cosine") else 3), not held))
+        found.append((formatting.figure(value, 7 if least else 3), not held))
     return found
 
 

@@ -129,14 +129,18 @@ def share_axis(largest: float, left: float, right: float) -> Axis:
         (step for power in range(-1, 9) for step in (10.0**power * k for k in (1, 2.5, 5)) if largest / step <= 5),
         largest,
     )
-    ticks = [(i * step, f"{100 * i * step:g} %") for i in range(int(largest / step + 1e-9) + 1)]
-    return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
+    return _from_zero(largest, left, right, step, lambda value: f"{100 * value:g} %")
 
 
 def linear_axis(largest: float, left: float, right: float, unit: str) -> Axis:
     """From 0 to `largest`, labelled in `unit`."""
     step = next(step for power in range(-9, 12) for step in (10.0**power * k for k in (1, 2, 5)) if largest / step <= 6)
-    ticks = [(i * step, f"{i * step:g} {unit}") for i in range(int(largest / step + 1e-9) + 1)]
+    return _from_zero(largest, left, right, step, lambda value: f"{value:g} {unit}")
+
+
+def _from_zero(largest: float, left: float, right: float, step: float, words: Callable[[float], str]) -> Axis:
+    """From 0 to `largest`, labelled at every `step` in the `words` of its value."""
+    ticks = [(i * step, words(i * step)) for i in range(int(largest / step + 1e-9) + 1)]
     return Axis(lambda value: left + (right - left) * min(value / largest, 1.0), ticks, largest)
 
 

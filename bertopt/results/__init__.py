@@ -14,6 +14,7 @@ from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.results.limits import Limits as Limits
 from bertopt.results.margin import Gate as Gate
 from bertopt.results.margin import Margin as Margin
+from bertopt.results.margin import is_least as is_least
 from bertopt.results.timing import DEAD_BAND as DEAD_BAND
 from bertopt.results.timing import Latency as Latency
 from bertopt.results.timing import Ratio as Ratio
@@ -31,6 +32,11 @@ def nan_max(values: Iterable[float]) -> float:
 def nan_min(values: Iterable[float]) -> float:
     """Return the smallest value, or NaN if any is NaN."""
     return -nan_max(-value for value in values)
+
+
+def nan_as_inf(value: float) -> float:
+    """Return `value`, or infinity for NaN: a key by which NaN is larger than any number."""
+    return math.inf if math.isnan(value) else value
 
 
 class _Result(BaseModel):

@@ -29,7 +29,7 @@ class RoundingLimits(BaseModel):
         None, ge=0, description="reduced precision: largest loss of rank correlation, in units of the simulated rounding's"
     )
     cosine_median_min: float | None = Field(
-        None, ge=-1, le=1, description="smallest median, over the rows of one padding pattern, of their batch's mean cosine"
+        None, ge=-1, le=1, description="smallest median, over the rows of one padding pattern, of their batch's median cosine"
     )
     certified: bool | None = Field(None, description="true: weights that contradict their certificate fail; false: they do not")
 

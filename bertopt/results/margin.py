@@ -12,6 +12,11 @@ Gate = Literal[
 ]  # fmt: skip
 
 
+def is_least(metric: str) -> bool:
+    """Whether the limit of this name, a field of Limits, is the least that passes."""
+    return metric.startswith("cosine") or metric.endswith("_min")
+
+
 class Margin(BaseModel):
     """One figure beside its limit."""
 
@@ -27,7 +32,7 @@ class Margin(BaseModel):
     @property
     def least(self) -> bool:
         """Whether the limit is the least that passes."""
-        return self.metric.startswith("cosine") or self.metric in ("spearman_min", "top_k_overlap_min", "speedup_min")
+        return is_least(self.metric)
 
     @property
     def used(self) -> float:

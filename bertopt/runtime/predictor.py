@@ -237,7 +237,7 @@ class Predictor:
         return Answer(self._located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
-        return np.zeros((0, len(self.spec.labels) or self.spec.embedding_size), np.float32)
+        return np.zeros((0, self.spec.output_size), np.float32)
 
     def _vectors(self, values: Array, how: _Options) -> Any:
         if self.spec.task != "text-classification":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Precision
 from bertopt.errors import WrongAnswer
+from bertopt.runtime.text_inputs import asked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,7 @@ def answers(predictor: Predictor, compiled: bool = False) -> Answers:
     if not compiled:
         long = ["word " * min(predictor.spec.text_length, LONG_TOKENS)] if predictor.spec.task != "fill-mask" else []
         pairs: list[Text] = list(PAIRS) if predictor.spec.task == "text-classification" else []
-        calls += [_asked(predictor, long), _short_texts(predictor, "text"), pairs]
+        calls += [asked(predictor.spec.task, long), _short_texts(predictor, "text"), pairs]
     return [answer for call in calls if call for answer in _call(predictor, call)]
 
 
@@ -141,15 +142,11 @@ def check(found: Answers, recorded: Answers, precision: Precision, what: str) ->
 
 
 def _texts(predictor: Predictor) -> list[Text]:
-    return _asked(predictor, TEXTS)
+    return asked(predictor.spec.task, TEXTS)
 
 
 def _short_texts(predictor: Predictor, word: str) -> list[Text]:
-    return _asked(predictor, [f"{word} {number}" for number in range(MANY)])
-
-
-def _asked(predictor: Predictor, texts: Sequence[str]) -> list[Text]:
-    return [("what?", text) for text in texts] if predictor.spec.task == "question-answering" else list(texts)
+    return asked(predictor.spec.task, [f"{word} {number}" for number in range(MANY)])
 
 
 def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = False) -> Answers:

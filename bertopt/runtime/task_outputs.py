@@ -22,6 +22,11 @@ TOP_K = 5
 TopK = int | None | Literal["default"]
 
 
+def plain(answer: Any) -> Any:
+    """Return an answer of a predictor as JSON takes it: an array as lists."""
+    return answer.tolist() if isinstance(answer, np.ndarray) else answer
+
+
 def softmax(logits: Array) -> Array:
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))

@@ -41,6 +41,11 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
     return items
 
 
+def asked(task: str, texts: Sequence[str]) -> list[Text]:
+    """Return texts as a model for `task` takes them: where it answers questions, as contexts of one question."""
+    return [("what?", text) for text in texts] if task == "question-answering" else list(texts)
+
+
 def from_json(texts: Sequence[Any]) -> list[Any]:
     """Return texts with their pairs as tuples again, of which JSON made lists."""
     return [tuple(text) if isinstance(text, list) else text for text in texts]

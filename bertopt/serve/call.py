@@ -82,8 +82,13 @@ class Call:
         if (name := self.request.path_params.get("name")) is not None:
             self.choose(name)
 
+    def choose_named(self, name: str | None) -> None:
+        """Choose the model that a payload names; where one is served, any name means it. Raises RequestError as `choose` does."""
+        if name is not None and len(self.state.models) > 1:
+            self.choose(name)
+
     def choose(self, name: str) -> None:
-        """Raises RequestError (404) where no model has that name."""
+        """Make the model `name` that of the call. Raises RequestError (404) where no model has that name."""
         models: Mapping[str, ServedModel] = self.state.models
         if name not in models:
             raise RequestError(404, f"model: expected one of {', '.join(models)}; got {ascii(name)[:100]}", "model")

@@ -11,8 +11,7 @@ from bertopt.serve.payloads import Documents
 
 async def rerank(call: Call, asked: Documents) -> Any:
     """Return the documents' numbers with their relevance to the query, best first, `top_n` at most."""
-    if asked.model is not None and len(call.state.models) > 1:
-        call.choose(asked.model)
+    call.choose_named(asked.model)
     texts = [one if isinstance(one, str) else one.text for one in asked.documents]
     ranked, tokens = await tei.ranked(call, asked.query, texts, raw=False, truncate=None, where="documents")
     results = [

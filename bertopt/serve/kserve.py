@@ -29,9 +29,8 @@ async def server(call: Call) -> Any:
 async def metadata(call: Call) -> Any:
     """Return the tensors that the model takes and gives."""
     model = _model(call)
-    width = len(model.spec.labels) or model.spec.embedding_size
     output = (
-        {"name": model.spec.outputs[0], "datatype": "FP32", "shape": [-1, width]}
+        {"name": model.spec.outputs[0], "datatype": "FP32", "shape": [-1, model.spec.output_size]}
         if model.spec.granularity == "text"
         else {"name": "answers", "datatype": "BYTES", "shape": [-1]}
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.errors import UsageError
+from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.runner import LOCATED
 from bertopt.runtime.text_inputs import check
@@ -120,7 +121,7 @@ class ServedModel:
 
         def located() -> list[Any]:
             found = self.predictor.located(texts, outputs.origins, outputs.by_text)
-            return [one.tolist() if isinstance(one, np.ndarray) else one for one in found]
+            return [task_outputs.plain(one) for one in found]
 
         return located() if outputs.tokens <= INLINE_TOKENS else await _beside(located, until)
 
@@ -210,8 +211,7 @@ class ServedModel:
         always."""
         if self.spec.granularity != "token":
             return self.settings.queue_tokens
-        width = self.spec.vocabulary if self.spec.task == "fill-mask" else len(self.spec.labels) or self.spec.embedding_size
-        most = max(OUTPUT_BYTES // (4 * width), self.predictor.tokenizer.limit)
+        most = max(OUTPUT_BYTES // (4 * self.spec.output_size), self.predictor.tokenizer.limit)
         return min(self.settings.queue_tokens, most)
 
 

@@ -15,8 +15,7 @@ from bertopt.serve.tei import normalised
 
 async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     """Return embeddings as lists of numbers, or as little-endian float32 in base64."""
-    if asked.model is not None and len(call.state.models) > 1:
-        call.choose(asked.model)
+    call.choose_named(asked.model)
     model = call.model
     if not model.embeds:
         raise RequestError(400, f"'{model.name}' gives no embedding a text: it is made for {model.spec.task}", "model")

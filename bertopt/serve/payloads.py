@@ -21,6 +21,10 @@ class _FirstMistake(FailFast):
 List = Annotated[list[T], _FirstMistake()]
 
 
+#: Which end of a text is cut off, as text-embeddings-inference and its clients spell it.
+Direction = Literal["left", "right", "Left", "Right"]
+
+
 class Payload(BaseModel):
     """Unknown fields are ignored: clients of these APIs send some that say nothing to an encoder."""
 
@@ -33,7 +37,7 @@ class Embed(Payload):
     inputs: str | List[str]
     normalize: bool | None = True
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    truncation_direction: Direction | None = None
     prompt_name: str | None = None
     dimensions: int | None = None
 
@@ -44,7 +48,7 @@ class Predict(Payload):
     inputs: str | List[str] | List[List[str]]
     raw_scores: bool | None = False
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    truncation_direction: Direction | None = None
 
 
 class Rerank(Payload):
@@ -56,7 +60,7 @@ class Rerank(Payload):
     raw_scores: bool | None = False
     return_text: bool | None = False
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    truncation_direction: Direction | None = None
 
 
 class Document(Payload):
@@ -80,7 +84,7 @@ class SimilarityInputs(Payload):
 
 class SimilarityParameters(Payload):
     truncate: bool | None = None
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    truncation_direction: Direction | None = None
     prompt_name: str | None = None
 
 

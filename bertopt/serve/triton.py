@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertopt.errors import Unsupported, UsageError
+from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import check
 from bertopt.runtime.tokenization import Text
@@ -86,7 +87,7 @@ class TritonPythonModel:
             return []
         if self._predictor.spec.granularity == "text":
             return [row if np.isfinite(row).all() else None for row in np.asarray(self._predictor.logits(texts), np.float32)]
-        return [_json(one.tolist() if isinstance(one, np.ndarray) else one) for one in self._predictor(texts)]
+        return [_json(task_outputs.plain(one)) for one in self._predictor(texts)]
 
 
 def _json(answer: Any) -> bytes | None:

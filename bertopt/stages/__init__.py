@@ -21,7 +21,7 @@ from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 
 __all__ = [
-    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "Manifest", "commit", "describe", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
+    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "FileModel", "Manifest", "commit", "describe", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
     "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
@@ -31,8 +31,13 @@ DEVICE_FORMS = ("engine", "packaged")
 #: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
 _FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "native", "package", MANIFEST, SIGNATURE)
 
-#: Where a stage keeps a package of compiled code.
-PACKAGE = "package/model.pt2"
+#: Where a stage keeps the file of each form, but an engine's, whose folder names what it was built for.
+_MODEL_FILES = {
+    "onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "native": "native/model.bin", "packaged": "package/model.pt2",
+}  # fmt: skip
+
+#: A model whose `path` names its file.
+FileModel = Onnx | OpenVino | Native | Engine | Packaged
 
 
 @dataclass(frozen=True)
@@ -74,48 +79,53 @@ def link(source: Path, target: Path) -> None:
 def write_form(model: Model, out: Path) -> None:
     """Put the files of `model`'s form into the stage directory `out`, if the pass has not written them there."""
     if isinstance(model, Eager | Compiled):
-        # A pass may have written the weights here itself.
-        for path in sorted(model.checkpoint.iterdir()) if model.checkpoint != out else ():
-            if _holds_weights(path):
-                link(path, out / path.name)
-        records = [rewrite.model_dump() for rewrite in model.rewrites]
-        (out / "rewrites.json").write_text(json.dumps(records, indent=2) + "\n", "utf-8")
-    elif isinstance(model, Onnx) and not model.path.is_relative_to(out):
-        link(model.path, out / "onnx" / "model.onnx")
+        _write_eager(model, out)
+    elif isinstance(model, FileModel) and not model.path.is_relative_to(out):
+        target = out / _model_file(model)
+        link(model.path, target)
+        for path in _files_beside(model):
+            link(path, target.with_name(path.name))
+
+
+def _write_eager(model: Eager | Compiled, out: Path) -> None:
+    # A pass may have written the weights here itself.
+    for path in sorted(model.checkpoint.iterdir()) if model.checkpoint != out else ():
+        if _holds_weights(path):
+            link(path, out / path.name)
+    records = [rewrite.model_dump() for rewrite in model.rewrites]
+    (out / "rewrites.json").write_text(json.dumps(records, indent=2) + "\n", "utf-8")
+
+
+def _model_file(model: FileModel) -> str:
+    """Return where in a stage the file lies that `model.path` names."""
+    if isinstance(model, Engine):
+        return f"engines/{model.path.parent.name}/model.plan"
+    return _MODEL_FILES[model.form]
+
+
+def _files_beside(model: FileModel) -> list[Path]:
+    """Return the other files of a form: large weights of ONNX, those of OpenVINO, a task head of the native encoder."""
+    if isinstance(model, Onnx):
         data = model.path.with_name("model.onnx_data")
-        if data.exists():
-            link(data, out / "onnx" / data.name)
-    elif isinstance(model, OpenVino) and not model.path.is_relative_to(out):
-        for suffix in (".xml", ".bin"):
-            link(model.path.with_suffix(suffix), out / "openvino" / f"openvino_model{suffix}")
-    elif isinstance(model, Engine) and not model.path.is_relative_to(out):
-        link(model.path, out / "engines" / model.path.parent.name / "model.plan")
-    elif isinstance(model, Packaged) and not model.path.is_relative_to(out):
-        link(model.path, out / PACKAGE)
-    elif isinstance(model, Native) and not model.path.is_relative_to(out):
-        for path in sorted(model.path.parent.iterdir()):
-            link(path, out / "native" / path.name)
+        return [data] if data.exists() else []
+    if isinstance(model, OpenVino):
+        return [model.path.with_suffix(".bin")]
+    return sorted({*model.path.parent.iterdir()} - {model.path}) if isinstance(model, Native) else []
 
 
-def describe(model: Model, out: Path) -> dict[str, Any]:
-    """The part of a manifest from which `open_stage` rebuilds the model."""
+def describe(model: Model) -> dict[str, Any]:
+    """Return the part of a manifest from which `open_stage` rebuilds the model."""
     entry: dict[str, Any] = {
         "form": model.form,
         "precision": model.precision,
         "spec": model.spec.model_dump(mode="json"),
     }
-    if isinstance(model, Onnx):
-        entry["path"] = "onnx/model.onnx"
-    elif isinstance(model, OpenVino):
-        entry["path"] = "openvino/openvino_model.xml"
-    elif isinstance(model, Packaged):
-        entry["path"] = PACKAGE
+    if isinstance(model, FileModel):
+        entry["path"] = _model_file(model)
+    if isinstance(model, Packaged):
         entry["device"] = model.built.device
         entry["package"] = model.built.model_dump(mode="json")
-    elif isinstance(model, Native):
-        entry["path"] = "native/model.bin"
     elif isinstance(model, Engine):
-        entry["path"] = f"engines/{model.path.parent.name}/model.plan"
         entry["device"] = "cuda"
         entry["engine"] = {
             "library": model.library,

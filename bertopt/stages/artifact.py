@@ -13,6 +13,7 @@ from typing import Any
 
 from bertopt import stages
 from bertopt.errors import UsageError
+from bertopt.report.formatting import is_quick
 from bertopt.results import Stage
 from bertopt.stages import model_card, sbom
 
@@ -54,23 +55,24 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
         "quality": row.quality.model_dump(mode="json") if row.quality else None,
         "waived": [failure.model_dump(mode="json") for failure in row.failures],
     }
-    told = {**recipe, "model": _portable(recipe["model"])}
-    told["inputs"] = {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
-    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    (part / model_card.NAME).write_text(model_card.write(row, manifest, told["model"], bool((recipe.get("timing") or {}).get("quick"))), "utf-8")
-    (part / sbom.NAME).write_text(sbom.write(told["model"]), "utf-8")
+    model, inputs = _portable(recipe["model"]), {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
+    (part / model_card.NAME).write_text(model_card.write(row, manifest, str(model), is_quick(recipe)), "utf-8")
+    (part / sbom.NAME).write_text(sbom.write(str(model)), "utf-8")
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
-    told_of = {"stage": row.name, "recipe": told, "recipe_sha256": digest, "gates": gates}
-    stages.write_manifest(part, {**fields, **told_of})
+    fields |= {
+        "stage": row.name, "recipe": {**recipe, "model": model, "inputs": inputs}, "gates": gates,
+        "recipe_sha256": hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest(),
+    }  # fmt: skip
+    stages.write_manifest(part, fields)
     answers = run(part)
     # Whatever opened the copy may have written into it, and the manifest is about to be written anew.
     stages.verify(part)
     if answers is not None:
-        stages.write_manifest(part, {**fields, **told_of, "answers": answers})
+        stages.write_manifest(part, {**fields, "answers": answers})
 
 
 def _portable(path: str | None) -> str | None:
-    """A path of this machine by its last part; hub ids, package and relative paths as they are."""
+    """Return the last part of a path of this machine; hub ids, package and relative paths as they are."""
     return Path(path).name if path is not None and Path(path).is_absolute() else path
 
 

@@ -7,10 +7,10 @@ import functools
 import hashlib
 import types
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
+from bertopt.stages import FileModel
 
 #: Where a model was read from is no part of what it is; torch.compile's own bookkeeping differs from run to run.
 _NOT_THE_MODEL = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "_compiled_call_impl"})
@@ -29,8 +29,9 @@ def fingerprint(model: Model) -> str:
         return f"{model.form} {fingerprint_network(model.network)}"
     if isinstance(model, Onnx):
         return _graph_hash(model)
+    assert isinstance(model, FileModel), f"form '{model.form}' has no file"
     digest = hashlib.sha256(model.form.encode())
-    files: list[Path] = [model.path]  # type: ignore[attr-defined]
+    files = [model.path]
     if isinstance(model, OpenVino):
         files.append(model.path.with_suffix(".bin"))
     elif isinstance(model, Native):

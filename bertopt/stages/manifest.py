@@ -145,16 +145,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        if not directory.exists():
-            raise UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
-        if directory.is_file():
-            raise UsageError(f"'{directory}' is a file; give the directory of a stage or artefact, such as out/NAME/artifact")
-        advice = "give a directory that bertopt wrote, such as out/NAME/artifact"
-        if (directory / "artifact" / MANIFEST).is_file():
-            advice = f"did you mean '{directory / 'artifact'}'?"
-        elif (directory / "config.json").is_file():
-            advice = f"it is a checkpoint: make an artefact of it with `bertopt optimize {directory}`"
-        raise UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}; {advice}")
+        raise _no_stage(directory)
     content = path.read_bytes()
     if key is not None:
         signature.check(directory, content, key)
@@ -175,6 +166,20 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     if not whole:
         raise IntegrityError(f"'{path}' is not as it was written (its own hash differs); export again")
     return manifest
+
+
+def _no_stage(directory: Path) -> UsageError:
+    """Return the error for a path that is no stage: what is there, and what to give instead."""
+    if not directory.exists():
+        return UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
+    if directory.is_file():
+        return UsageError(f"'{directory}' is a file; give the directory of a stage or artefact, such as out/NAME/artifact")
+    advice = "give a directory that bertopt wrote, such as out/NAME/artifact"
+    if (directory / "artifact" / MANIFEST).is_file():
+        advice = f"did you mean '{directory / 'artifact'}'?"
+    elif (directory / "config.json").is_file():
+        advice = f"it is a checkpoint: make an artefact of it with `bertopt optimize {directory}`"
+    return UsageError(f"'{directory}' is not a bertopt stage or artefact: it has no {MANIFEST}; {advice}")
 
 
 def verify(directory: Path, key: Path | None = None) -> Manifest:
@@ -209,6 +214,7 @@ def verify(directory: Path, key: Path | None = None) -> Manifest:
 
 
 def files_of(directory: Path) -> Iterator[Path]:
+    """Return every file in a directory and below it, sorted."""
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
 
 

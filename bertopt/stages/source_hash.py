@@ -55,27 +55,36 @@ def of_package(*parts: str) -> str:
 
 @functools.cache
 def _imports(file: Path, modified_ns: int) -> list[Path]:
-    """The files that `file` imports, as far as they are bertopt's or lie outside of what is installed."""
+    """Return the files that `file` imports, as far as they are bertopt's or lie outside of what is installed.
+
+    `modified_ns` is when the file was last written: what is cached of an earlier one does not count.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         return []
-    found = []
+    found: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [place for alias in node.names for place in _located(alias.name)]
+            for alias in node.names:
+                found += _located(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                folder = file.parents[node.level - 1]
-                parts = (node.module or "").split(".") if node.module else []
-                found += [*_inside(folder, parts), *(p for a in node.names for p in _inside(folder, [*parts, a.name]))]
-            elif node.module:
-                found += [*_located(node.module), *(p for a in node.names for p in _located(f"{node.module}.{a.name}"))]
+            found += _imported_from(file, node)
     return found
 
 
+def _imported_from(file: Path, node: ast.ImportFrom) -> Iterator[Path]:
+    """Yield the files of `from module import name, …`: the module, and each name that is a module."""
+    parts = node.module.split(".") if node.module else []
+    for name in ([], *([alias.name] for alias in node.names)):
+        if node.level:
+            yield from _inside(file.parents[node.level - 1], [*parts, *name])
+        else:
+            yield from _located(".".join([*parts, *name]))
+
+
 def _located(name: str) -> Iterator[Path]:
-    """The file of a module, found without importing its package."""
+    """Yield the file of a module, found without importing its package; none where it is installed or not there."""
     top, *rest = name.split(".")
     if top == "bertopt":
         # A package's face only hands on names: what is used of it is imported by its own name or hashed with it.
@@ -95,6 +104,7 @@ def _located(name: str) -> Iterator[Path]:
 
 
 def _inside(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the file of the module or package `parts` in a folder, if there is one."""
     place = folder.joinpath(*parts)
     if place.with_suffix(".py").is_file():
         yield place.with_suffix(".py").resolve()

@@ -17,11 +17,13 @@ from bertopt.stages.source_hash import is_library
 def record(passes: Iterable[str]) -> dict[str, str]:
     """Return hashes of the files that define these passes, bertopt's own excepted, of all that those import, also later and inside
     functions, and of all modules loaded that are no library: what the passes imported, however they did."""
-    modules = {
-        f"module {name}": file for name, module in list(sys.modules.items())
+    found = {
+        f"module {name}": sha256(file) for name, module in list(sys.modules.items())
         if (file := _file(getattr(module, "__file__", None))) and "__main__" not in name and "bertopt_main" not in name
     }  # fmt: skip
-    return {**{key: sha256(file) for key, file in modules.items()}, **{key: of for name in passes for key, of in (_pass(name) | _imported(name)).items()}}
+    for name in passes:
+        found |= _pass(name) | _imported(name)
+    return found
 
 
 def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:
@@ -39,8 +41,10 @@ def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:
         if module is not None and (file := _file(getattr(module, "__file__", None))):
             _compare(recorded, {key: sha256(file)})
     for name in passes:
-        # What is not here cannot be imported, so of files of one name some may lack; a stage of an earlier bertopt records none.
-        _compare(recorded, {key: of for key, of in _imported(name).items() if key in recorded and not {*of.split()} <= {*recorded[key].split()}})
+        for key, hashes in _imported(name).items():
+            # What is not here cannot be imported, so of files of one name some may lack; a stage of an earlier bertopt records none.
+            if key in recorded and not {*hashes.split()} <= {*recorded[key].split()}:
+                _compare(recorded, {key: hashes})
 
 
 def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
@@ -53,32 +57,38 @@ def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
 
 def _pass(name: str) -> dict[str, str]:
     """Return the entry of one pass; none for bertopt's own, which its version names."""
-    cls = registry.require(name)
-    if cls.__module__.split(".")[0] == "bertopt":
+    if _is_ours(name):
         return {}
-    try:
-        return {f"pass {name}": sha256(Path(inspect.getfile(cls)))}
-    except (OSError, TypeError):  # defined in an interactive session
-        return {f"pass {name}": ""}
+    file = _defining(name)
+    return {f"pass {name}": "" if file is None else sha256(file)}
 
 
 def _imported(name: str) -> dict[str, str]:
     """Return an entry for each file that the file of a pass imports, also where it does so only when texts are run."""
-    cls = registry.require(name)
-    if cls.__module__.split(".")[0] == "bertopt":
-        return {}
-    try:
-        file = Path(inspect.getfile(cls)).resolve()
-    except (OSError, TypeError):  # defined in an interactive session
+    file = None if _is_ours(name) else _defining(name)
+    if file is None:
         return {}
     found: dict[str, list[str]] = {}
-    for path in source_hash.closure([file], bertopts=False) - {file}:
+    for path in source_hash.closure([file], bertopts=False) - {file.resolve()}:
         # Folders above may be called otherwise elsewhere.
         own = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
         found.setdefault(f"import of pass {name}: {own}", []).append(sha256(path))
     return {key: " ".join(sorted(hashes)) for key, hashes in found.items()}
 
 
+def _is_ours(name: str) -> bool:
+    return registry.require(name).__module__.split(".")[0] == "bertopt"
+
+
+def _defining(name: str) -> Path | None:
+    """Return the file that defines a pass; None for one from an interactive session."""
+    try:
+        return Path(inspect.getfile(registry.require(name)))
+    except (OSError, TypeError):
+        return None
+
+
 def _file(name: str | None) -> Path | None:
+    """Return a module's file, where it is Python source and no library's."""
     path = Path(name) if name else None
     return path if path is not None and path.suffix == ".py" and path.is_file() and not is_library(path) else None

@@ -56,7 +56,7 @@ class _CpuSeconds(NamedTuple):
     throttled: float
 
 
-class Machine:
+class MachineWatch:
     """Watches from its construction on. `pids` are the processes that are timed; `on_gpu`: whether they use one."""
 
     def __init__(self, pids: Sequence[int], on_gpu: bool = False) -> None:

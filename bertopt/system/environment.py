@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import re
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -54,7 +55,18 @@ def without_tf32() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _TF32}
 
 
+def search_path() -> list[str]:
+    """Return where this process looks for modules, as absolute paths: another process may have another working directory."""
+    return [str(Path(path).resolve()) for path in sys.path]
+
+
+def python_path() -> str:
+    """Return `search_path` as a PYTHONPATH for another process."""
+    return os.pathsep.join(search_path())
+
+
 def version(package: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -63,6 +75,7 @@ def version(package: str) -> str | None:
 
 @functools.cache
 def versions() -> dict[str, str]:
+    """Return the versions of those of `PACKAGES` that are installed."""
     found = {package: version(package) for package in PACKAGES}
     return {package: v for package, v in found.items() if v is not None}
 

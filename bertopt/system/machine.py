@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
-import platform
 import resource
 import shutil
 import subprocess
@@ -35,7 +34,6 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (only looked at)
 class Machine:
     """Facts about a machine. The defaults are those of a healthy one."""
 
-    architecture: str = "x86_64"
     isa: frozenset[str] = frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16"})
     cores: int = 8
     cpu_quota: float | None = None
@@ -68,7 +66,6 @@ def read() -> Machine:
     gpus = gpu_count()
     installed = {MODULES[name] for name in packages if name in MODULES}
     return Machine(
-        architecture=platform.machine(),
         isa=frozenset(environment.isa()),
         cores=limits.cores(),
         cpu_quota=limits.cgroup_cpus(),
@@ -116,7 +113,7 @@ def _as_workers(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run Python code with the module search path that bertopt's workers have."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+        env={**os.environ, "PYTHONPATH": environment.python_path()},
     )  # fmt: skip
 
 

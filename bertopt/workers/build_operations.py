@@ -57,7 +57,7 @@ class BuildOps:
             checkpoint.write_snapshot(model, out)
             same_tokens.check(Tokenizer(out, model.spec), open_tokenizer(model.checkpoint))
         (out / "rewrites.json").write_text("[]\n")
-        entry = stages.describe(model, out)
+        entry = stages.describe(model)
         notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
         built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
         stages.write_manifest(out, {**fields, **entry, **built})
@@ -99,5 +99,5 @@ class BuildOps:
             "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
             "sources": {**(manifest.sources or {}), **sources.record([rewrite.name])},
         }
-        stages.write_manifest(out, {**fields, **stages.describe(result.model, out), **built})
+        stages.write_manifest(out, {**fields, **stages.describe(result.model), **built})
         return None, {}

@@ -61,7 +61,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**environment.without_tf32(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)},
+                env={**environment.without_tf32(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": environment.python_path()},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
@@ -84,7 +84,7 @@ class Workers:
             "op": "fork",
             "operations": operations,
             "log": str(log),
-            "sys_path": [str(Path(path).resolve()) for path in sys.path],
+            "sys_path": environment.search_path(),
             "passes": registry.importable_passes(),
         }
         try:

@@ -149,23 +149,20 @@ class Ops(BuildOps):
         assert self.predictor is not None
         step_ms = []
         keep = int(self.rng.integers(steps))
+        kept: list[tuple[Batch, Mapping[str, Array]]] = []
         for step in range(steps):
             self.turns += 1
-            texts = [
-                (text[0], timed_steps.rotate_words(text[1], self.turns))
-                if isinstance(text, tuple)
-                else timed_steps.rotate_words(text, self.turns)
-                for text in self.texts
-            ]
-            seen: list[tuple[Batch, Mapping[str, Array]]] = []
+            texts = [timed_steps.rotate_words(text, self.turns) for text in self.texts]
             if step == keep:
-                self.predictor.watched(lambda batch, answers, seen=seen: seen.append((batch, answers)))  # type: ignore[misc]
+                self.predictor.watched(lambda batch, answers: kept.append((batch, answers)))
             start = time.perf_counter_ns()
             self.predictor(texts)
             step_ms.append((time.perf_counter_ns() - start) / 1e6)
             self.predictor.watched(None)
-            for batch, answers in seen:
+            # At once: the session may use the same memory for its next outputs.
+            for batch, answers in kept:
                 self.samples.add(batch.padded(self.predictor.spec, answers))
+            kept.clear()
         return {"step_ms": step_ms, "unfinished_ms": 0.0}, {}
 
     def op_sampled(self, arrays: Any) -> Reply:

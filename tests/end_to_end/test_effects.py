@@ -58,7 +58,7 @@ class Bench:
                 model = checkpoint.load(self.tiny(family))
                 checkpoint.write_snapshot(model, out)
             stages.write_form(model, out)
-            stages.write_manifest(out, stages.describe(model, out))
+            stages.write_manifest(out, stages.describe(model))
             self.built[family, steps] = out
         return self.built[family, steps]
 

@@ -26,7 +26,7 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = checkpoint.load(tiny())
     checkpoint.write_snapshot(model, out)
     (out / "rewrites.json").write_text("[]\n")
-    fields = {"device": "cpu", "passes": [], "changes": {}, **stages.describe(model, out)}
+    fields = {"device": "cpu", "passes": [], "changes": {}, **stages.describe(model)}
     stages.write_manifest(out, fields)
     return out
 

@@ -46,6 +46,6 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", p
         "status": "ok", "parity": _PARITY, "latency": None,
         "quality": None, "waived": [],
     }  # fmt: skip
-    described = stages.describe(model, out)
+    described = stages.describe(model)
     stages.write_manifest(out, {"device": "cpu", "name": form, "stage": form, "gates": gates, "recipe": {}, **described})
     return out

@@ -16,7 +16,7 @@ from bertopt.pipeline.race import Budget, race_case
 from bertopt.recipe.parser import Timing
 from bertopt.results import Ratio
 from bertopt.system import cpu_contention
-from bertopt.system.cpu_contention import Machine
+from bertopt.system.cpu_contention import MachineWatch
 
 NAN = math.nan
 
@@ -314,7 +314,7 @@ def test_a_race_of_workers_reads_the_cpu_steal_and_keeps_to_its_budget(monkeypat
         raise Begun
 
     monkeypatch.setattr(latency, "race", begin)
-    monkeypatch.setattr(Machine, "_cpu_seconds", lambda _: cpu_contention._CpuSeconds(9.0, 3.0, 5.0, 1.0))
+    monkeypatch.setattr(MachineWatch, "_cpu_seconds", lambda _: cpu_contention._CpuSeconds(9.0, 3.0, 5.0, 1.0))
     monkeypatch.setattr("bertopt.system.cpu_contention.os.cpu_count", lambda: 2)
     with pytest.raises(Begun):
         race_case({}, (1, 8), [], Budget(2.0, 9.0), 1.0, None)

@@ -37,7 +37,7 @@ class Hub:
 def artefact(directory: Path, stage: str | None = "int8") -> Path:
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx" / "model.onnx").write_bytes(b"graph")
-    described = stages.describe(Onnx(spec(), "int8", directory / "onnx" / "model.onnx"), directory)
+    described = stages.describe(Onnx(spec(), "int8", directory / "onnx" / "model.onnx"))
     stages.write_manifest(directory, {**described, "stage": stage})
     return directory
 

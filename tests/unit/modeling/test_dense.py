@@ -91,7 +91,7 @@ def test_a_stage_of_the_snapshot_is_the_model_and_hands_the_weights_down(tmp_pat
     parent.mkdir()
     checkpoint.write_snapshot(model, parent)
     stages.write_form(model, parent)
-    stages.write_manifest(parent, {"name": "reference", **stages.describe(model, parent)})
+    stages.write_manifest(parent, {"name": "reference", **stages.describe(model)})
     assert np.array_equal(vectors(stages.open_stage(parent), parent), vectors(model, source))
     child.mkdir()
     stages.inherit(parent, child)
@@ -100,7 +100,7 @@ def test_a_stage_of_the_snapshot_is_the_model_and_hands_the_weights_down(tmp_pat
         assert stages.handed_down(name) and (child / name).read_bytes() == (source / name).read_bytes()
     assert not (child / "model.safetensors").exists()
     stages.write_form(model, child)
-    stages.write_manifest(child, {"name": "child", **stages.describe(model, child)})
+    stages.write_manifest(child, {"name": "child", **stages.describe(model)})
     contents.check(stages.read_manifest(parent), stages.read_manifest(child))
 
 

@@ -54,7 +54,7 @@ def stage(reference: Eager, folder: Path, **options: Any) -> Path:
     model = built(reference, out, **options)
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, {"name": "native", **stages.describe(model, out)})
+    stages.write_manifest(out, {"name": "native", **stages.describe(model)})
     return out
 
 

@@ -283,7 +283,7 @@ def test_an_artefact_for_other_instructions_is_refused(
     model = ConvertOpenvino()(made.graph, made.context("isa")).model
     stages.inherit(made.snapshot, tmp_path)
     stages.write_form(model, tmp_path)
-    described = stages.describe(model, tmp_path)
+    described = stages.describe(model)
     manifest = stages.write_manifest(tmp_path, {"device": "cpu", "passes": [], **described})
 
     def claim(precision: str, isa: list[str]) -> None:

@@ -232,7 +232,7 @@ def test_stages_are_replayed(tiny: Tiny, tmp_path: Path, context: Any, steps: li
     checkpoint.write_snapshot(reference, parent)
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, {"key": "k", **stages.describe(model, out)})
+    stages.write_manifest(out, {"key": "k", **stages.describe(model)})
     opened = stages.open_stage(out)
     assert isinstance(opened, Eager)
     assert opened.spec == model.spec

@@ -56,7 +56,7 @@ def stage(source: Eager, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.changes == {"libraries": 1}
     stages.inherit(parent, out)
     stages.write_form(result.model, out)
-    stages.write_manifest(out, stages.describe(result.model, out))
+    stages.write_manifest(out, stages.describe(result.model))
     return out
 
 
@@ -135,7 +135,7 @@ def test_a_changed_file_reaches_no_loader(stage: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("opened"))
     shutil.copytree(stage, tmp_path, dirs_exist_ok=True)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert {tmp_path / stages.PACKAGE, tmp_path / stages.MANIFEST, tmp_path / "tokenizer.json"} < {*files}
+    assert {tmp_path / "package/model.pt2", tmp_path / stages.MANIFEST, tmp_path / "tokenizer.json"} < {*files}
     rng = np.random.default_rng(0)
     for number in range(CHANGES):
         path = files[number % len(files)]

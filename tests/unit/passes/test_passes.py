@@ -267,7 +267,7 @@ def test_replay_from_a_stage_answers_alike(lab: Lab, tmp_path: Path, route: str)
     checkpoint.write_snapshot(lab.reference("bert"), parent)
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, stages.describe(model, out))
+    stages.write_manifest(out, stages.describe(model))
     opened = stages.open_stage(out, stages.verify(out))
     assert opened.precision == model.precision
     expected, found = lab.answers(model), lab.answers(opened)

@@ -38,7 +38,7 @@ def reference(tiny: Tiny, tmp_path: Path) -> tuple[Path, MeasurementPlan]:
     stage.mkdir()
     checkpoint.write_snapshot(model, stage)
     stages.write_form(model, stage)
-    stages.write_manifest(stage, stages.describe(model, stage))
+    stages.write_manifest(stage, stages.describe(model))
     return stage, MeasurementPlan.of(model.spec, [(1, 8), (2, 16)], TEXTS, Budget(0.0, 0.0, min_rounds=3))
 
 

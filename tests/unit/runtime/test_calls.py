@@ -54,7 +54,7 @@ def predictor(tiny: Tiny, tmp_path: Path) -> Predictor:
     model = checkpoint.load(tiny())
     checkpoint.write_snapshot(model, tmp_path)
     stages.write_form(model, tmp_path)
-    stages.write_manifest(tmp_path, stages.describe(model, tmp_path))
+    stages.write_manifest(tmp_path, stages.describe(model))
     return bertopt.load(tmp_path)
 
 

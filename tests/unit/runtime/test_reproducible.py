@@ -54,7 +54,7 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
             out.mkdir()
             checkpoint.write_snapshot(reference, out)
             stages.write_form(model, out)
-            stages.write_manifest(out, {"device": "cpu", "passes": [], **stages.describe(model, out)})
+            stages.write_manifest(out, {"device": "cpu", "passes": [], **stages.describe(model)})
         return out
 
     return commit

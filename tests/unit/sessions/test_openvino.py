@@ -50,7 +50,7 @@ def test_it_agrees_in_float32_where_the_cpu_has_bf16(models: tuple[Eager, OpenVi
 def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> None:
     _, model = models
     stages.write_form(model, tmp_path)
-    manifest = stages.write_manifest(tmp_path, {"device": "cpu", **stages.describe(model, tmp_path)})
+    manifest = stages.write_manifest(tmp_path, {"device": "cpu", **stages.describe(model)})
     assert set(manifest.files) == {"openvino/openvino_model.xml", "openvino/openvino_model.bin"}
     assert str(open_session(stages.open_stage(tmp_path)).facts().runtime).startswith("openvino")
 

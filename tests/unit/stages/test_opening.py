@@ -50,7 +50,7 @@ def artifacts(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
             if form == "openvino":
                 model = ConvertOpenvino()(model, Context(folder / f"work-{form}-{seed}" / "ir")).model
         stages.write_form(model, out)
-        stages.write_manifest(out, {"device": "cpu", "passes": [], **stages.describe(model, out)})
+        stages.write_manifest(out, {"device": "cpu", "passes": [], **stages.describe(model)})
         return out
 
     return make

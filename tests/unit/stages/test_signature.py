@@ -25,7 +25,7 @@ def artifact(tmp_path: Path) -> Path:
     out = tmp_path / "artifact"
     (out / "onnx").mkdir(parents=True)
     (out / "onnx" / "model.onnx").write_bytes(b"graph" * 100)
-    stages.write_manifest(out, {"key": "k", **stages.describe(Onnx(spec(), "float32", out / "onnx" / "model.onnx"), out)})
+    stages.write_manifest(out, {"key": "k", **stages.describe(Onnx(spec(), "float32", out / "onnx" / "model.onnx"))})
     return out
 
 

@@ -44,7 +44,7 @@ def committed(tmp_path: Path) -> Path:
     (part / "onnx" / "model.onnx").write_bytes(b"graph" * 100)
     (part / "config.json").write_text("{}")
     model = Onnx(SPEC, "float32", part / "onnx" / "model.onnx")
-    stages.write_manifest(part, {"key": "k", **stages.describe(model, part)})
+    stages.write_manifest(part, {"key": "k", **stages.describe(model)})
     stages.commit(part, tmp_path / "final")
     return tmp_path / "final"
 
@@ -269,7 +269,7 @@ def test_files_of_other_forms_come_and_go(committed: Path, tmp_path: Path) -> No
         stages.inherit(committed, directory)
         assert [path.name for path in directory.iterdir()] == ["config.json"]
         stages.write_form(model, directory)
-        stages.write_manifest(directory, stages.describe(model, directory))
+        stages.write_manifest(directory, stages.describe(model))
         opened = stages.open_stage(directory, stages.verify(directory))
         assert isinstance(opened, Engine | OpenVino)
         assert opened.path.read_text() == str(opened.path.relative_to(directory))
@@ -288,7 +288,7 @@ def test_replayed_rewrites_answer_alike(tiny: Tiny, tmp_path: Path) -> None:
     checkpoint.write_snapshot(reference, parent)
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, stages.describe(model, out))
+    stages.write_manifest(out, stages.describe(model))
     opened = stages.open_stage(out, stages.verify(out))
     assert isinstance(opened, Eager)
     assert (opened.rewrites, opened.precision, opened.spec) == (model.rewrites, "bfloat16", model.spec)
@@ -318,7 +318,7 @@ def test_a_sharded_checkpoint_goes_through_eager_passes(tiny: Tiny, tmp_path: Pa
     model = UseSdpa()(checkpoint.open_directory(parent), Context(out)).model
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, stages.describe(model, out))
+    stages.write_manifest(out, stages.describe(model))
     opened = stages.open_stage(out, stages.verify(out))
     assert isinstance(opened, Eager) and {path.name for path in out.glob("model-*.safetensors")} == shards
     example = opened.network.example(2, 7)
@@ -341,7 +341,7 @@ def test_a_pass_may_write_the_weights_itself(tiny: Tiny, tmp_path: Path) -> None
     model = replace(reference, checkpoint=out)
     stages.inherit(parent, out)
     stages.write_form(model, out)
-    stages.write_manifest(out, stages.describe(model, out))
+    stages.write_manifest(out, stages.describe(model))
     opened = stages.open_stage(out, stages.verify(out))
     assert isinstance(opened, Eager)
     difference = opened.network.encoder.classifier.bias - reference.network.encoder.classifier.bias
@@ -353,7 +353,7 @@ def test_compiled_form_is_kept(tiny: Tiny, tmp_path: Path) -> None:
     checkpoint.write_snapshot(reference, tmp_path)
     model = Compiled(reference.spec, "float32", reference.checkpoint, reference.network, ())
     stages.write_form(model, tmp_path)
-    stages.write_manifest(tmp_path, stages.describe(model, tmp_path))
+    stages.write_manifest(tmp_path, stages.describe(model))
     assert isinstance(stages.open_stage(tmp_path), Compiled)
 
 

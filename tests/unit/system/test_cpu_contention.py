@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from bertopt.system import cpu_contention
-from bertopt.system.cpu_contention import Machine, Seen
+from bertopt.system.cpu_contention import MachineWatch, Seen
 
 
 def test_a_calm_machine_gives_no_warning() -> None:
@@ -33,7 +33,7 @@ def test_the_timed_processes_are_not_others() -> None:
     spin = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(spin), subprocess.Popen(spin)]
     try:
-        both, none = Machine([process.pid for process in processes]), Machine([])
+        both, none = MachineWatch([process.pid for process in processes]), MachineWatch([])
         while sum(cpu_contention._cpu_s(process.pid) for process in processes) < 0.5:
             both.calibrate()
         used = [now - then for now, then in zip(both._cpu_seconds(), both._before, strict=True)]

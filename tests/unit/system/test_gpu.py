@@ -18,7 +18,7 @@ from bertopt.commands import recipes
 from bertopt.commands.verify import _other_gpu as other_gpu
 from bertopt.errors import Unsupported
 from bertopt.passes import BuildTensorrt, CastHalf
-from bertopt.pipeline.job import cpu_runtime
+from bertopt.pipeline.job import gpu_conflict
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import from_dict, load
 from bertopt.recipe.texts import Texts
@@ -161,10 +161,10 @@ def test_a_busy_gpu_is_named() -> None:
 
 def test_a_race_on_a_cpu_does_not_ask_for_the_gpu(plant: Any) -> None:
     made = plant()
-    machine = cpu_contention.Machine([os.getpid()])
+    machine = cpu_contention.MachineWatch([os.getpid()])
     machine.calibrate()
     assert machine.seen().gpu == [] and made.handles == []
-    machine = cpu_contention.Machine([os.getpid()], on_gpu=True)
+    machine = cpu_contention.MachineWatch([os.getpid()], on_gpu=True)
     machine.calibrate()
     assert len(machine.seen().gpu) == 2
 
@@ -181,7 +181,7 @@ class Answers:
 def test_a_gpu_for_one_process_ends_with_4_unless_the_recipe_is_for_the_cpu(tmp_path: Path) -> None:
     def settle(wanted: str, **cuda: Any) -> Any:
         store = Store(tmp_path, False, lambda _: None)
-        return store.settle(Answers(**cuda), wanted)[0], store.gpu  # type: ignore[arg-type]
+        return store.choose_device(Answers(**cuda), wanted)[0], store.gpu  # type: ignore[arg-type]
 
     assert settle("auto") == settle("cuda") == ("cuda", {"name": "A10G"})
     assert settle("cpu") == settle("cpu", refuses_second_process="exclusive") == ("cpu", None)
@@ -243,7 +243,7 @@ def test_the_real_binding_has_every_question() -> None:
 def test_the_first_recipes_run_on_the_cpu_where_there_is_a_gpu(name: str, tmp_path: Path) -> None:
     recipe = load(recipes.find(recipes.FOLDER / f"{name}.yaml"))
     store = Store(tmp_path, False, lambda _: None)
-    assert store.settle(Answers(), recipe.device)[0] == "cpu"  # type: ignore[arg-type]
+    assert store.choose_device(Answers(), recipe.device)[0] == "cpu"  # type: ignore[arg-type]
     assert store.gpu is None
 
 
@@ -284,7 +284,7 @@ def test_a_runtime_that_cannot_follow_to_the_gpu_is_named_first(
     steps: list[str], deliver: str, packages: dict[str, str], words: str | None
 ) -> None:
     recipe = from_dict({"schema_version": 1, "model": "m", "deliver": deliver, "steps": [{"pass": name} for name in steps]})
-    reason = cpu_runtime(recipe, packages)
+    reason = gpu_conflict(recipe, packages)
     assert reason is None if words is None else words in str(reason)
 
 
