@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,27 @@ def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) ->
         for name in unused
         if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers") and not name.endswith(BUFFERS)
     ]
+    wrapper = _wrapper(sorted(info["missing_keys"]), info["unexpected_keys"])
+    if wrapper:
+        raise IntegrityError(
+            f"names of the model's tensors begin with '{plain(wrapper)}' in the checkpoint, as of a model that lies in another (DataParallel, "
+            "torch.compile, Lightning); save the model inside with its save_pretrained"
+        )
+    head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(prefix) and expected[0] == config.num_labels)
+    classes = next(head, None) if task.endswith("classification") else None
     if problems:
         raise IntegrityError(
             "weights and configuration must fit each other; " + "; ".join(problems[:5])
             + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-            + f"; task is '{task}': state the task the checkpoint was trained for, or restore the checkpoint"
+            + (f"; config.json must have an id2label with {classes} names: its classes" if classes else
+               f"; task is '{task}': state the task the checkpoint was trained for, or restore the checkpoint")
         )  # fmt: skip
+
+
+def _wrapper(missing: list[str], unexpected: Collection[str]) -> str:
+    """Return what all missing names have before them in the checkpoint; empty where it is not so."""
+    found = next((name.removesuffix(missing[0]) for name in sorted(unexpected) if name.endswith(f".{missing[0]}")), "") if missing else ""
+    return found if all(found + name in unexpected for name in missing) else ""
 
 
 def _check_dtypes(directory: Path) -> None:

@@ -12,14 +12,21 @@ from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import check_config, check_size
+from bertopt.system.untrusted import plain
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 #: What bertopt ever downloads of a hub repository: no code, no pickles.
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]
+#: What PEFT names the configuration of an adapter.
+ADAPTER = "adapter_config.json"
 #: Any of these is a tokenizer that transformers can load.
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 )  # fmt: skip
+#: How a file begins that Git LFS puts in the place of one that was not fetched.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+#: Where weights lie that transformers does not read.
+_OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.*", "*.gguf", "*.onnx", "onnx/*.onnx", "openvino/*.xml")
 _NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; check the path or the name"
 #: Bytes of a header of safetensors at most, as its own library takes it.
 _LONGEST_HEADER = 100_000_000
@@ -108,7 +115,7 @@ def _download(source: str, revision: str | None) -> Path:
         unreachable = error
     try:
         # config.json first: it can tell that the rest need not be fetched.
-        for files in (["config.json"], HUB_FILES):
+        for files in (["config.json", ADAPTER], HUB_FILES):
             folder = Path(
                 snapshot_download(
                     source, revision=revision, allow_patterns=files, local_files_only=unreachable is not None
@@ -131,11 +138,13 @@ def examine(directory: Path) -> dict[str, Any]:
     tokenizer, no encoder) and IntegrityError (damaged or unsafe files).
     """
     fields = _read_config(directory)
-    for path in weight_files(directory):
+    tokenizers = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    for path in (*weight_files(directory), *tokenizers):
+        _check_fetched(path)
         if path.suffix == ".safetensors":
             _check_whole(path)
     check_size(fields, sum(path.stat().st_size for path in weight_files(directory)))
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    if not tokenizers:
         raise UsageError(
             f"'{directory}' has no tokenizer ({', '.join(TOKENIZER_FILES[:3])}, …); save the model's own beside it: "
             "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIR)"
@@ -148,6 +157,7 @@ def examine(directory: Path) -> dict[str, Any]:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
+    _refuse_adapter(directory)
     if not path.is_file():
         # Those of sentence-transformers' modules, such as 1_Pooling, are no checkpoints.
         inside = next((each.parent for each in sorted(directory.glob("*/config.json")) if "model_type" in each.read_text("utf-8", "replace")), None)
@@ -156,13 +166,38 @@ def _read_config(directory: Path) -> dict[str, Any]:
             # What is in there alone would be the model without its pooling.
             advice = f"its transformer is in '{inside.name}', as sentence-transformers once wrote it; save it anew: SentenceTransformer(DIR).save(NEW)"
         raise UsageError(f"'{directory}' has no config.json; {advice}")
+    _check_fetched(path)
     return check_config(read_json(path))
 
 
+def _refuse_adapter(directory: Path) -> None:
+    """Raise UsageError for an adapter, beside whole weights too: transformers with peft would load the model that it names."""
+    if (directory / ADAPTER).is_file():
+        fields = read_json(directory / ADAPTER)
+        base = fields.get("base_model_name_or_path") if isinstance(fields, dict) else None
+        raise UsageError(
+            f"'{directory}' is an adapter of PEFT for {plain(ascii(base))}; merge the two and give the result, with a tokenizer: "
+            "PeftModel.from_pretrained(BASE, DIR).merge_and_unload().save_pretrained(NEW)"
+        )
+
+
+def _check_fetched(path: Path) -> None:
+    """Raise IntegrityError where Git LFS has left a pointer in the place of a file."""
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
+    if pointer:
+        raise IntegrityError(f"'{path}' is a pointer of Git LFS in place of the file; fetch the file: git lfs pull")
+
+
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is not JSON."""
+    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is not there or not JSON."""
     try:
         return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise IntegrityError(f"'{path}' is not there; restore the checkpoint") from error
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, nested too deeply
@@ -214,7 +249,9 @@ def weight_files(directory: Path) -> list[Path]:
             f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "
             f"where you trust it, have transformers write the safetensors beside it: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
         )
-    raise UsageError(f"'{directory}' has no model.safetensors; give the directory of a transformers checkpoint")
+    others = sorted(path.relative_to(directory).as_posix() for pattern in _OTHER_WEIGHTS for path in directory.glob(pattern))
+    instead = f", but {plain(', '.join(others[:3]))}" if others else ""
+    raise UsageError(f"'{directory}' has no model.safetensors{instead}; give the directory of a transformers checkpoint")
 
 
 def _class_name(directory: Path) -> str:

@@ -12,9 +12,11 @@ from bertopt.runtime import replay
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.stages.opening import opening
-from bertopt.system import environment
+from bertopt.system import environment, forks
 from bertopt.system.untrusted import reading
 
+#: What runs in torch.
+TORCH_FORMS = ("eager", "compiled", "packaged")
 #: More threads than this are a mistake on any machine, and runtimes take minutes to start them.
 MAX_THREADS = 1024
 
@@ -31,7 +33,7 @@ def load(
     raised. Raises IntegrityError where a file is not the one exported or the signature is not there,
     Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
     arguments that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
-    fork load the artefact after the fork.
+    fork load the artefact after the fork; of one that runs in torch, UsageError is raised there where the parent ran torch too.
     """
     _check_count("threads", threads)
     _check_count("streams", streams)
@@ -45,18 +47,28 @@ def load(
         manifest = opened.manifest
         device = device or manifest.device
         environment.check_isa(manifest.form, manifest.precision, manifest.environment["isa"], device)
+        runs_in_torch = manifest.form in TORCH_FORMS
+        if runs_in_torch:
+            forks.refuse_torch(f"'{path}'")
         origin = f"{manifest.form} {manifest.precision} on {device}, '{path}'"
         with reading(f"'{path}'", "export it again"):
             model = stages.open_stage(opened.path, manifest)
             session = open_session(model, device, threads, streams)
             predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens, origin=origin)
         opened.keep_for(predictor)
+    forks.keep(predictor, _torch_threads() if runs_in_torch else 0)
     if check and manifest.answers is None and manifest.sources is not None and (manifest.gates or {}).get("status") == "ok":
         # What was delivered unverified, or by a bertopt that recorded neither, has none.
         raise IntegrityError(f"'{path}' must record its answers, which are to be checked; its manifest has none: export again")
     if check and manifest.answers is not None:
         replay.check(replay.answers(predictor, manifest.form == "compiled"), manifest.answers, manifest.precision, f"'{path}'")
     return predictor
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _check_count(name: str, value: object, most: int | None = MAX_THREADS) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsInt
 
 from bertopt import stages
-from bertopt.core import Context, Rewrite
+from bertopt.core import Context, Pass, Result, Rewrite
 from bertopt.passes import registry
 from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.manifest import GpuEntry
 from bertopt.system import gpu
-from bertopt.system.untrusted import reading
+from bertopt.system.untrusted import plain, reading
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -86,9 +86,7 @@ class BuildOps:
         start = time.monotonic()
         with quiet():
             result = apply(model, ctx)
-        given = apply.forms()[1]
-        if not isinstance(result.model, given):
-            raise TypeError(f"pass '{rewrite.name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        check_result(apply, result)
         if changed := model.spec.differences(result.model.spec):
             raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
         stages.inherit(Path(parent), out)
@@ -101,3 +99,18 @@ class BuildOps:
         }
         stages.write_manifest(out, {**fields, **stages.describe(result.model), **built})
         return None, {}
+
+
+def check_result(by: Pass[Any, Any], result: Any) -> None:
+    """Raise TypeError for what a pass may not return."""
+    name, given = by.name(), by.forms()[1]
+    if not isinstance(result, Result):
+        raise TypeError(
+            f"pass '{name}' must return a Result, such as model.rewritten(self) or Result(model, {{'layers': 6}}); got {type(result).__name__}"
+        )
+    if not isinstance(result.model, given):
+        raise TypeError(f"pass '{name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+    changes: Any = result.changes
+    if not isinstance(changes, Mapping) or not all(isinstance(count, SupportsInt) for count in changes.values()):
+        got = plain(repr(dict(changes))) if isinstance(changes, Mapping) else type(changes).__name__
+        raise TypeError(f"pass '{name}' must count what it changed and return that, such as {{'layers': 6}}, from rewrite or in its Result; got {got}")

@@ -262,6 +262,24 @@ def test_mismatched_shape_is_named(bert: Path) -> None:
         checkpoint.load(with_config(bert, intermediate_size=48))
 
 
+@pytest.mark.parametrize("wrapper", ["module.", "model.", "_orig_mod."])
+def test_names_of_a_wrapper_around_the_model(bert: Path, wrapper: str) -> None:
+    def wrap(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[wrapper + name] = tensors.pop(name)
+
+    with_weights(bert, wrap)
+    with pytest.raises(IntegrityError, match=f"names of the model's tensors begin with '{wrapper}' .*save the model inside"):
+        checkpoint.load(bert)
+
+
+@pytest.mark.parametrize("named", [None, {"0": "a", "1": "b"}])
+def test_fewer_labels_than_the_head_has(bert: Path, named: dict[str, str] | None) -> None:
+    with_config(bert, id2label=named, label2id=None)
+    with pytest.raises(IntegrityError, match=r"\[3, 32\] in the checkpoint, \[2, 32\] by config.json.*config.json must have an id2label with 3 names"):
+        checkpoint.load(bert)
+
+
 @pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
 def test_layer_beyond_the_configuration_is_named(tiny: Tiny, tmp_path: Path, task: str) -> None:
     directory = with_config(copied(tiny("bert", task), tmp_path / "deep"), num_hidden_layers=1)

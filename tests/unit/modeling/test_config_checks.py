@@ -106,6 +106,31 @@ def test_missing_files(bert: Path, missing: str, words: str) -> None:
         source.examine(bert)
 
 
+@pytest.mark.parametrize("other", ["model-best.safetensors", "model.safetensors.incomplete", "model-q8.gguf", "onnx/model.onnx"])
+def test_what_lies_there_in_place_of_the_weights_is_named(bert: Path, other: str) -> None:
+    (bert / "onnx").mkdir()
+    (bert / "model.safetensors").rename(bert / other)
+    with pytest.raises(UsageError, match=f"has no model.safetensors, but {other}; give"):
+        source.examine(bert)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_no_file(bert: Path, name: str) -> None:
+    (bert / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n")
+    with pytest.raises(IntegrityError, match=f"{name}' is a pointer of Git LFS in place of the file; fetch the file: git lfs pull"):
+        source.examine(bert)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_adapter_is_no_model(bert: Path, whole: bool) -> None:
+    """Beside whole weights too: with peft installed, transformers would load its base model from elsewhere."""
+    (bert / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base\x1b", "peft_type": "LORA"}'.replace("\x1b", "\\u001b"))
+    if not whole:
+        (bert / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"is an adapter of PEFT for 'org/base\\x1b'; merge the two .*merge_and_unload\(\)"):
+        source.examine(bert)
+
+
 @pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../b"}}'])
 def test_a_damaged_index(bert: Path, index: str) -> None:
     (bert / "model.safetensors").unlink()

@@ -201,3 +201,9 @@ def test_a_transformer_in_another_folder_says_how_to_save_it(folder: Path) -> No
     (folder / "config.json").rename(folder / "0_Transformer" / "config.json")
     with pytest.raises(UsageError, match=r"in '0_Transformer'.*SentenceTransformer"):
         examine(folder)
+
+
+def test_a_folder_that_was_not_fetched(folder: Path) -> None:
+    shutil.rmtree(folder / "1_Pooling")
+    with pytest.raises(IntegrityError, match=r"1_Pooling/config.json' is not there; restore the checkpoint"):
+        checkpoint.load(folder)

@@ -135,3 +135,30 @@ def test_a_fork_is_told_to_load_again(stage: Stage, kind: str) -> None:
         [sys.executable, "-c", FORK, str(stage(kind))], timeout=240, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+AGAIN = """
+import os, sys, threading
+import bertopt
+predict = bertopt.load(sys.argv[1], threads=2)
+expected = predict(["the cat", "a dog sat"])
+child = os.fork()
+if not child:
+    threading.Timer(60, os._exit, [99]).start()
+    try:
+        predict = bertopt.load(sys.argv[1])
+    except bertopt.BertoptError as error:
+        os._exit(2 if "multiprocessing's 'spawn'" in str(error) else 1)
+    os._exit(0 if (abs(predict(["the cat", "a dog sat"]) - expected) < 0.2).all() else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(sys, "getdlopenflags"), reason="needs fork")
+@pytest.mark.parametrize(("kind", "code"), [("eager", 2), ("onnx-int8", 0), ("openvino", 0)])
+def test_a_fork_may_load_again_in_the_place_of_the_inherited_one(stage: Stage, kind: str, code: int) -> None:
+    """Freeing the inherited one would wait for ever for its runtime's threads, and so would torch's first product."""
+    ended = subprocess.run(
+        [sys.executable, "-c", AGAIN, str(stage(kind))], timeout=240, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code, ended.stderr

@@ -1,0 +1,38 @@
+"""What a fork inherits of the models that its parent holds open: objects of runtimes whose threads are gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+
+from bertopt.errors import UsageError
+
+_open: weakref.WeakSet[object] = weakref.WeakSet()
+_torch: dict[str, bool] = {"ran here": False, "ran before the fork": False}
+
+
+def keep(model: object, torch_threads: int = 0) -> None:
+    """Never free `model` in forks of this process. `torch_threads` it ran on, 0 where torch did not run it."""
+    _open.add(model)
+    _torch["ran here"] |= torch_threads > 1
+
+
+def refuse_torch(what: str) -> None:
+    """Raise UsageError in a fork of a process that ran torch on several threads: its OpenMP would wait for those for ever."""
+    if _torch["ran before the fork"]:
+        raise UsageError(
+            f"{what} runs in torch, which cannot run in this process: it is a fork of one that has run torch on several threads; start processes "
+            "with multiprocessing's 'spawn', or load artefacts of torch in none before it forks"
+        )
+
+
+def _in_child() -> None:
+    _torch["ran before the fork"] |= _torch["ran here"]
+    for model in _open:
+        # Freeing it, or ending the interpreter with it, would wait for ever for threads that only the parent has.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(model))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
