@@ -354,6 +354,18 @@ def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: floa
     assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
 
 
+@pytest.mark.parametrize(("right", "other", "flips"), [
+    ((4.0, 1.0, -2.0), (4.0, -1.0, -2.0), 1), ((4.0, 1.0, -2.0), (1.0, 4.0, -2.0), 0), ((4.0, 1e-6, -2.0), (4.0, -1e-6, -2.0), 0),
+    ((4.0, 1.0, -2.0), (4.0, math.nan, -2.0), 1), ((1.0,), (-1.0,), 1), ((1.0,), (2.0,), 0),
+])  # fmt: skip
+def test_labels_that_a_text_may_have_several_of_flip_at_one_half(right: Any, other: Any, flips: int) -> None:
+    """Each is given or not, whatever the best is."""
+    several = spec(multi_label=True)
+    (a, b), at = (np.array([values, values[::-1]]) for values in (other, right)), probe(several, "none", (2, 4))
+    a[1] = b[1]
+    assert parity.compare(at, several, ({"logits": a}, True), ({"logits": b}, True)).label_flips == flips
+
+
 @pytest.mark.parametrize(("margin", "flips"), [(2e-4, 0), (5e-3, 1)])
 def test_labels_that_share_a_large_offset_have_an_order(margin: float, flips: int) -> None:
     """At 1,000 float32 has steps of 6e-5; a difference of 5e-3 is 80 of them."""
