@@ -96,6 +96,13 @@ def test_grid_has_every_shape_and_padding() -> None:
     assert len({p.name for p in found}) == len(found)
 
 
+def test_prompts_stand_before_texts_of_several_lengths() -> None:
+    found = probes.prompted(["", " ", "four", "a", "three words more", "a"], {"query": "query: ", "document": ""}.values())
+    assert found == ["query: a", "query: four", "query: three words more"]
+    assert len(probes.prompted(probes.built_in_texts(), [f"task {number}: " for number in range(40)])) == 24
+    assert probes.prompted(["one"], ["q: "]) == ["q: one"] and probes.prompted([""], ["q: "]) == probes.prompted(["one"], []) == []
+
+
 def test_no_valid_token_is_the_padding_token() -> None:
     for p in probes.grid(TEXT, [(1, 8), (8, 16), (3, 2)], None):
         mask = p.inputs["attention_mask"].astype(bool)
