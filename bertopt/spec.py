@@ -137,6 +137,11 @@ class Spec(BaseModel):
         return self.task != "feature-extraction"
 
     @property
+    def gives_several(self) -> bool:
+        """Whether a text has all labels whose score is above one half, not its best one."""
+        return self.multi_label and self.task == "text-classification"
+
+    @property
     def ranks(self) -> bool:
         """Whether it gives a (query, passage) pair one score."""
         return self.task == "text-classification" and len(self.labels) == 1

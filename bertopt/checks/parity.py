@@ -146,7 +146,7 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     difference = np.abs(a - b)
     flips = None
     if spec.labelled:
-        flips = int(_flipped(a, b).sum()) if a.shape[-1] > 1 else 0
+        flips = int((_relabelled(a, b) if spec.gives_several else _flipped(a, b)).sum())
     if a.size == 0:
         return Case(batch=batch, sequence=sequence, padding=probe.padding, max_abs=0.0, rel_l2=0.0, cosine_min=1.0,
                     cosine_mean=1.0, label_flips=flips, compared=0, where=f"{name} ({probe.name})")  # fmt: skip
@@ -172,8 +172,16 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     )  # fmt: skip
 
 
+def _relabelled(got: Array, reference: Array) -> Array:
+    """Return for each vector [N, D] whether it has other labels, those whose score is above one half; one at one half is either."""
+    ties = _TIE * np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    return np.asarray((((got > 0) != (reference > 0)) & (np.abs(reference) > ties) | np.isnan(got)).any(axis=-1))
+
+
 def _flipped(got: Array, reference: Array) -> Array:
     """Return for each vector [N, D] whether its best label is another, and not one that ties with the reference's."""
+    if reference.shape[-1] < 2:
+        return np.zeros(len(reference), bool)
     chosen = np.take_along_axis(reference, got.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
     spread = np.abs(reference - reference.mean(axis=-1, keepdims=True)).max(axis=-1, initial=0.0)
     ties = _TIE * spread + _TIE_STEPS * np.finfo(np.float32).eps * np.abs(reference).max(axis=-1, initial=0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,6 +44,8 @@ LONG = 1024
 PAIRS = 16
 #: Pairs besides whose second text begins with the first one's words, and how many these are.
 RELEVANT, QUERY_WORDS = 8, 6
+#: Most prompts of an embedding model that are put before texts, and texts behind each.
+PROMPTS, PROMPTED = 8, 3
 #: Texts and pairs, of all lengths, that are compared from text to output. What each model answers to the tokens of the
 #: others, parity compares.
 END_TO_END_TEXTS = 32
@@ -129,6 +131,13 @@ def masked(of: Sequence[str], word: str) -> list[str]:
             words[place] = word
         found.append(" ".join(words))
     return found
+
+
+def prompted(of: Sequence[str], prompts: Iterable[str]) -> list[str]:
+    """Return texts behind each prompt, as users of an embedding model send them: of those with words three from short to long."""
+    order = sorted(filter(str.strip, dict.fromkeys(of)), key=len)
+    chosen = [order[len(order) * part // (PROMPTED + 1)] for part in range(1, PROMPTED + 1)] if order else []
+    return [prompt + text for prompt in islice(filter(None, dict.fromkeys(prompts)), PROMPTS) for text in dict.fromkeys(chosen)]
 
 
 def texts(

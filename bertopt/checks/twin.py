@@ -92,7 +92,8 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     # Rounding errors of single elements, which sums of many vectors should cancel.
     rounding = max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
     # Where few vectors take most of the error, no label may change that the twin's largest error could not.
-    furthest = float(np.ptp(twin - reference, axis=1).max())
+    moved = twin - reference
+    furthest = float(np.abs(moved).max() if spec.gives_several else np.ptp(moved, axis=1).max())
     # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
     # Where outputs hardly vary, an error that is small beside them is large beside their variation.
@@ -102,11 +103,12 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
         # There all vectors take one error, which is one draw of the rounding: that is held to `bias`, and here the rest of it.
         rest = _mean_error(got - (got - reference).mean(axis=0), reference, sizes)
         ratio = rest / max(_mean_error(reference + about, reference, sizes), _EXACT)
+    margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
         error=error, error_ratio=ratio, slope_error=tilt,
         bias=shift / max(rounding, usual_shift),
-        flip_margin=_flip_margin(got, reference) / max(rounding, furthest / _TAIL) if spec.labelled and reference.shape[1] > 1 else None,
+        flip_margin=None if margin is None else margin / max(rounding, furthest / _TAIL),
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,
         parent_ratio=None if parent is None else _mean_error(got, parent, sizes) / cost, vectors=len(reference),
     )  # fmt: skip
@@ -133,10 +135,13 @@ def _slope(got: Array, reference: Array) -> float:
     return float((got * about).sum()) / spread if spread > 0 else 1.0
 
 
-def _flip_margin(got: Array, reference: Array) -> float:
-    """By how much the reference preferred its own label where the stage gives another, at most; 0 where none changed."""
+def _flip_margin(spec: Spec, got: Array, reference: Array) -> float:
+    """By how much the reference preferred its own label where the stage gives another, at most; 0 where none changed. Where a text
+    has several labels: how far the logit of one is from 0 that it has in one of both alone."""
     if np.isnan(got).any():
         return math.nan
+    if spec.gives_several:
+        return float(np.abs(reference[(got > 0) != (reference > 0)]).max(initial=0.0))
     chosen = np.take_along_axis(reference, got.argmax(axis=1)[:, None], axis=1)[:, 0]
     return float((reference.max(axis=1) - chosen).max())
 

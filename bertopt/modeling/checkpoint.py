@@ -200,7 +200,7 @@ def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) ->
             f"names of the model's tensors begin with '{plain(wrapper)}' in the checkpoint, as of a model that lies in another (DataParallel, "
             "torch.compile, Lightning); save the model inside with its save_pretrained"
         )
-    head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(prefix) and expected[0] == config.num_labels)
+    head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(f"{prefix}.") and expected[0] == config.num_labels)
     classes = next(head, None) if task.endswith("classification") else None
     if problems:
         raise IntegrityError(

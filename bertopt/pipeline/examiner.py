@@ -17,6 +17,7 @@ from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
 from bertopt.core import Device
 from bertopt.errors import Unsupported
+from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.pipeline import labelled
 from bertopt.pipeline.end_to_end import EndToEnd
 from bertopt.pipeline.measurement_cache import Records, identity
@@ -59,6 +60,7 @@ class Examiner:
         sample, pairs = plan.sample()
         word, masks = self.tokenizer.mask() if plan.spec.task == "fill-mask" else ("", None)
         sample = sample if masks is None else probes.masked(sample, word)
+        sample += probes.prompted(sample, read_prompts(reference).values() if plan.spec.task == "feature-extraction" else ())
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
             *probes.serving(plan.spec, MAX_BATCH),

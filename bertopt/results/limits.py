@@ -41,7 +41,7 @@ class Limits(RoundingLimits):
     rel_l2: float | None = Field(None, ge=0, description="largest relative L2 difference of any case")
     cosine_min: float | None = Field(None, ge=-1, le=1, description="smallest cosine of any compared vector")
     cosine_mean: float | None = Field(None, ge=-1, le=1, description="smallest mean cosine of any case")
-    label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change")
+    label_flips_max: float | None = Field(None, ge=0, le=1, description="largest share of top-1 labels that change; of multi-label models, of texts that get other labels")
     metric_drop_max: float | None = Field(None, ge=0, le=1, description="largest drop of the task metric")
     invariance_max: float | None = Field(None, ge=0, description="largest change of a text's output by its batch or padding")
     spearman_min: float | None = Field(None, ge=-1, le=1, description="smallest rank correlation of pairwise similarities")

@@ -22,14 +22,19 @@ AWKWARD = (
 ADDED, AROUND = 64, ("{}", "a{}b", " {} ", "{}{}")
 
 
+def long_pairs(limit: int) -> list[tuple[str, str]]:
+    """Return pairs that a `Tokenizer` shortens before both texts are cut, by rules of their own. They are hardly longer than that takes:
+    transformers keeps every combination of what it cuts off, which is gigabytes where each letter is a token."""
+    one, other = "word " * (LONG_PARTS * limit // 4), "another, longer " * (LONG_PARTS * limit // 8)
+    return [(one, other), (other, one), (one, one)]
+
+
 def check(ours: Tokenizer, theirs: Any) -> None:
     """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
     added = sorted(theirs.get_added_vocab())[:ADDED]
     texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
     texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
-    # Of two long texts both are cut, by rules of their own.
-    one, other = "word " * (LONG_PARTS * ours.limit), "another, longer " * (LONG_PARTS * ours.limit)
-    texts += [(one, other), (other, one), (one, one)]
+    texts += long_pairs(ours.limit)
     typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
     read = list[tuple[list[int], list[int]]]()
     located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")

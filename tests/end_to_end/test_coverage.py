@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer as FastTokenizer
 
 import bertopt
 from bertopt import stages
@@ -53,6 +55,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
     recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "steps": list(steps), "inputs": {"shapes": SHAPES}}
     return bertopt.run(recipe, out)
+
+
+def test_texts_behind_a_prompt_are_compared(tmp_path: Path) -> None:
+    """Users of such a model send few others."""
+    model = write_tiny(tmp_path / "model", task="feature-extraction", pooling="mean")
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "query: ", "document": ""}}))
+    ids = FastTokenizer.from_file(str(model / "tokenizer.json")).encode("query: ", add_special_tokens=False).ids
+    report = run(tmp_path / "out", model, {"pass": "use_sdpa"}, {"pass": "spoil_beginnings", "ids": ids})
+    assert report.exit_code == 3 and report.stage("use_sdpa").status == "ok"
+    assert {failure.gate for failure in report.stage("spoil_beginnings").failures} >= {"parity"}
 
 
 def printed(report: Report) -> str:

@@ -64,6 +64,25 @@ class SpoilBatches(Pass[Eager, Eager]):
 
 
 @register
+class SpoilBeginnings(Pass[Eager, Eager]):
+    """Reverses the embeddings of texts whose tokens, from the second on, begin with these ids."""
+
+    ids: tuple[int, ...]
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.register_forward_hook(self._spoil)
+        return {"hooks": 1}
+
+    def _spoil(self, network: Any, inputs: Any, outputs: Any) -> Any:
+        begun = [row[: len(self.ids)] == list(self.ids) for row in inputs[0][:, 1:].tolist()]
+        right = outputs[0].new_tensor([not row for row in begun]).bool()[:, None]
+        return (outputs[0].where(right, outputs[0].flip(1)), *outputs[1:])
+
+
+@register
 class SpoilPositions(Pass[Eager, Eager]):
     """Moves the position embeddings from `first` on by one place."""
 

@@ -96,6 +96,13 @@ def test_grid_has_every_shape_and_padding() -> None:
     assert len({p.name for p in found}) == len(found)
 
 
+def test_prompts_stand_before_texts_of_several_lengths() -> None:
+    found = probes.prompted(["", " ", "four", "a", "three words more", "a"], {"query": "query: ", "document": ""}.values())
+    assert found == ["query: a", "query: four", "query: three words more"]
+    assert len(probes.prompted(probes.built_in_texts(), [f"task {number}: " for number in range(40)])) == 24
+    assert probes.prompted(["one"], ["q: "]) == ["q: one"] and probes.prompted([""], ["q: "]) == probes.prompted(["one"], []) == []
+
+
 def test_no_valid_token_is_the_padding_token() -> None:
     for p in probes.grid(TEXT, [(1, 8), (8, 16), (3, 2)], None):
         mask = p.inputs["attention_mask"].astype(bool)
@@ -352,6 +359,18 @@ def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: floa
     other = right.copy()
     other[0, 0] = wrong
     assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
+
+
+@pytest.mark.parametrize(("right", "other", "flips"), [
+    ((4.0, 1.0, -2.0), (4.0, -1.0, -2.0), 1), ((4.0, 1.0, -2.0), (1.0, 4.0, -2.0), 0), ((4.0, 1e-6, -2.0), (4.0, -1e-6, -2.0), 0),
+    ((4.0, 1.0, -2.0), (4.0, math.nan, -2.0), 1), ((1.0,), (-1.0,), 1), ((1.0,), (2.0,), 0),
+])  # fmt: skip
+def test_labels_that_a_text_may_have_several_of_flip_at_one_half(right: Any, other: Any, flips: int) -> None:
+    """Each is given or not, whatever the best is."""
+    several = spec(multi_label=True)
+    (a, b), at = (np.array([values, values[::-1]]) for values in (other, right)), probe(several, "none", (2, 4))
+    a[1] = b[1]
+    assert parity.compare(at, several, ({"logits": a}, True), ({"logits": b}, True)).label_flips == flips
 
 
 @pytest.mark.parametrize(("margin", "flips"), [(2e-4, 0), (5e-3, 1)])

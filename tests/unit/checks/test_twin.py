@@ -82,6 +82,24 @@ def test_a_label_may_change_where_the_twin_s_largest_error_could_change_it() -> 
     assert margins[0] < DEFAULT_LIMITS["int8"].flip_margin_max < margins[1]
 
 
+def test_a_label_of_several_changes_where_its_score_crosses_one_half() -> None:
+    """The best label of a text stays the best: the other that it has is lost."""
+    several = spec(task="text-classification", multi_label=True)
+    reference = np.tile([[4.0, 1.0, -3.0], [4.0, -2.0, -3.0]], (100, 1))
+    lost = reference + NOISE - np.where(np.arange(200) == 8, 1.5, 0.0)[:, None] * [0.0, 1.0, 0.0]
+
+    def margin(got: Any) -> float | None:
+        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + NOISE[::-1], reference)]
+        found = twin.compare(several, ["texts"], *asked)
+        return None if found is None else found.flip_margin
+
+    assert margin(reference + NOISE) == 0
+    found = margin(lost)
+    assert found is not None and found > DEFAULT_LIMITS["int8"].flip_margin_max
+    lost[8, 1] = math.nan
+    assert math.isnan(margin(lost) or 0)
+
+
 def test_what_keeps_its_parent_s_precision_is_held_to_its_parent() -> None:
     assert missed(figures(REFERENCE + NOISE, REFERENCE + NOISE)) == set()
     assert "parent_ratio_max" in missed(figures(REFERENCE + NOISE, REFERENCE - NOISE))

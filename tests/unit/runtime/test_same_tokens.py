@@ -15,7 +15,7 @@ from bertopt.errors import WrongAnswer
 from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
-from bertopt.runtime.tokenization import Encoded, Tokenizer, Tokens
+from bertopt.runtime.tokenization import LONG_PARTS, Encoded, Tokenizer, Tokens
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 CHANGES = {
@@ -55,6 +55,14 @@ def test_places_of_tokens_are_compared(tiny: Tiny, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Tokenizer, "_tokens", moved)
     with pytest.raises(WrongAnswer, match=r"must place tokens where transformers does; token .* expected characters \(2"):
         same_tokens.check(ours, open_tokenizer(source))
+
+
+@pytest.mark.parametrize("limit", [64, 512, 8192])
+def test_long_pairs_stay_small_where_each_letter_is_a_token(limit: int) -> None:
+    # transformers keeps every combination of the pieces that it cuts off, of `limit` tokens each.
+    for one, other in same_tokens.long_pairs(limit):
+        assert min(len(one), len(other)) > LONG_PARTS * limit
+        assert (len(one) // limit) * (len(other) // limit) <= 4 * LONG_PARTS**2
 
 
 def test_minilm_passes(tmp_path: Path) -> None:
