@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import weakref
 
@@ -14,6 +15,7 @@ _torch: dict[str, bool] = {"ran here": False, "ran before the fork": False}
 
 def keep(model: object, torch_threads: int = 0) -> None:
     """Never free `model` in forks of this process. `torch_threads` it ran on, 0 where torch did not run it."""
+    _watch()
     _open.add(model)
     _torch["ran here"] |= torch_threads > 1
 
@@ -34,5 +36,7 @@ def _in_child() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(model))
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+@functools.cache
+def _watch() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
