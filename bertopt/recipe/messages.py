@@ -27,6 +27,9 @@ _IN_YAML = {
     "less than or equal to": "at most",
 }
 
+#: Missing keys whose value is known.
+_TOLD = {"schema_version": "schema_version: 1"}
+
 
 def validate_model(
     cls: type[M], data: Mapping[str, Any], doc: Document, path: KeyPath, prefix: str = "", *,
@@ -53,7 +56,7 @@ def validate_model(
             doc.report((*path, *loc), f"{prefix}unknown {what}{nearest(str(loc[-1]), known)}", key=True)
         elif mistake["type"] == "missing" and isinstance(loc[-1], str):
             if loc not in typos:
-                doc.report((*path, *loc), f"{prefix}missing {noun} '{_dotted(loc)}'; add it")
+                doc.report((*path, *loc), f"{prefix}missing {noun} '{_dotted(loc)}'; add {_TOLD.get(_dotted(loc), 'it')}")
         else:
             doc.report((*path, *loc), prefix + _sentence(mistake, loc))
     bad = {mistake["loc"][0] for mistake in mistakes if mistake["loc"]}

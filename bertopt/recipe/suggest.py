@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that `word` resembles, or None."""
-    return next(iter(difflib.get_close_matches(word[:100], list(known), n=1)), None)
+    words = list(known)
+    found = difflib.get_close_matches(word[:100], words, n=1) or difflib.get_close_matches(word[:100].lower(), words, n=1)
+    return next(iter(found), None)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

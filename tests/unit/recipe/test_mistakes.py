@@ -105,7 +105,8 @@ def test_mistakes_outside_steps(head: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("model: org/name\nsteps: [{pass: use_sdpa}]\n", ["1:1: missing key 'schema_version'; add it"]),
+        ("model: org/name\nsteps: [{pass: use_sdpa}]\n", ["1:1: missing key 'schema_version'; add schema_version: 1"]),
+        ("schema_version: 1\nmodel: a/b\nsteps: [{pass: UseSDPA}]\n", ["3:16: unknown pass 'UseSDPA'; did you mean 'use_sdpa'?"]),
         ("schema_version: 1\nsteps: [{pass: use_sdpa}]\n", ["1:1: missing key 'model'; add it"]),
         ("schema_version: 1\nmodle: a/b\nsteps: [{pass: use_sdpa}]\n", ["2:1: unknown key 'modle'; did you mean 'model'?"]),
         ("schema_version: 2\nmodel: a/b\nsteps: [{pass: use_sdpa}]\n", ["1:17: schema_version must be 1; got 2"]),
