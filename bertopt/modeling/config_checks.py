@@ -93,10 +93,11 @@ def usable_positions(fields: Mapping[str, Any]) -> int | None:
 def check_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -> None:
     """Raise UsageError where a sequence of `shapes` [B, S] is longer than the model's usable positions."""
     usable = usable_positions(fields)
-    too_long = [shape for shape in shapes if usable is not None and shape[1] > usable]
-    if too_long:
+    too_long = next((shape for shape in shapes if usable is not None and shape[1] > usable), None)
+    if usable is not None and too_long is not None:
         raise UsageError(
-            f"inputs.shapes: sequence must be at most the model's {usable} usable positions; got {list(too_long[0])}"
+            f"inputs.shapes: sequence must be at most the model's {usable} usable positions; got {list(too_long)}; "
+            f"state shapes that fit, such as [[1, {min(16, usable)}], [8, {usable}]]"
         )
 
 

@@ -91,7 +91,7 @@ def test_what_is_no_json_object(bert: Path, content: str) -> None:
 
 def test_a_shape_beyond_the_positions() -> None:
     check_shapes(BERT, [(1, 64)])
-    with pytest.raises(UsageError, match=r"at most the model's 64 usable positions; got \[8, 65\]"):
+    with pytest.raises(UsageError, match=r"at most the model's 64 usable positions; got \[8, 65\]; state shapes that fit, such as \[\[1, 16\], \[8, 64\]\]"):
         check_shapes(BERT, [(1, 8), (8, 65)])
     check_shapes({"model_type": "bert"}, [(1, 10_000)])  # not said: transformers knows
 
