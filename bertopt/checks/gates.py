@@ -33,6 +33,7 @@ PROVEN = 0.25
 #: Figures of `Rounding` that have a limit, in a message's words.
 _ROUNDING = {
     "error_ratio": "the mean error on real texts, in units of what this rounding costs the reference (error_ratio),",
+    "worst_ratio": "the largest error of one text or token, in units of the largest that this rounding costs one (worst_ratio),",
     "parent_ratio": "the mean difference from the parent, in units of what this rounding costs (parent_ratio),",
     "slope_error": "the error of the outputs' slope, in units of what this rounding costs (slope_error),",
     "bias": "the mean shift of a class or dimension, in units of the simulated rounding's (bias),",

@@ -103,10 +103,13 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
         # There all vectors take one error, which is one draw of the rounding: that is held to `bias`, and here the rest of it.
         rest = _mean_error(got - (got - reference).mean(axis=0), reference, sizes)
         ratio = rest / max(_mean_error(reference + about, reference, sizes), _EXACT)
+    # Beside the usual size: of vectors near zero rounding is many times their own.
+    wide = np.maximum(sizes, max(usual * math.sqrt(reference.shape[1]), 1e-12))
+    farthest, its = (float((np.linalg.norm(one - reference, axis=1) / wide).max()) for one in (got, twin))
     margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
-        error=error, error_ratio=ratio, slope_error=tilt,
+        error=error, error_ratio=ratio, worst_ratio=farthest / max(its, _EXACT), slope_error=tilt,
         bias=shift / max(rounding, usual_shift),
         flip_margin=None if margin is None else margin / max(rounding, furthest / _TAIL),
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,

@@ -20,6 +20,9 @@ class Rounding(BaseModel):
     """Mean over all compared vectors of their relative error."""
     error_ratio: float
     """`error` in units of the twin's."""
+    worst_ratio: float | None = None
+    """The largest relative error of a vector, or relative to the usual one where that is larger, in units of the twin's largest.
+    None in reports of earlier versions."""
     slope_error: float
     """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's error, relative
     to the outputs or to how they vary: a changed temperature."""

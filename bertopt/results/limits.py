@@ -13,6 +13,9 @@ class RoundingLimits(BaseModel):
     error_ratio_max: float | None = Field(
         None, ge=0, description="reduced precision: largest mean error on real texts, in units of the simulated rounding's"
     )
+    worst_ratio_max: float | None = Field(
+        None, ge=0, description="reduced precision: largest error of one text or token, in units of the largest of the simulated rounding"
+    )
     parent_ratio_max: float | None = Field(
         None, ge=0, description="where the parent has the same precision: the same for the difference from the parent"
     )

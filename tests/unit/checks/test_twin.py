@@ -26,6 +26,7 @@ SPEC = spec(task="text-classification")
 DICE = np.random.default_rng(0)
 REFERENCE = DICE.normal(size=(200, 3)) * 3
 NOISE = DICE.normal(size=(200, 3)) * 0.01
+LARGEST = int(np.linalg.norm(REFERENCE, axis=1).argmax())
 TWIN = REFERENCE + DICE.normal(size=(200, 3)) * 0.01
 
 
@@ -57,11 +58,27 @@ def test_errors_of_the_twin_s_size_pass() -> None:
         (REFERENCE * 1.05 + NOISE, "slope_error_max"),
         (REFERENCE + NOISE + [0.0, 0.04, 0.0], "bias_max"),
         (np.roll(REFERENCE, 1, axis=1), "flip_margin_max"),
+        (REFERENCE * np.where(np.arange(200) == LARGEST, 0.9, 1.0)[:, None] + NOISE, "worst_ratio_max"),
     ],
-    ids=["noise", "temperature", "class bias", "swapped labels"],
+    ids=["noise", "temperature", "class bias", "swapped labels", "one vector"],
 )  # fmt: skip
 def test_each_figure_shows_its_fault(got: Any, metric: str) -> None:
     assert metric in missed(figures(got))
+
+
+def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:
+    """Whichever it is: errors may have a long tail."""
+    far = 0.4 * NOISE[0] / np.linalg.norm(NOISE[0])
+
+    def found(mine: int, its: int) -> set[str | None]:
+        got, other = (REFERENCE + NOISE + (np.arange(200) == row)[:, None] * far for row in (mine, its))
+        asked = [{"texts": ({"logits": values}, True)} for values in (got, other, REFERENCE)]
+        compared = twin.compare(SPEC, ["texts"], *asked)
+        assert compared is not None
+        return missed(compared)
+
+    assert "worst_ratio_max" not in found(7, 90)
+    assert "worst_ratio_max" in missed(figures(REFERENCE + NOISE + (np.arange(200) == 7)[:, None] * far))
 
 
 def test_a_label_may_change_where_the_twin_s_largest_error_could_change_it() -> None:
