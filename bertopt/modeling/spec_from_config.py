@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -96,7 +98,12 @@ def _labels(names: Mapping[int, Any]) -> tuple[str, ...]:
     if unnamed is not None:
         shown = plain(ascii(names[unnamed]))[:60]
         raise IntegrityError(f"config.json: id2label must give each class a text or a number; class {unnamed} has {shown}: name it")
-    return tuple(str(name) for _, name in sorted(names.items()))
+    labels = tuple(str(name) for _, name in sorted(names.items()))
+    again = [label for label, count in Counter(labels).items() if count > 1]
+    if again:
+        shown = ", ".join(plain(ascii(label))[:60] for label in again[:3])
+        warnings.warn(f"config.json: id2label names several classes {shown}: answers do not tell them apart, and labels of texts mean the first of them", stacklevel=2)
+    return labels
 
 
 def _positions(config: Any, encoder: Any) -> dict[str, Any]:

@@ -60,6 +60,12 @@ def test_classes_may_be_called_by_numbers(bert: Path) -> None:
     assert checkpoint.load(bert).spec.labels == ("1", "2.5", "3")
 
 
+def test_classes_of_the_same_name_are_warned_of(bert: Path) -> None:
+    with_config(bert, id2label={"0": "a", "1": "b", "2": "a"}, label2id=None)
+    with pytest.warns(UserWarning, match="id2label names several classes 'a': answers do not tell them apart"):
+        assert checkpoint.load(bert).spec.labels == ("a", "b", "a")
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [
