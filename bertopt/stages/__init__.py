@@ -84,7 +84,8 @@ def write_form(model: Model, out: Path) -> None:
         target = out / _model_file(model)
         link(model.path, target)
         for path in _files_beside(model):
-            link(path, target.with_name(path.name))
+            # OpenVINO looks for weights of the model's name.
+            link(path, target.with_suffix(".bin") if isinstance(model, OpenVino) else target.with_name(path.name))
 
 
 def _write_eager(model: Eager | Compiled, out: Path) -> None:
