@@ -58,7 +58,6 @@ OF_PEAK = 1e-5
 #: `rel_l2` of cases that were sampled while the stage was timed may be this many times its limit, up to the
 #: size at which outputs have nothing to do with each other.
 TIMED_ROOM, TIMED_GROSS = 10, 0.7
-
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
 _TINY = 1e-30
 #: Share of an output's usual size below which an answer is not what errors are relative to.
@@ -277,9 +276,6 @@ def cosine_median(cases: Sequence[Case]) -> float:
 
 def _median(case: Case) -> float:
     return case.cosine_mean if case.cosine_median is None else case.cosine_median
-
-
-
 
 
 def worst_case(cases: Sequence[Case], metric: str) -> Case:

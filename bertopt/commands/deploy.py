@@ -111,9 +111,6 @@ def _config(name: str, spec: Spec, max_batch: int, kind: str) -> str:
     )  # fmt: skip
 
 
-
-
-
 def _write_graph(folder: Path, artifact: Path, manifest: Manifest, max_batch: int, kind: str) -> None:
     assert manifest.path is not None
     spec, source = manifest.spec, artifact / manifest.path
