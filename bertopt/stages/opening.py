@@ -12,7 +12,6 @@ import grp
 import os
 import pwd
 import stat
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ class Opened:
 
     path: Path
     manifest: Manifest
-    copy: tempfile.TemporaryDirectory[str] | None = None
+    copy: temporary_directory.TemporaryDirectory | None = None
 
     def keep_for(self, owner: object) -> None:
         """Keep a private copy as long as `owner` lives: some runtimes read a model again."""

@@ -6,7 +6,9 @@ import os
 import shutil
 import stat
 import tempfile
+import weakref
 from pathlib import Path
+from types import TracebackType
 
 from bertopt.system import process_tree
 
@@ -14,7 +16,33 @@ from bertopt.system import process_tree
 _made: set[str] = set()
 
 
-def make() -> tempfile.TemporaryDirectory[str]:
+class TemporaryDirectory:
+    """Removed by `cleanup`, at the end of a `with`, or with this object; never by a fork of the process that made it.
+
+    tempfile's own is removed by the first fork that ends.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.name = tempfile.mkdtemp(prefix=prefix)
+        self._remove = weakref.finalize(self, _remove, self.name, os.getpid())
+
+    def cleanup(self) -> None:
+        """Remove it now."""
+        self._remove()
+
+    def __enter__(self) -> str:
+        return self.name
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cleanup()
+
+
+def _remove(name: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(name, ignore_errors=True)
+
+
+def make() -> TemporaryDirectory:
     """Return a new directory named after this process, after removing those of processes that are gone."""
     for path in Path(tempfile.gettempdir()).glob("bertopt-*-*"):
         owner = path.name.split("-")[1]
@@ -26,6 +54,6 @@ def make() -> tempfile.TemporaryDirectory[str]:
         lives = path.name in _made if owner == str(os.getpid()) else owner.isdecimal() and process_tree.runs(int(owner))
         if mine and owner.isdecimal() and not lives:
             shutil.rmtree(path, ignore_errors=True)
-    made = tempfile.TemporaryDirectory(prefix=f"bertopt-{os.getpid()}-")
+    made = TemporaryDirectory(f"bertopt-{os.getpid()}-")
     _made.add(Path(made.name).name)
     return made

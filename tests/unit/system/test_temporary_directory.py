@@ -60,6 +60,22 @@ def test_a_directory_that_its_owner_removes_meanwhile_is_passed_over(
         assert Path(made).is_dir() and not left.exists()
 
 
+def test_a_fork_that_ends_leaves_the_directory_of_its_parent() -> None:
+    """A worker of gunicorn that ended removed the private copy of the model that its parent holds open."""
+    code = """
+import os, sys
+from bertopt.system import temporary_directory
+made = temporary_directory.make()
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(os.path.isdir(made.name), made.name)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, name = ended.stdout.split()
+    assert kept == "True" and not Path(name).exists()
+
+
 def test_the_interpreter_that_replays_an_artefact_ends_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
