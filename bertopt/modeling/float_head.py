@@ -24,6 +24,8 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "bert": ("bert.pooler.dense", "tanh", "classifier"),
     "albert": ("albert.pooler", "tanh", "classifier"),
     "distilbert": ("pre_classifier", "relu", "classifier"),
+    "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
+    "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")

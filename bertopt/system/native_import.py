@@ -39,8 +39,8 @@ def check_layout(module: Any, path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(_VERSION.stop)
     version = int.from_bytes(head[_VERSION], "little")
-    if len(head) == _VERSION.stop and version != module.LAYOUT_VERSION:
+    if len(head) == _VERSION.stop and not 1 <= version <= module.LAYOUT_VERSION:
         raise Unsupported(
-            f"bertopt-native {module.__version__} reads packed weights of layout {module.LAYOUT_VERSION}; '{path.name}' has "
+            f"bertopt-native {module.__version__} reads packed weights of layouts 1 to {module.LAYOUT_VERSION}; '{path.name}' has "
             f"layout {version}: export again, or install the bertopt-native that it was exported with"
         )

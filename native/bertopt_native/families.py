@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from bertopt_native.errors import Unsupported
 Floats = NDArray[np.float32]
 
 PRODUCTS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
+#: What the activation of `ffn_in` gates, in networks that have it.
+GATED = "ffn_gated"
 NORMS = ("attention_norm", "ffn_norm")
 
 _BERT = {
@@ -58,6 +60,17 @@ _MPNET = _BERT | {
     "attention_out": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
 }
+_ROTARY = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention_out": "self_attn.o_proj",
+    "attention_norm": "post_attention_layernorm",
+    "ffn_in": "mlp.gate_proj",
+    "ffn_gated": "mlp.up_proj",
+    "ffn_out": "mlp.down_proj",
+    "ffn_norm": "post_mlp_layernorm",
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,10 @@ class Family:
     pad_rule: bool = False
     """Positions count the tokens that are not padding, from pad_token_id + 1."""
     projection: str = ""
+    without_bias: Collection[str] = ()
+    """Products whose layers have no bias."""
+    rotary: bool = False
+    """Queries and keys are turned by their position; there is no table of positions."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -83,6 +100,8 @@ FAMILIES: Mapping[str, Family] = {
     "albert": Family("albert.", "encoder.albert_layer_groups.{}.albert_layers.{}.", _ALBERT,
                      projection="encoder.embedding_hidden_mapping_in"),
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True),
+    "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True),
+    "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -92,6 +111,8 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 
 
@@ -111,6 +132,13 @@ class Network:
     tensors: Mapping[str, Floats]
     relative_bias: Floats | None = None
     """Attention's bias [heads, 2 * longest - 1] by distance, entry key - query + longest - 1."""
+    angles: Floats | None = None
+    """Rotary positions: what a head's channels i and i + half are turned by at each position, [positions, half], in radians."""
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """Names of a layer's products."""
+        return (*PRODUCTS, GATED) if f"layers.{self.layer_map[0]}.{GATED}.weight" in self.tensors else PRODUCTS
 
 
 class _Reader:
@@ -146,9 +174,9 @@ class _Reader:
         for part in ("weight", "bias"):
             self.out[f"{to}.{part}"] = self.take(f"{name}.{part}", width)
 
-    def linear(self, to: str, name: str, n: int, k: int) -> None:
+    def linear(self, to: str, name: str, n: int, k: int, bias: bool = True) -> None:
         self.out[f"{to}.weight"] = self.take(f"{name}.weight", n, k)
-        self.out[f"{to}.bias"] = self.take(f"{name}.bias", n)
+        self.out[f"{to}.bias"] = self.take(f"{name}.bias", n) if bias else np.zeros(n, np.float32)
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int:
@@ -190,38 +218,62 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     width = _number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
     reader = _Reader(tensors, family.prefix)
 
-    for to, name in (
-        ("word", "word_embeddings"),
-        ("position", "position_embeddings"),
-        ("token_type", "token_type_embeddings"),
-    ):
-        if to != "token_type" or family.token_types:
-            reader.out[f"embeddings.{to}"] = reader.take(f"embeddings.{name}.weight", None, width)
+    tables = {
+        "word": True,
+        "position": not family.rotary,
+        # gte-base-en-v1.5 has no types, its relatives have.
+        "token_type": family.token_types and config.get("type_vocab_size") != 0,
+    }
+    for table in (name for name, exists in tables.items() if exists):
+        reader.out[f"embeddings.{table}"] = reader.take(f"embeddings.{table}_embeddings.weight", None, width)
     reader.norm("embeddings.norm", "embeddings.LayerNorm", width)
     if family.projection and (albert or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)
 
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
     per_group = int(config.get("inner_group_num") or 1)
-    shapes = {"ffn_in": (inner, hidden), "ffn_out": (hidden, inner)}
+    shapes = {"ffn_in": (inner, hidden), GATED: (inner, hidden), "ffn_out": (hidden, inner)}
     for i in sorted(set(layer_map)):
         at = family.layer.format(i // per_group, i % per_group) if albert else family.layer.format(i)
-        for product in PRODUCTS:
-            reader.linear(f"layers.{i}.{product}", at + family.names[product], *shapes.get(product, (hidden, hidden)))
+        for product in (*PRODUCTS, *([GATED] if GATED in family.names else [])):
+            shape = shapes.get(product, (hidden, hidden))
+            reader.linear(f"layers.{i}.{product}", at + family.names[product], *shape, product not in family.without_bias)
         for norm in NORMS:
             reader.norm(f"layers.{i}.{norm}", at + family.names[norm], hidden)
 
     pad = config.get("pad_token_id")
     pad_id = (1 if kind == "mpnet" else int(pad if pad is not None else 0)) if family.pad_rule else 0
     offset = pad_id + 1 if family.pad_rule else 0
-    positions = len(reader.out["embeddings.position"])
+    angles = _rotary_angles(config, hidden // heads) if family.rotary else None
+    positions = len(reader.out["embeddings.position"] if angles is None else angles)
     if positions <= offset:
         raise ValueError(f"position table must have more than {offset} rows; got {positions}")
     bias = None
     if kind == "mpnet":
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
     epsilon = 1e-12 if kind == "distilbert" else float(config.get("layer_norm_eps") or 1e-12)
-    return Network(kind, ACTIVATIONS[act], heads, epsilon, layer_map, offset, family.pad_rule, pad_id, reader.out, bias)
+    return Network(
+        kind, ACTIVATIONS[act], heads, epsilon, layer_map, offset, family.pad_rule, pad_id, reader.out, bias, angles
+    )
+
+
+def _rotary_angles(config: Mapping[str, Any], head: int) -> Floats:
+    """Return what the channels of a head are turned by [positions, head / 2], in transformers' float32."""
+    given = config.get("rope_parameters")
+    rope = given if isinstance(given, Mapping) else {}
+    if (kind := rope.get("rope_type")) != "default":
+        raise Unsupported(f"rope_type must be 'default'; got {kind!r}: use another runtime")
+    base, size = rope.get("rope_theta"), config.get("head_dim") or head
+    if not isinstance(base, int | float) or isinstance(base, bool) or not 1 < base < math.inf:
+        raise ValueError(f"config's rope_theta must be a number above 1; got {base!r}")
+    if size != head or head % 2:
+        raise Unsupported(f"head size must be even and hidden size / heads, {head}; got {size!r}: use another runtime")
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise Unsupported("partial_rotary_factor must be 1: use another runtime")
+    steps = np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
+    frequencies = np.float32(1) / np.float32(base) ** steps
+    positions = np.arange(_number(config, "max_position_embeddings"), dtype=np.float32)
+    return np.asarray(positions[:, None] * frequencies, np.float32)
 
 
 def _albert_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from bertopt_native.errors import BadFile
 
 MAGIC = b"BERTNAT\n"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+#: Of networks without rotary positions and gates, so that older libraries open them.
+_FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
-HEADER = struct.Struct("<8sIIQQ17If16s136s")
+HEADER = struct.Struct("<8sIIQQ17If16sII128s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -50,6 +52,7 @@ class Tensor(IntEnum):
     EMBEDDING_SHIFT = 4
     LAYER_MAP = 5
     RELATIVE_BIAS = 6
+    ROTARY = 7
     ATTENTION_GAIN = 8
     ATTENTION_SHIFT = 9
     FFN_GAIN = 10
@@ -104,6 +107,8 @@ class Sizes:
     relative_bias: int
     epsilon: float
     family: str
+    rotary: int = 0
+    gated: int = 0
 
 
 def panels(weight: NDArray[Any], step: int) -> NDArray[Any]:
@@ -136,8 +141,8 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
     numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
     more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
     head = HEADER.pack(
-        MAGIC, LAYOUT_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
-        s.epsilon, s.family.encode()[:16], bytes(136),
+        MAGIC, LAYOUT_VERSION if s.rotary or s.gated else _FIRST_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
+        s.epsilon, s.family.encode()[:16], s.rotary, s.gated, bytes(128),
     )  # fmt: skip
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -160,9 +165,9 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
         raise BadFile(f"'{path.name}' is no packed file")
-    _, version, _, size, table, count, *numbers, epsilon, family, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
-    if version != LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
-        raise BadFile(f"'{path.name}' must have layout {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
+    _, version, _, size, table, count, *numbers, epsilon, family, rotary, gated, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
+    if not _FIRST_VERSION <= version <= LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
+        raise BadFile(f"'{path.name}' must have layout {_FIRST_VERSION} to {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
     tensors: dict[tuple[int, int], Stored] = {}
     for at in range(table, table + count * ENTRY.size, ENTRY.size):
         tensor, layer, kind, rows, cols, _, offset, length = ENTRY.unpack(whole[at : at + ENTRY.size].tobytes())
@@ -171,4 +176,4 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
             raise BadFile(f"'{path.name}' is damaged: tensor {tensor} of layer {layer} has type {kind} and {length} bytes from byte {offset} of {size}")
         data = whole[offset : offset + length].view(stored)
         tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
-    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode(errors="replace"))), tensors
+    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode(errors="replace"), rotary, gated)), tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,8 @@ PRODUCTS: Mapping[str, Tensor] = {
 }
 #: A weight is far beyond the others of its row from this many times their root mean square; and how often a neuron is there.
 _FAR, _MOST_COPIES = 10, 4
-_ACTIVATIONS = ("gelu_erf", "gelu_tanh", "relu")
+_ACTIVATIONS = ("gelu_erf", "gelu_tanh", "relu", "silu")
+_LANES = layout.PANEL // 2
 
 
 def _up(n: int) -> int:
@@ -78,9 +79,20 @@ def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple
         w, b = (network.tensors[f"layers.{layer}.{name}.{part}"] for part in ("weight", "bias"))
         both = np.concatenate([w, b[:, None]], 1).reshape(network.heads, head, -1)
         both = both * factor if name == "query" else both
-        parts.append(np.pad(both, ((0, 0), (0, stride - head), (0, 0))))
+        if network.angles is None or name == "value":
+            parts.append(np.pad(both, ((0, 0), (0, stride - head), (0, 0))))
+        else:  # what is turned together lies in one panel
+            low, high = (np.pad(half, ((0, 0), (0, (stride - head) // 2), (0, 0))) for half in np.split(both, 2, axis=1))
+            parts.append(_interleaved(low, high, axis=1))
     rows = np.stack(parts, 1).reshape(3 * network.heads * stride, -1)
     return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1])
+
+
+def _interleaved(low: Floats, high: Floats, axis: int = 0) -> Floats:
+    """Return panels of sixteen entries of `low` and sixteen of `high`, one after the other."""
+    shape = low.shape[:axis] + (low.shape[axis] // _LANES, _LANES) + low.shape[axis + 1 :]
+    both = np.stack([low.reshape(shape), high.reshape(shape)], axis + 1)
+    return both.reshape(*low.shape[:axis], 2 * low.shape[axis], *low.shape[axis + 1 :])
 
 
 def _copies(ffn_out: Floats) -> NDArray[np.int64]:
@@ -95,12 +107,11 @@ def _copies(ffn_out: Floats) -> NDArray[np.int64]:
     return np.repeat(far, np.maximum(again[far], 0))[: layout.PANEL]
 
 
-def _divided(ffn_in: tuple[Floats, Floats], ffn_out: Floats, copies: NDArray[np.int64]) -> tuple[tuple[Floats, Floats], Floats]:
-    """Return both products with `copies` of neurons behind the others."""
+def _divided(ffn_in: Sequence[Floats], ffn_out: Floats, copies: NDArray[np.int64]) -> tuple[list[Floats], Floats]:
+    """Return weights and biases of the first product and the weight of the second with `copies` of neurons behind the others."""
     counts = 1 + np.bincount(copies, minlength=ffn_out.shape[1])
     shared = ffn_out / counts.astype(np.float32)
-    weight, bias = (np.concatenate([part, part[copies]]) for part in ffn_in)
-    return (weight, bias), np.concatenate([shared, shared[:, copies]], 1)
+    return [np.concatenate([part, part[copies]]) for part in ffn_in], np.concatenate([shared, shared[:, copies]], 1)
 
 
 def _products(
@@ -109,18 +120,21 @@ def _products(
     """Return weight [N, K] and bias [N] of a layer's four products, padded with zeros."""
     t = {
         name: network.tensors[f"layers.{layer}.{name}"]
-        for name in (f"{p}.{q}" for p in families.PRODUCTS[3:] for q in ("weight", "bias"))
+        for name in (f"{p}.{q}" for p in network.products[3:] for q in ("weight", "bias"))
     }
     out = t["attention_out.weight"]
     spread = np.pad(out.reshape(len(out), network.heads, head), ((0, 0), (0, 0), (0, stride - head)))
-    ffn_in, ffn_out = (t["ffn_in.weight"], t["ffn_in.bias"]), t["ffn_out.weight"]
-    if inner - len(ffn_in[1]) >= layout.PANEL:
+    gated = [families.GATED] if families.GATED in network.products else []
+    ffn_in, ffn_out = [t[f"{name}.{part}"] for name in ("ffn_in", *gated) for part in ("weight", "bias")], t["ffn_out.weight"]
+    if inner - ffn_out.shape[1] >= layout.PANEL:
         ffn_in, ffn_out = _divided(ffn_in, ffn_out, _copies(ffn_out))
-    more = inner - len(ffn_in[1])
+    more = inner - ffn_out.shape[1]
+    ffn_in = [np.pad(part, ((0, more), *[(0, 0)] * (part.ndim - 1))) for part in ffn_in]
+    weight, bias = map(_interleaved, ffn_in[:2], ffn_in[2:]) if gated else ffn_in
     return {
         "qkv": _qkv(network, layer, head, stride),
         "attention_out": (spread.reshape(len(out), -1), t["attention_out.bias"]),
-        "ffn_in": (np.pad(ffn_in[0], ((0, more), (0, 0))), np.pad(ffn_in[1], (0, more))),
+        "ffn_in": (weight, bias),
         "ffn_out": (np.pad(ffn_out, ((0, 0), (0, more))), t["ffn_out.bias"]),
     }
 
@@ -160,7 +174,11 @@ def content(network: families.Network, copies: bool) -> Content:
     if copies and any(len(_copies(t[f"layers.{i}.ffn_out.weight"])) for i in set(network.layer_map)):
         inner += layout.PANEL
 
-    stored = [_table(Tensor.WORD, t["embeddings.word"]), _table(Tensor.POSITION, t["embeddings.position"])]
+    stored = [_table(Tensor.WORD, t["embeddings.word"])]
+    if network.angles is None:
+        stored.append(_table(Tensor.POSITION, t["embeddings.position"]))
+    else:
+        stored.append(_table(Tensor.ROTARY, _rotary(network.angles, stride)))
     types = t.get("embeddings.token_type")
     if types is not None:
         stored.append(_table(Tensor.TOKEN_TYPE, types))
@@ -195,15 +213,23 @@ def content(network: families.Network, copies: bool) -> Content:
         stored_layers=len(set(network.layer_map)),
         vocabulary=len(t["embeddings.word"]),
         token_types=0 if types is None else len(types),
-        positions=len(t["embeddings.position"]),
+        positions=len(t["embeddings.position"] if network.angles is None else network.angles),
         position_offset=network.position_offset,
         position_rule=int(network.pad_rule),
         pad_id=network.pad_id,
         relative_bias=int(network.relative_bias is not None),
         epsilon=network.epsilon,
         family=network.family,
+        rotary=int(network.angles is not None),
+        gated=int(families.GATED in network.products),
     )
     return Content(sizes, stored, _linear(network, head, stride, inner))
+
+
+def _rotary(angles: Floats, stride: int) -> Floats:
+    """Return cosines and sines of `angles` [positions, half], each padded to half a `stride`, in panels [positions, stride]."""
+    padded = np.pad(angles, ((0, 0), (0, stride // 2 - angles.shape[1]))).astype(np.float64)
+    return _interleaved(np.cos(padded).astype(np.float32), np.sin(padded).astype(np.float32), axis=1)
 
 
 def _linear(network: families.Network, head: int, stride: int, inner: int) -> Iterator[Linear]:

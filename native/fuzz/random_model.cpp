@@ -15,7 +15,7 @@ Header random_header(Random& random) {
     h.layout_version = LAYOUT_VERSION;
     h.header_bytes = sizeof(Header);
     h.table_offset = sizeof(Header);
-    h.activation = word(random, 0, 2);
+    h.activation = word(random, 0, 3);
     // Widths of real networks: 384 has its own normalisation, groups of texts are longer from 768. Heads and the
     // intermediate size stay small, so that a batch is cheap.
     static constexpr uint32_t WIDE[] = {256, 384, 512, 768, 1024};
@@ -35,6 +35,8 @@ Header random_header(Random& random) {
     h.position_rule = h.position_offset ? word(random, 0, 1) : 0;
     h.pad_id = h.position_rule ? h.position_offset - 1 : 0;
     h.relative_bias = draw(random, 0, 3) == 0;
+    h.rotary = draw(random, 0, 3) == 0;
+    h.gated = draw(random, 0, 3) == 0;
     h.epsilon = 1e-6f;
     std::memcpy(h.family, "random", 6);
     return h;
@@ -92,7 +94,8 @@ RandomModel random_model(Random& random) {
     Builder b(random);
     auto id = [](Tensor t) { return static_cast<uint32_t>(t); };
     b.add(id(Tensor::word), 0, Type::f32, h.vocabulary, h.embedding, 0, 1);
-    b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
+    if (h.rotary) b.add(id(Tensor::rotary), 0, Type::f32, h.positions, h.head_stride, 0, 1);
+    else b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
     if (h.token_types) b.add(id(Tensor::token_type), 0, Type::f32, h.token_types, h.embedding, 0, 1);
     b.add(id(Tensor::embedding_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
     b.add(id(Tensor::embedding_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
@@ -111,7 +114,7 @@ RandomModel random_model(Random& random) {
     for (uint32_t i = 0; i < h.stored_layers; i++) {
         b.linear(Tensor::qkv, i, 3 * context, h.hidden, int8());
         b.linear(Tensor::attention_out, i, h.hidden, context, int8());
-        b.linear(Tensor::ffn_in, i, h.intermediate, h.hidden, int8());
+        b.linear(Tensor::ffn_in, i, h.intermediate * (h.gated ? 2 : 1), h.hidden, int8());
         b.linear(Tensor::ffn_out, i, h.hidden, h.intermediate, int8());
         for (const Tensor t : {Tensor::attention_gain, Tensor::ffn_gain}) b.add(id(t), i, Type::f32, 1, h.hidden, 1, 0.1f);
         // A few channels far beyond the others, more of them than a quantised row excepts too.
@@ -144,7 +147,7 @@ std::vector<uint8_t> damage(const RandomModel& model, Random& random) {
     const uint64_t described = sizeof(Header) + model.table.size() * sizeof(Entry);
     if (draw(random, 0, 5) == 0) bytes.resize(draw(random, 0, bytes.size()));
     for (uint64_t n = draw(random, 1, 3); n--;) {
-        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{120} : described) - 1);
+        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{128} : described) - 1);
         if (at >= bytes.size()) continue;
         if (draw(random, 0, 1)) bytes[at] = static_cast<uint8_t>(random());
         else bytes[at] = static_cast<uint8_t>(bytes[at] + (draw(random, 0, 1) ? 1 : -1));

@@ -6,11 +6,11 @@
 namespace bertopt_native {
 
 inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
-inline constexpr uint32_t LAYOUT_VERSION = 1;
+inline constexpr uint32_t LAYOUT_VERSION = 2;  // the newest; files of version 1 have no rotary positions and no gates
 inline constexpr uint64_t ALIGNMENT = 64;
 inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
 
-enum class Activation : uint32_t { gelu_erf, gelu_tanh, relu };
+enum class Activation : uint32_t { gelu_erf, gelu_tanh, relu, silu };
 enum class PositionRule : uint32_t { index, non_pad };  // non_pad: RoBERTa's, padding ids do not advance the position
 enum class Type : uint32_t { f32, u32, int8, bf16 };
 
@@ -32,14 +32,16 @@ struct Header {
     uint32_t stored_layers;  // fewer than `layers` where layers share weights
     uint32_t vocabulary;
     uint32_t token_types;  // 0: the network has none
-    uint32_t positions;    // rows of the position table
+    uint32_t positions;    // rows of the position table, or of the rotary table
     uint32_t position_offset;
     uint32_t position_rule;
     uint32_t pad_id;
     uint32_t relative_bias;  // 1: attention scores get a bias by distance
     float epsilon;
     char family[16];
-    uint8_t reserved[136];
+    uint32_t rotary;  // 1: queries and keys are turned by their position, and there is no position table
+    uint32_t gated;   // 1: the activation of one product gates another
+    uint8_t reserved[128];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 
@@ -54,6 +56,7 @@ enum class Tensor : uint32_t {
     embedding_shift = 4,
     layer_map = 5,
     relative_bias = 6,
+    rotary = 7,
     attention_gain = 8,
     attention_shift = 9,
     ffn_gain = 10,

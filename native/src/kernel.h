@@ -33,6 +33,7 @@ inline constexpr size_t OUTLIERS = 8;  // of a quantised row
 // Buffers of one group of texts. Strides of byte buffers are in bytes.
 struct Work {
     float* hidden;         // [tokens][H], the residual stream
+    int32_t* position;     // [tokens]
     uint8_t* input;        // [tokens][input_stride], what the next product reads
     uint8_t* context;      // [tokens][context_stride], attention's output
     float* row_scale;      // [tokens] scale and zero point of a quantised row

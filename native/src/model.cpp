@@ -65,11 +65,11 @@ void Model::read(const std::string& path) {
 void Model::check_header() {
     const Header& h = header_;
     if (std::memcmp(h.magic, MAGIC, sizeof MAGIC) != 0) bad("not a file of packed weights: its first bytes are others");
-    if (h.layout_version != LAYOUT_VERSION)
-        bad("layout version must be " + number(LAYOUT_VERSION) + "; the file has " + number(h.layout_version));
+    if (h.layout_version < 1 || h.layout_version > LAYOUT_VERSION)
+        bad("layout version must be from 1 to " + number(LAYOUT_VERSION) + "; the file has " + number(h.layout_version));
     if (h.header_bytes != sizeof(Header)) bad("header must have " + number(sizeof(Header)) + " bytes; got " + number(h.header_bytes));
     if (h.file_bytes != size_) bad("the file must have " + number(h.file_bytes) + " bytes; it has " + number(size_) + " (cut short?)");
-    within("activation", h.activation, 0, 2);
+    within("activation", h.activation, 0, 3);
     multiple_of_32("hidden size", h.hidden);
     multiple_of_32("embedding size", h.embedding);
     multiple_of_32("head stride", h.head_stride);
@@ -92,6 +92,8 @@ void Model::check_header() {
     if (h.position_rule && h.position_offset != uint64_t{h.pad_id} + 1)
         bad("the file's first position must be " + number(uint64_t{h.pad_id} + 1) + ", behind the padding id; got " + number(h.position_offset));
     within("relative bias", h.relative_bias, 0, 1);
+    within("rotary positions", h.rotary, 0, 1);
+    within("gates", h.gated, 0, 1);
     for (const char c : h.family)
         if (c && (c < 32 || c > 126)) bad("the file's family must be a word of ASCII letters");
     if (!(h.epsilon > 0 && h.epsilon < 1)) bad("the file's layer normalisation epsilon must be between 0 and 1");
@@ -171,7 +173,9 @@ void Model::connect(bool huge_pages) {
     n.activation = static_cast<Activation>(h.activation);
     n.epsilon = h.epsilon;
     n.word = floats(Tensor::word, 0, h.vocabulary, h.embedding);
-    n.position = floats(Tensor::position, 0, h.positions, h.embedding);
+    if (h.rotary) n.rotary = floats(Tensor::rotary, 0, h.positions, h.head_stride);
+    else n.position = floats(Tensor::position, 0, h.positions, h.embedding);
+    n.gated = h.gated;
     n.token_type = h.token_types ? floats(Tensor::token_type, 0, h.token_types, h.embedding) : nullptr;
     n.embedding_gain = floats(Tensor::embedding_gain, 0, 1, h.embedding);
     n.embedding_shift = floats(Tensor::embedding_shift, 0, 1, h.embedding);
@@ -195,7 +199,7 @@ void Model::connect(bool huge_pages) {
         Layer y{};
         y.qkv = linear(Tensor::qkv, i, 3 * context, h.hidden);
         y.attention_out = linear(Tensor::attention_out, i, h.hidden, context);
-        y.ffn_in = linear(Tensor::ffn_in, i, h.intermediate, h.hidden);
+        y.ffn_in = linear(Tensor::ffn_in, i, uint64_t{h.intermediate} * (h.gated ? 2 : 1), h.hidden);
         y.ffn_out = linear(Tensor::ffn_out, i, h.hidden, h.intermediate);
         y.attention_gain = floats(Tensor::attention_gain, i, 1, h.hidden);
         y.attention_shift = floats(Tensor::attention_shift, i, 1, h.hidden);

@@ -70,9 +70,10 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         uint8_t** place;
         size_t bytes;
     };
-    uint8_t *hidden, *scale, *zero, *outliers, *excess, *inner, *scores;
+    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores;
     const Buffer buffers[] = {
         {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
+        {&position, tokens * 4},
         {&work.input, tokens * work.input_stride},
         {&work.context, tokens * work.context_stride},
         {&scale, tokens * 4},
@@ -99,6 +100,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     }
 #endif
     work.hidden = reinterpret_cast<float*>(hidden);
+    work.position = reinterpret_cast<int32_t*>(position);
     work.row_scale = reinterpret_cast<float*>(scale);
     work.row_zero = reinterpret_cast<float*>(zero);
     work.row_outliers = reinterpret_cast<int32_t*>(outliers);

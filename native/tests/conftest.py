@@ -43,6 +43,8 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
             "vocab_size": 300,
             "max_position_embeddings": 80,
         }
+    if kind == "gte":
+        sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert"):
         sizes["embedding_size"] = 32
     if kind == "albert":
@@ -57,7 +59,7 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
 
     with torch.no_grad():
         for name, p in model.named_parameters():
-            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin"))
+            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj"))
             if "norm" in name.lower():
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:

@@ -95,15 +95,15 @@ def test_cut_files(packed: Packed, tmp_path: Path) -> None:
 def test_other_magic_and_version(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="first bytes"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(0, 0)))
-    with pytest.raises(BadFile, match="layout version must be 1; the file has 2: pack the checkpoint again"):
-        Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, 2)))
+    with pytest.raises(BadFile, match="layout version must be from 1 to 2; the file has 3: pack the checkpoint again"):
+        Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, 3)))
 
 
 def test_every_word_of_header_and_table(packed: Packed, tmp_path: Path) -> None:
     """Whatever a word says, the file is refused or runs: nothing outside it is read."""
     good = packed().read_bytes()
     entries = struct.unpack_from("<I", good, 32)[0]
-    words = [*range(0, 120, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
+    words = [*range(0, 128, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
     refused = 0
     for at in words:
         for value in (0, 1, 31, 33, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1):
@@ -125,7 +125,7 @@ def test_every_word_of_header_and_table(packed: Packed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "error", "message"), [
     ({"model_type": "gpt2"}, Unsupported, "model_type must be one of"),
-    ({"hidden_act": "silu"}, Unsupported, "activation must be one of"),
+    ({"hidden_act": "mish"}, Unsupported, "activation must be one of"),
     ({"position_embedding_type": "relative_key"}, Unsupported, "position_embedding_type must be 'absolute'"),
     ({"is_decoder": True}, Unsupported, "config has is_decoder"),
     ({"num_hidden_layers": 4}, ValueError, "expected a tensor 'encoder.layer.3.attention.self.query.weight'"),
@@ -139,6 +139,25 @@ def test_pack_refuses_networks(change: dict[str, Any], error: type[Exception], m
     with pytest.raises(error, match=message):
         bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}}, Unsupported, "rope_type must be 'default'; got 'dynamic'"),
+    ({"rope_parameters": None}, Unsupported, "rope_type must be 'default'; got None"),
+    ({"rope_parameters": {"rope_type": "default"}}, ValueError, "rope_theta must be a number above 1; got None"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, Unsupported, "partial_rotary_factor must be 1"),
+    ({"head_dim": 16}, Unsupported, "head size must be even and hidden size / heads, 32; got 16"),
+    ({"max_position_embeddings": None}, ValueError, "config must have max_position_embeddings"),
+], ids=str)  # fmt: skip
+def test_pack_refuses_rotary_positions(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    model = network("nomic_bert")
+    with pytest.raises(error, match=message):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))
+
+
+def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> None:
+    """An older library opens the others."""
+    assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert")] == [1, layout.LAYOUT_VERSION]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

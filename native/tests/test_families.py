@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
-KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet"]
+KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte"]
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 
@@ -68,6 +68,29 @@ def test_shapes(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
     compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
 
 
+@pytest.mark.parametrize("options", [
+    {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 100},  # heads of 24: halves of 12 in a panel
+    {"hidden_size": 96, "num_attention_heads": 2, "intermediate_size": 96},  # heads of 48: a half is one panel and a half
+    {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 300},  # heads of 64: two panels
+    {"hidden_size": 256, "num_attention_heads": 2, "num_hidden_layers": 1},  # heads of 128
+    {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1},
+    {"hidden_act": "gelu_new"},
+    {"hidden_act": "relu"},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte"])
+def test_shapes_with_rotary_positions_and_gates(kind: str, options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network(kind, **options)
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
+
+
+def test_gte_without_token_types(tmp_path: Path) -> None:
+    compare(network("gte", type_vocab_size=0), tmp_path / "m", "bf16", "", 0.99995, 0.9998)
+
+
 def test_keep_bf16_is_between(tmp_path: Path) -> None:
     model = network("bert")
     ids, starts = texts_of(LENGTHS)
@@ -98,10 +121,11 @@ def test_padding_id_within_a_text_keeps_transformers_positions(kind: str, tmp_pa
     assert cosines(got, want).min() > 0.9995
 
 
-def test_positions_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "gte"])
+def test_positions_given(kind: str, tmp_path: Path) -> None:
     import torch
 
-    model = network("bert")
+    model = network(kind)
     bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
     ids, positions = np.arange(10, 16, dtype=np.int32), np.array([3, 4, 9, 10, 70, 79], np.int32)
     got = bertopt_native.Encoder(tmp_path / "m").run(ids, [0, 6], positions=positions)

@@ -48,10 +48,12 @@ struct Dequantise {
     }
 };
 
-// One head's query, key and value: panels `first` onwards.
+// One head's query, key and value: panels `first` onwards. With a rotary table queries and keys are turned by their position.
 template <bool Int8>
 struct ToHead {
     Dequantise<Int8> dequantise;
+    const float* rotary;
+    const int32_t* position;
     Byte* out;
     size_t matrix_bytes, row_bytes, panels, first;  // panels of one of the three
 
@@ -60,6 +62,12 @@ struct ToHead {
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
         const size_t which = (p - first) / panels, part = (p - first) % panels;
+        if (rotary && which < 2) {
+            const float* turn = rotary + (static_cast<size_t>(position[m]) * panels + part) * PANEL;
+            const Vec cosine = load(turn), sine = load(turn + 16), low = x;
+            x = fnma(y, sine, mul(x, cosine));
+            y = fma(low, sine, mul(y, cosine));
+        }
         store_elements(out + which * matrix_bytes + m * row_bytes, PANEL * part, x, y);
     }
 };
@@ -94,16 +102,9 @@ struct Activate {
 
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
-        if (activation == Activation::relu) {
-            x = maximum(x, zeros());
-            y = maximum(y, zeros());
-        } else {
-            const size_t kind = activation == Activation::gelu_erf ? 0 : 1;
-            constexpr int degree = ToFloats ? 5 : 7;
-            const float* table = ToFloats ? GELU_5[kind] : GELU_7[kind];
-            x = gelu<degree>(x, table);
-            y = gelu<degree>(y, table);
-        }
+        constexpr int degree = ToFloats ? 5 : 7;
+        x = activated<degree>(activation, x);
+        y = activated<degree>(activation, y);
         Byte* row = out + (m - m0) * row_bytes;
         if constexpr (ToFloats) {
             store(reinterpret_cast<float*>(row) + PANEL * p, x);
@@ -111,6 +112,25 @@ struct Activate {
         } else {
             store_elements(row, PANEL * p, x, y);
         }
+    }
+};
+
+// The same of a panel's gates, times what they gate: half as many columns.
+template <bool Int8, bool ToFloats>
+struct Gate {
+    Dequantise<Int8> dequantise;
+    Activation activation;
+    Byte* out;
+    size_t row_bytes, m0;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        const Vec gated = mul(activated<ToFloats ? 5 : 7>(activation, x), y);
+        Byte* row = out + (m - m0) * row_bytes;
+        if constexpr (ToFloats) store(reinterpret_cast<float*>(row) + PANEL / 2 * p, gated);
+        else store_elements(row, PANEL / 2 * p, gated);
     }
 };
 

@@ -40,18 +40,20 @@ struct Pass {
                 while (r >= start(text + 1)) text++;
                 const size_t token = base + r, place = net.position_offset + r - start(text);
                 const float* word = net.word + static_cast<size_t>(batch.ids[token]) * width;
-                const float* position = net.position + (batch.positions ? static_cast<size_t>(batch.positions[token]) : place) * width;
+                work.position[r] = batch.positions ? batch.positions[token] : static_cast<int32_t>(place);
                 float* out = work.hidden + r * width;
                 // Rows of the vocabulary come from memory: the next one while this one is worked on.
                 const size_t next = smaller(r + 1, r1 - 1) + base;
                 const auto* coming = reinterpret_cast<const char*>(net.word + static_cast<size_t>(batch.ids[next]) * width);
                 for (size_t i = 0; i < width * sizeof(float); i += 64) _mm_prefetch(coming + i, _MM_HINT_T0);
-                if (net.token_type) {
-                    const float* type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
-                    for (size_t i = 0; i < width; i += 16)
-                        store(out + i, add(add(load(word + i), load(type + i)), load(position + i)));
-                } else {
-                    for (size_t i = 0; i < width; i += 16) store(out + i, add(load(word + i), load(position + i)));
+                const float* type = nullptr;
+                if (net.token_type) type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
+                const float* position = net.position ? net.position + static_cast<size_t>(work.position[r]) * width : nullptr;
+                for (size_t i = 0; i < width; i += 16) {
+                    Vec sum = load(word + i);
+                    if (type) sum = add(sum, load(type + i));
+                    if (position) sum = add(sum, load(position + i));
+                    store(out + i, sum);
                 }
                 normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon);
                 emit_row(out, width, int8, work, r);
@@ -75,8 +77,8 @@ struct Pass {
         const size_t matrix_bytes = scratch.head_rows * row_bytes;
         const bool floats = layer.attention_out.int8;
         share(team, net.heads, [&](size_t h) {
-            linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), scratch.heads,
-                           matrix_bytes, row_bytes, panels, 3 * panels * h);
+            linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), net.rotary, work.position,
+                           scratch.heads, matrix_bytes, row_bytes, panels, 3 * panels * h);
             const float* bias = net.relative_bias ? net.relative_bias + h * net.bias_stride + (net.longest - 1) : nullptr;
             Byte* column = work.context + h * net.head_stride * (floats ? 4 : ELEMENT);
             size_t row = 0;
@@ -131,7 +133,7 @@ struct Pass {
         }
     }
 
-    template <bool Int8>
+    template <template <bool, bool> class Epilogue, bool Int8>
     void activate(const Layer& layer, const Inner& inner, size_t c0, size_t c1, size_t p0, size_t p1) const {
         const Linear& l = layer.ffn_in;
         constexpr Kind K = Int8 ? Kind::int8 : DENSE;
@@ -139,23 +141,32 @@ struct Pass {
         const Byte* a = work.input + c0 * work.input_stride;
         if (layer.ffn_out.int8) {
             product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
-                       Activate<Int8, true>{dequantise, net.activation, reinterpret_cast<Byte*>(inner.floats), inner.float_stride * 4, c0});
+                       Epilogue<Int8, true>{dequantise, net.activation, reinterpret_cast<Byte*>(inner.floats), inner.float_stride * 4, c0});
         } else {
             product<K>(a, work.input_stride, c0, c1, l.weight, l.k, p0, p1,
-                       Activate<Int8, false>{dequantise, net.activation, inner.input, inner.stride, c0});
+                       Epilogue<Int8, false>{dequantise, net.activation, inner.input, inner.stride, c0});
         }
     }
 
     void ffn_in(const Layer& layer, const Inner& inner, size_t c0, size_t c1, size_t p0, size_t p1) const {
-        if (layer.ffn_in.int8) activate<true>(layer, inner, c0, c1, p0, p1);
-        else activate<false>(layer, inner, c0, c1, p0, p1);
+        if (net.gated) {
+            if (layer.ffn_in.int8) activate<Gate, true>(layer, inner, c0, c1, p0, p1);
+            else activate<Gate, false>(layer, inner, c0, c1, p0, p1);
+        } else {
+            if (layer.ffn_in.int8) activate<Activate, true>(layer, inner, c0, c1, p0, p1);
+            else activate<Activate, false>(layer, inner, c0, c1, p0, p1);
+        }
     }
 
     // Rows r0 to r1 of a chunk that begins at row c0.
     void quantise_inner(const Inner& inner, size_t c0, size_t r0, size_t r1) const {
-        const float low = net.activation == Activation::relu ? 0.0f : -0.17005f;
-        for (size_t r = r0; r < r1; r++)
-            quantise_activated(inner.floats + r * inner.float_stride, net.intermediate, low, work, c0 + r, inner.input + r * inner.stride);
+        const float low = net.activation == Activation::relu ? 0.0f : net.activation == Activation::silu ? -0.27847f : -0.17005f;
+        for (size_t r = r0; r < r1; r++) {
+            const float* row = inner.floats + r * inner.float_stride;
+            Byte* out = inner.input + r * inner.stride;
+            if (net.gated) quantise_row(row, net.intermediate, work, c0 + r, out);
+            else quantise_activated(row, net.intermediate, low, work, c0 + r, out);
+        }
     }
 
     void output_product(const Rest& rest, size_t r0, size_t r1) const {
@@ -168,7 +179,7 @@ struct Pass {
     void feed_forward(const Rest& rest, size_t c0, size_t c1) const {
         const Layer& y = rest.layer;
         const Inner& inner = scratch.inner;
-        ffn_in(y, inner, c0, c1, 0, net.intermediate / PANEL);
+        ffn_in(y, inner, c0, c1, 0, y.ffn_in.n / PANEL);
         if (y.ffn_out.int8) quantise_inner(inner, c0, 0, c1 - c0);
         linear<AddTo>(y.ffn_out, inner.input, inner.stride, c0, c1, 0, net.hidden / PANEL, work.hidden, net.hidden);
         normalise(c0, c1, y.ffn_gain, y.ffn_shift, rest.next_int8, !rest.last);
@@ -177,7 +188,7 @@ struct Pass {
     // Few rows and several threads: each product's columns are shared, so that every weight is read once.
     void rest_by_columns(const Rest& rest, size_t count) {
         const Layer& y = rest.layer;
-        const size_t narrow = net.hidden / PANEL, wide = net.intermediate / PANEL, nn = parts(narrow), nw = parts(wide);
+        const size_t narrow = net.hidden / PANEL, wide = y.ffn_in.n / PANEL, nn = parts(narrow), nw = parts(wide);
         const Byte* a = work.context;
         size_t stride = work.context_stride;
         if (y.attention_out.int8) {

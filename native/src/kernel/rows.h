@@ -101,7 +101,7 @@ BN_INLINE void quantise_row(const float* v, size_t n, const Work& work, size_t m
     quantise(v, n, find_range(v, n, minimum(low0, low1), maximum(high0, high1), 0, work, m), work, m, out);
 }
 
-// After an activation function the lower end is known: -0.17 for both kinds of GELU, 0 for ReLU.
+// After an activation function without a gate the lower end is known.
 BN_INLINE void quantise_activated(const float* v, size_t n, float low, const Work& work, size_t m, Byte* out) {
     Vec high0 = zeros(), high1 = high0;
     for (size_t i = 0; i < n; i += 32) {

@@ -21,6 +21,12 @@ BN_INLINE void store_elements(Byte* row, size_t i, Vec low, Vec high) {
     }
 }
 
+// One vector of a row's elements i to i + 16.
+BN_INLINE void store_elements(Byte* row, size_t i, Vec v) {
+    if (ELEMENT == 2) store_bf16(row + 2 * i, v);
+    else store(reinterpret_cast<float*>(row + 4 * i), v);
+}
+
 // 2^x for x <= 0, degree 3: 1e-4, which is far below a bf16's half unit (2e-3); degree 5: 2e-7, for float32 weights.
 BN_INLINE Vec exp2_negative(Vec x) {
     const Vec whole = rounded(x), f = sub(x, whole);
@@ -49,4 +55,24 @@ BN_INLINE Vec gelu(Vec x, const float* table) {
 #pragma GCC unroll 8
     for (int i = Degree - 1; i >= 0; i--) p = fma(p, t, all(table[i]));
     return mul(x, fma(c, p, all(0.5f)));
+}
+
+// x / (1 + e^-x)
+BN_INLINE Vec silu(Vec x) {
+    const Vec above = maximum(x, zeros()), below = minimum(x, zeros());
+    const Vec power = exp2_negative(mul(sub(below, above), all(1.44269504f)));  // e^-|x|
+    return div(fma(below, power, above), add(all(1), power));
+}
+
+// `Degree`: of the polynomial where there is one.
+template <int Degree>
+BN_INLINE Vec activated(Activation activation, Vec x) {
+    static_assert(Degree == 5 || Degree == 7);
+    switch (activation) {
+        case Activation::relu: return maximum(x, zeros());
+        case Activation::silu: return silu(x);
+        case Activation::gelu_erf: return gelu<Degree>(x, Degree == 5 ? GELU_5[0] : GELU_7[0]);
+        case Activation::gelu_tanh: return gelu<Degree>(x, Degree == 5 ? GELU_5[1] : GELU_7[1]);
+    }
+    __builtin_unreachable();
 }

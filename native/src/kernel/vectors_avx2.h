@@ -92,7 +92,9 @@ BN_INLINE void store_quantised(Quantised* out, Vec v, Vec inverse, Vec zero) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, 0xd8), 0xd8));
 }
 
-BN_INLINE void store_bf16(Byte*, Vec, Vec) { __builtin_trap(); }  // nothing here works in bf16
+// Nothing here works in bf16.
+BN_INLINE void store_bf16(Byte*, Vec, Vec) { __builtin_trap(); }
+BN_INLINE void store_bf16(Byte*, Vec) { __builtin_trap(); }
 
 BN_INLINE Vec rounded(Vec x) {
     return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

@@ -64,6 +64,15 @@ BN_INLINE void store_bf16(Byte* p, Vec low, Vec high) {
 #endif
 }
 
+BN_INLINE void store_bf16(Byte* p, Vec v) {
+#if BN_BF16
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
+#else
+    (void)p, (void)v;
+    __builtin_trap();
+#endif
+}
+
 BN_INLINE Vec rounded(Vec x) { return _mm512_roundscale_ps(x, 8); }
 BN_INLINE Vec scaled(Vec x, Vec whole) { return _mm512_scalef_ps(x, whole); }  // x * 2^whole
 
