@@ -26,24 +26,32 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "distilbert": ("pre_classifier", "relu", "classifier"),
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
+    "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")
     ),
 }
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
+_MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
 
 
 @dataclass(frozen=True)
 class FloatHead:
-    """Linear layers and functions, one after the other. `tensors` has `<name>.weight` [D, H] and `<name>.bias` [D]."""
+    """Linear layers, norms and functions, one after the other. `tensors` has `<name>.weight` [D, H] and `<name>.bias` [D]; of a norm
+    `<name>.weight` [H], `<name>.bias` [H] and `<name>.epsilon` [1]. A first step `mean` is the encoder's."""
 
     steps: tuple[str, ...]
     tensors: Mapping[str, Array]
 
+    @property
+    def pooling(self) -> str:
+        """What a classifier reads of a text: its `first` token, or the `mean` of its tokens."""
+        return "mean" if self.steps[0] == "mean" else "first"
+
     @classmethod
-    def of(cls, spec: Spec, tensors: Mapping[str, Array]) -> FloatHead | None:
-        """Return the head of a task from the tensors of `plain`, None where the hidden or pooled states are the answer.
+    def of(cls, spec: Spec, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> FloatHead | None:
+        """Return the head of a task from what `plain` returns, None where the hidden or pooled states are the answer.
 
         Where layers follow pooling, the head has these, and normalisation after them.
 
@@ -53,12 +61,18 @@ class FloatHead:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
         if spec.task == "feature-extraction":
             return cls._after_pooling(spec, tensors) if spec.dense else None
-        steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else _PER_TOKEN.get(spec.task)
+        per_token = _MODERNBERT if spec.family == "modernbert" else _PER_TOKEN
+        steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else per_token.get(spec.task)
         if steps is None:
             raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
+        if spec.family == "modernbert":
+            tensors = _modernbert(tensors, config)
         names = [f"{step}.{part}" for step in steps if step not in _FUNCTIONS for part in ("weight", "bias")]
+        names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
+        if spec.granularity == "text" and config.get("classifier_pooling") == "mean":
+            steps = ("mean", *steps)
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
 
     @classmethod
@@ -84,9 +98,11 @@ class FloatHead:
         """Return the outputs [N, D] of hidden states [N, H]. Rows do not depend on each other where `linear`'s do not; a
         BLAS's do, to the last bit."""
         values: Any = hidden
-        for step in self.steps:
+        for step in self.steps[1:] if self.pooling == "mean" else self.steps:
             if step in _FUNCTIONS:
                 values = _FUNCTIONS[step](values)
+            elif f"{step}.epsilon" in self.tensors:
+                values = _layer_norm(values, *(self.tensors[f"{step}.{part}"] for part in ("weight", "bias", "epsilon")))
             else:
                 values = linear(values, self.tensors[f"{step}.weight"], self.tensors[f"{step}.bias"])
         return np.asarray(values)
@@ -105,9 +121,22 @@ def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Arr
     return json.loads(encoder.config.to_json_string(use_diff=False)), tensors, after
 
 
+def _modernbert(tensors: Mapping[str, Array], config: Mapping[str, Any]) -> Mapping[str, Array]:
+    """The head's tensors with zeros where it has no bias, and the norm's epsilon. Raises Unsupported for another function than GELU."""
+    if (activation := config.get("classifier_activation")) != "gelu":
+        raise Unsupported(f"the native encoder's head has classifier_activation 'gelu'; got {activation!r}: use convert_openvino")
+    biases = {name: np.zeros(config["hidden_size"], np.float32) for name in ("head.dense.bias", "head.norm.bias")}
+    return {**biases, **tensors, "head.norm.epsilon": np.array([config["norm_eps"]], np.float32)}
+
+
 def _array(tensor: Any) -> Array:
     array: Array = tensor.detach().float().cpu().numpy()
     return array
+
+
+def _layer_norm(x: Any, weight: Array, bias: Array, epsilon: Array) -> Any:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon) * weight + bias
 
 
 def _relu(x: Any) -> Any:

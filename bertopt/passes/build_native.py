@@ -53,7 +53,7 @@ class BuildNative(Pass[Eager, Native]):
         if not module.supported():
             raise Unsupported("the native encoder needs an x86-64 CPU with AVX2 and FMA; this one lacks them: use convert_openvino")
         config, tensors, after_pooling = plain(model.network)
-        head = FloatHead.of(model.spec, {**tensors, **after_pooling})
+        head = FloatHead.of(model.spec, {**tensors, **after_pooling}, config)
         path = ctx.workdir / "native" / "model.bin"
         path.parent.mkdir()
         kept = self._kept(model.spec)

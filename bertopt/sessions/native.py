@@ -74,7 +74,8 @@ class NativeSession(Session):
         """The answers, one array for each of `spec.outputs`: [N, D] for texts, [T, D] or [T] for their tokens."""
         spec = self.spec
         by_text = spec.granularity == "text"
-        output = (_POOLED[spec.pooling] if spec.pooling else "first") if by_text else "tokens"
+        unpooled = "first" if self._head is None else self._head.pooling
+        output = (_POOLED[spec.pooling] if spec.pooling else unpooled) if by_text else "tokens"
         # Of a pooled vector its length does not matter where it is made 1 at once.
         normalizes = spec.normalize and by_text and not spec.dense
         try:

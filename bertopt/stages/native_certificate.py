@@ -21,7 +21,7 @@ def certify(model: Native, parent: Eager) -> Certificate:
     with native_import.native_errors(module):
         compared, difference = module.compare(model.path, config, tensors)
     if difference is None:
-        expected, path = FloatHead.of(model.spec, {**tensors, **after_pooling}), model.path.with_name(FILE)
+        expected, path = FloatHead.of(model.spec, {**tensors, **after_pooling}, config), model.path.with_name(FILE)
         found = FloatHead.read(path) if path.exists() else None
         compared += len(expected.tensors) if expected is not None else 0
         if not _equal(found, expected):

@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bertopt_native import rotary
 from bertopt_native.errors import Unsupported
-
-Floats = NDArray[np.float32]
+from bertopt_native.reader import Floats, Reader, number
 
 PRODUCTS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
 #: What the activation of `ffn_in` gates, in networks that have it.
@@ -71,6 +70,13 @@ _ROTARY = {
     "ffn_out": "mlp.down_proj",
     "ffn_norm": "post_mlp_layernorm",
 }
+_MODERNBERT = {
+    "qkv": "attn.Wqkv",
+    "attention_out": "attn.Wo",
+    "attention_norm": "mlp_norm",
+    "ffn_in": "mlp.Wi",
+    "ffn_out": "mlp.Wo",
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Family:
     """Products whose layers have no bias."""
     rotary: bool = False
     """Queries and keys are turned by their position; there is no table of positions."""
+    word: str = "embeddings.word_embeddings"
+    norm: str = "embeddings.LayerNorm"
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -102,6 +110,8 @@ FAMILIES: Mapping[str, Family] = {
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
+    "modernbert": Family("model.", "layers.{}.", _MODERNBERT, token_types=False, rotary=True, word="embeddings.tok_embeddings",
+                         norm="embeddings.norm"),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -132,61 +142,19 @@ class Network:
     tensors: Mapping[str, Floats]
     relative_bias: Floats | None = None
     """Attention's bias [heads, 2 * longest - 1] by distance, entry key - query + longest - 1."""
-    angles: Floats | None = None
-    """Rotary positions: what a head's channels i and i + half are turned by at each position, [positions, half], in radians."""
+    angles: tuple[Floats, ...] = ()
+    """Rotary positions: what a head's channels i and i + half are turned by at each position, [positions, half], in radians. Layers with
+    a window take the last."""
+    norm_first: bool = False
+    """Norms are of what a product reads, not of the residual stream; `ffn_norm` is the next layer's first, or the last of all."""
+    window: int = 0
+    """Tokens on each side that layers with a window attend to."""
+    windowed: tuple[bool, ...] = ()
 
     @property
     def products(self) -> tuple[str, ...]:
         """Names of a layer's products."""
         return (*PRODUCTS, GATED) if f"layers.{self.layer_map[0]}.{GATED}.weight" in self.tensors else PRODUCTS
-
-
-class _Reader:
-    """Takes tensors out of a state dict, checked."""
-
-    def __init__(self, tensors: Mapping[str, Any], prefix: str) -> None:
-        bare = (
-            {k.removeprefix(prefix): v for k, v in tensors.items()}
-            if any(k.startswith(prefix) for k in tensors)
-            else dict(tensors)
-        )
-        self.source = {
-            k.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): v
-            for k, v in bare.items()
-        }
-        self.out: dict[str, Floats] = {}
-
-    def take(self, name: str, *shape: int | None) -> Floats:
-        if name not in self.source:
-            raise ValueError(
-                f"expected a tensor {name!r} in the checkpoint; it has {len(self.source)} others: check model_type in its config"
-            )
-        a = np.asarray(self.source[name]).astype(np.float32)
-        if a.ndim != len(shape) or any(e is not None and e != g for e, g in zip(shape, a.shape, strict=True)):
-            raise ValueError(
-                f"tensor {name!r} must have shape {list(shape)}; got {list(a.shape)}: config and weights differ"
-            )
-        if not np.isfinite(a).all():
-            raise ValueError(f"tensor {name!r} has NaN or infinite values: the checkpoint is damaged, get it again")
-        return a
-
-    def norm(self, to: str, name: str, width: int) -> None:
-        for part in ("weight", "bias"):
-            self.out[f"{to}.{part}"] = self.take(f"{name}.{part}", width)
-
-    def linear(self, to: str, name: str, n: int, k: int, bias: bool = True) -> None:
-        self.out[f"{to}.weight"] = self.take(f"{name}.weight", n, k)
-        self.out[f"{to}.bias"] = self.take(f"{name}.bias", n) if bias else np.zeros(n, np.float32)
-
-
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    for name in names:
-        value = config.get(name)
-        if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"config's {name} must be a whole number above 0; got {value!r}")
-            return value
-    raise ValueError(f"config must have {names[0]}")
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
@@ -208,72 +176,77 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
         raise Unsupported(f"model_type must be one of {sorted(FAMILIES)}; got {kind!r}: use another runtime")
     _refuse(config)
     family, albert = FAMILIES[kind], kind == "albert"
-    act = str(config.get("hidden_act") or config.get("activation") or "gelu")
+    act = str(config.get("hidden_act") or config.get("hidden_activation") or config.get("activation") or "gelu")
     if act not in ACTIVATIONS:
         raise Unsupported(f"activation must be one of {sorted(ACTIVATIONS)}; got {act!r}: use another runtime")
-    hidden, heads = _number(config, "hidden_size", "dim"), _number(config, "num_attention_heads", "n_heads")
+    hidden, heads = number(config, "hidden_size", "dim"), number(config, "num_attention_heads", "n_heads")
     if hidden % heads:
         raise ValueError(f"hidden size must be a multiple of the number of heads; got {hidden} and {heads}")
-    inner, layers = _number(config, "intermediate_size", "hidden_dim"), _number(config, "num_hidden_layers", "n_layers")
-    width = _number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
-    reader = _Reader(tensors, family.prefix)
+    inner, layers = number(config, "intermediate_size", "hidden_dim"), number(config, "num_hidden_layers", "n_layers")
+    width = number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
+    reader = Reader(tensors, family.prefix)
 
-    tables = {
-        "word": True,
-        "position": not family.rotary,
-        # gte-base-en-v1.5 has no types, its relatives have.
-        "token_type": family.token_types and config.get("type_vocab_size") != 0,
-    }
-    for table in (name for name, exists in tables.items() if exists):
-        reader.out[f"embeddings.{table}"] = reader.take(f"embeddings.{table}_embeddings.weight", None, width)
-    reader.norm("embeddings.norm", "embeddings.LayerNorm", width)
+    norm_bias = kind != "modernbert" or bool(config.get("norm_bias"))
+    reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
+    if not family.rotary:
+        reader.out["embeddings.position"] = reader.take("embeddings.position_embeddings.weight", None, width)
+    # gte-base-en-v1.5 has no types, its relatives have.
+    if family.token_types and config.get("type_vocab_size") != 0:
+        reader.out["embeddings.token_type"] = reader.take("embeddings.token_type_embeddings.weight", None, width)
+    reader.norm("embeddings.norm", family.norm, width, norm_bias)
     if family.projection and (albert or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)
 
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
+    read_layers = _modernbert_layers if kind == "modernbert" else _layers
+    read_layers(reader, config, family, sorted(set(layer_map)), hidden, inner)
+
+    pad = config.get("pad_token_id")
+    pad_id = (1 if kind == "mpnet" else int(pad if pad is not None else 0)) if family.pad_rule else 0
+    offset = pad_id + 1 if family.pad_rule else 0
+    angles = rotary.angles(config) if family.rotary else ()
+    positions = len(angles[0] if angles else reader.out["embeddings.position"])
+    if positions <= offset:
+        raise ValueError(f"position table must have more than {offset} rows; got {positions}")
+    bias = None
+    if kind == "mpnet":
+        bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
+    epsilon = 1e-12 if kind == "distilbert" else float(config.get("layer_norm_eps") or config.get("norm_eps") or 1e-12)
+    return Network(
+        kind, ACTIVATIONS[act], heads, epsilon, layer_map, offset, family.pad_rule, pad_id, reader.out, bias, angles,
+        norm_first=kind == "modernbert", window=rotary.window(config), windowed=rotary.windowed(config),
+    )  # fmt: skip
+
+
+def _layers(
+    reader: Reader, config: Mapping[str, Any], family: Family, layers: Sequence[int], hidden: int, inner: int
+) -> None:
     per_group = int(config.get("inner_group_num") or 1)
     shapes = {"ffn_in": (inner, hidden), GATED: (inner, hidden), "ffn_out": (hidden, inner)}
-    for i in sorted(set(layer_map)):
-        at = family.layer.format(i // per_group, i % per_group) if albert else family.layer.format(i)
+    for i in layers:
+        # Of ALBERT's groups; one with one layer is what other families have.
+        at = family.layer.format(i // per_group, i % per_group)
         for product in (*PRODUCTS, *([GATED] if GATED in family.names else [])):
             shape = shapes.get(product, (hidden, hidden))
             reader.linear(f"layers.{i}.{product}", at + family.names[product], *shape, product not in family.without_bias)
         for norm in NORMS:
             reader.norm(f"layers.{i}.{norm}", at + family.names[norm], hidden)
 
-    pad = config.get("pad_token_id")
-    pad_id = (1 if kind == "mpnet" else int(pad if pad is not None else 0)) if family.pad_rule else 0
-    offset = pad_id + 1 if family.pad_rule else 0
-    angles = _rotary_angles(config, hidden // heads) if family.rotary else None
-    positions = len(reader.out["embeddings.position"] if angles is None else angles)
-    if positions <= offset:
-        raise ValueError(f"position table must have more than {offset} rows; got {positions}")
-    bias = None
-    if kind == "mpnet":
-        bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
-    epsilon = 1e-12 if kind == "distilbert" else float(config.get("layer_norm_eps") or 1e-12)
-    return Network(
-        kind, ACTIVATIONS[act], heads, epsilon, layer_map, offset, family.pad_rule, pad_id, reader.out, bias, angles
-    )
 
-
-def _rotary_angles(config: Mapping[str, Any], head: int) -> Floats:
-    """Return what the channels of a head are turned by [positions, head / 2], in transformers' float32."""
-    given = config.get("rope_parameters")
-    rope = given if isinstance(given, Mapping) else {}
-    if (kind := rope.get("rope_type")) != "default":
-        raise Unsupported(f"rope_type must be 'default'; got {kind!r}: use another runtime")
-    base, size = rope.get("rope_theta"), config.get("head_dim") or head
-    if not isinstance(base, int | float) or isinstance(base, bool) or not 1 < base < math.inf:
-        raise ValueError(f"config's rope_theta must be a number above 1; got {base!r}")
-    if size != head or head % 2:
-        raise Unsupported(f"head size must be even and hidden size / heads, {head}; got {size!r}: use another runtime")
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise Unsupported("partial_rotary_factor must be 1: use another runtime")
-    steps = np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
-    frequencies = np.float32(1) / np.float32(base) ** steps
-    positions = np.arange(_number(config, "max_position_embeddings"), dtype=np.float32)
-    return np.asarray(positions[:, None] * frequencies, np.float32)
+def _modernbert_layers(
+    reader: Reader, config: Mapping[str, Any], family: Family, layers: Sequence[int], hidden: int, inner: int
+) -> None:
+    attention, mlp, norm = (bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm"))
+    for i in layers:
+        at, to = family.layer.format(i), f"layers.{i}"
+        reader.linear((f"{to}.query", f"{to}.key", f"{to}.value"), at + family.names["qkv"], hidden, hidden, attention)
+        reader.linear(f"{to}.attention_out", at + family.names["attention_out"], hidden, hidden, attention)
+        reader.linear((f"{to}.ffn_in", f"{to}.{GATED}"), at + family.names["ffn_in"], inner, hidden, mlp)
+        reader.linear(f"{to}.ffn_out", at + family.names["ffn_out"], hidden, inner, mlp)
+        reader.norm(f"{to}.attention_norm", at + family.names["attention_norm"], hidden, norm)
+        # The first layer reads the embeddings, which have a norm already.
+        following = "final_norm" if i == layers[-1] else family.layer.format(i + 1) + "attn_norm"
+        reader.norm(f"{to}.ffn_norm", following, hidden, norm)
 
 
 def _albert_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -21,11 +21,11 @@ from bertopt_native.errors import BadFile
 
 MAGIC = b"BERTNAT\n"
 LAYOUT_VERSION = 2
-#: Of networks without rotary positions and gates, so that older libraries open them.
+#: Of networks that need nothing newer, so that older libraries open them.
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
-HEADER = struct.Struct("<8sIIQQ17If16sII128s")
+HEADER = struct.Struct("<8sIIQQ17If16s4I120s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -57,6 +57,7 @@ class Tensor(IntEnum):
     ATTENTION_SHIFT = 9
     FFN_GAIN = 10
     FFN_SHIFT = 11
+    LAYER_WINDOW = 12
     PROJECTION = 16
     QKV = 20
     ATTENTION_OUT = 24
@@ -109,6 +110,8 @@ class Sizes:
     family: str
     rotary: int = 0
     gated: int = 0
+    norm_first: int = 0
+    window: int = 0
 
 
 def panels(weight: NDArray[Any], step: int) -> NDArray[Any]:
@@ -140,9 +143,10 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
     s = sizes
     numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
     more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
+    newer = s.rotary, s.gated, s.norm_first, s.window
     head = HEADER.pack(
-        MAGIC, LAYOUT_VERSION if s.rotary or s.gated else _FIRST_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
-        s.epsilon, s.family.encode()[:16], s.rotary, s.gated, bytes(128),
+        MAGIC, LAYOUT_VERSION if any(newer) else _FIRST_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
+        s.epsilon, s.family.encode()[:16], *newer, bytes(120),
     )  # fmt: skip
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -165,7 +169,8 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
         raise BadFile(f"'{path.name}' is no packed file")
-    _, version, _, size, table, count, *numbers, epsilon, family, rotary, gated, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
+    _, version, _, size, table, count, *middle, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
+    numbers, (epsilon, family), newer = middle[:-6], middle[-6:-4], middle[-4:]
     if not _FIRST_VERSION <= version <= LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
         raise BadFile(f"'{path.name}' must have layout {_FIRST_VERSION} to {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
     tensors: dict[tuple[int, int], Stored] = {}
@@ -176,4 +181,5 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
             raise BadFile(f"'{path.name}' is damaged: tensor {tensor} of layer {layer} has type {kind} and {length} bytes from byte {offset} of {size}")
         data = whole[offset : offset + length].view(stored)
         tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
-    return Sizes(*(*numbers, epsilon, family.rstrip(b"\0").decode(errors="replace"), rotary, gated)), tensors
+    name = family.rstrip(b"\0").decode(errors="replace")
+    return Sizes(*(*numbers, epsilon, name, *newer)), tensors

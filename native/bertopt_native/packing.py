@@ -79,7 +79,7 @@ def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple
         w, b = (network.tensors[f"layers.{layer}.{name}.{part}"] for part in ("weight", "bias"))
         both = np.concatenate([w, b[:, None]], 1).reshape(network.heads, head, -1)
         both = both * factor if name == "query" else both
-        if network.angles is None or name == "value":
+        if not network.angles or name == "value":
             parts.append(np.pad(both, ((0, 0), (0, stride - head), (0, 0))))
         else:  # what is turned together lies in one panel
             low, high = (np.pad(half, ((0, 0), (0, (stride - head) // 2), (0, 0))) for half in np.split(both, 2, axis=1))
@@ -90,7 +90,7 @@ def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple
 
 def _interleaved(low: Floats, high: Floats, axis: int = 0) -> Floats:
     """Return panels of sixteen entries of `low` and sixteen of `high`, one after the other."""
-    shape = low.shape[:axis] + (low.shape[axis] // _LANES, _LANES) + low.shape[axis + 1 :]
+    shape = (*low.shape[:axis], low.shape[axis] // _LANES, _LANES, *low.shape[axis + 1 :])
     both = np.stack([low.reshape(shape), high.reshape(shape)], axis + 1)
     return both.reshape(*low.shape[:axis], 2 * low.shape[axis], *low.shape[axis + 1 :])
 
@@ -152,9 +152,9 @@ def _rounded(product: Linear, int8: bool) -> list[Stored]:
     return stored + [Stored(tensor + part, layer, Type.F32, 1, n, v.astype(np.float32)) for part, v in vectors.items()]
 
 
-def _table(tensor: Tensor, values: Floats) -> Stored:
+def _table(tensor: Tensor, values: Floats, number: int = 0) -> Stored:
     rows, cols = values.shape
-    return Stored(tensor, 0, Type.F32, rows, cols, values)
+    return Stored(tensor, number, Type.F32, rows, cols, values)
 
 
 def content(network: families.Network, copies: bool) -> Content:
@@ -175,10 +175,11 @@ def content(network: families.Network, copies: bool) -> Content:
         inner += layout.PANEL
 
     stored = [_table(Tensor.WORD, t["embeddings.word"])]
-    if network.angles is None:
+    if not network.angles:
         stored.append(_table(Tensor.POSITION, t["embeddings.position"]))
-    else:
-        stored.append(_table(Tensor.ROTARY, _rotary(network.angles, stride)))
+    stored += [_table(Tensor.ROTARY, _rotary(angles, stride), i) for i, angles in enumerate(network.angles)]
+    if network.window:
+        stored.append(Stored(Tensor.LAYER_WINDOW, 0, Type.U32, 1, len(network.windowed), np.array(network.windowed, np.uint32)))
     types = t.get("embeddings.token_type")
     if types is not None:
         stored.append(_table(Tensor.TOKEN_TYPE, types))
@@ -213,15 +214,17 @@ def content(network: families.Network, copies: bool) -> Content:
         stored_layers=len(set(network.layer_map)),
         vocabulary=len(t["embeddings.word"]),
         token_types=0 if types is None else len(types),
-        positions=len(t["embeddings.position"] if network.angles is None else network.angles),
+        positions=len(network.angles[0] if network.angles else t["embeddings.position"]),
         position_offset=network.position_offset,
         position_rule=int(network.pad_rule),
         pad_id=network.pad_id,
         relative_bias=int(network.relative_bias is not None),
         epsilon=network.epsilon,
         family=network.family,
-        rotary=int(network.angles is not None),
+        rotary=len(network.angles),
         gated=int(families.GATED in network.products),
+        norm_first=int(network.norm_first),
+        window=network.window,
     )
     return Content(sizes, stored, _linear(network, head, stride, inner))
 

@@ -35,7 +35,9 @@ Header random_header(Random& random) {
     h.position_rule = h.position_offset ? word(random, 0, 1) : 0;
     h.pad_id = h.position_rule ? h.position_offset - 1 : 0;
     h.relative_bias = draw(random, 0, 3) == 0;
-    h.rotary = draw(random, 0, 3) == 0;
+    h.rotary = draw(random, 0, 3) ? 0 : word(random, 1, 2);
+    h.norm_first = draw(random, 0, 3) == 0;
+    h.window = draw(random, 0, 3) ? 0 : word(random, 1, 40);
     h.gated = draw(random, 0, 3) == 0;
     h.epsilon = 1e-6f;
     std::memcpy(h.family, "random", 6);
@@ -94,8 +96,8 @@ RandomModel random_model(Random& random) {
     Builder b(random);
     auto id = [](Tensor t) { return static_cast<uint32_t>(t); };
     b.add(id(Tensor::word), 0, Type::f32, h.vocabulary, h.embedding, 0, 1);
-    if (h.rotary) b.add(id(Tensor::rotary), 0, Type::f32, h.positions, h.head_stride, 0, 1);
-    else b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
+    for (uint32_t i = 0; i < h.rotary; i++) b.add(id(Tensor::rotary), i, Type::f32, h.positions, h.head_stride, 0, 1);
+    if (!h.rotary) b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
     if (h.token_types) b.add(id(Tensor::token_type), 0, Type::f32, h.token_types, h.embedding, 0, 1);
     b.add(id(Tensor::embedding_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
     b.add(id(Tensor::embedding_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
@@ -107,6 +109,13 @@ RandomModel random_model(Random& random) {
         std::memcpy(&map[4 * i], &stored, 4);
     }
     b.put(id(Tensor::layer_map), 0, Type::u32, 1, h.layers, map);
+    if (h.window) {
+        for (uint32_t i = 0; i < h.layers; i++) {
+            const uint32_t windowed = word(random, 0, 1);
+            std::memcpy(&map[4 * i], &windowed, 4);
+        }
+        b.put(id(Tensor::layer_window), 0, Type::u32, 1, h.layers, map);
+    }
     if (h.embedding != h.hidden || draw(random, 0, 5) == 0) b.linear(Tensor::projection, 0, h.hidden, h.embedding, false);
     const uint64_t context = uint64_t{h.heads} * h.head_stride;
     const uint64_t kind = draw(random, 0, 2);  // all int8, all bf16, mixed
@@ -147,7 +156,7 @@ std::vector<uint8_t> damage(const RandomModel& model, Random& random) {
     const uint64_t described = sizeof(Header) + model.table.size() * sizeof(Entry);
     if (draw(random, 0, 5) == 0) bytes.resize(draw(random, 0, bytes.size()));
     for (uint64_t n = draw(random, 1, 3); n--;) {
-        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{128} : described) - 1);
+        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{136} : described) - 1);
         if (at >= bytes.size()) continue;
         if (draw(random, 0, 1)) bytes[at] = static_cast<uint8_t>(random());
         else bytes[at] = static_cast<uint8_t>(bytes[at] + (draw(random, 0, 1) ? 1 : -1));

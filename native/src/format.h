@@ -6,7 +6,7 @@
 namespace bertopt_native {
 
 inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
-inline constexpr uint32_t LAYOUT_VERSION = 2;  // the newest; files of version 1 have no rotary positions and no gates
+inline constexpr uint32_t LAYOUT_VERSION = 2;  // the newest; in files of version 1 the fields behind `family` are 0
 inline constexpr uint64_t ALIGNMENT = 64;
 inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
 
@@ -39,9 +39,11 @@ struct Header {
     uint32_t relative_bias;  // 1: attention scores get a bias by distance
     float epsilon;
     char family[16];
-    uint32_t rotary;  // 1: queries and keys are turned by their position, and there is no position table
-    uint32_t gated;   // 1: the activation of one product gates another
-    uint8_t reserved[128];
+    uint32_t rotary;      // rotary tables, 0 to 2: queries and keys are turned by their position, and there is no position table
+    uint32_t gated;       // 1: the activation of one product gates another
+    uint32_t norm_first;  // 1: norms are of what a product reads, not of the residual stream; `ffn` is the next layer's first
+    uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
+    uint8_t reserved[120];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 
@@ -56,11 +58,12 @@ enum class Tensor : uint32_t {
     embedding_shift = 4,
     layer_map = 5,
     relative_bias = 6,
-    rotary = 7,
+    rotary = 7,         // its `layer` is the table's number: layers with a window use the last
     attention_gain = 8,
     attention_shift = 9,
     ffn_gain = 10,
     ffn_shift = 11,
+    layer_window = 12,  // for each layer 1 where it has a window
     projection = 16,  // a linear product: + Part
     qkv = 20,
     attention_out = 24,

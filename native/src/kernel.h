@@ -51,6 +51,7 @@ struct Scratch {
     uint8_t* values;
     uint8_t* weights;  // [QUERY_ROWS][weight_stride] softmax
     float* scores;     // [QUERY_ROWS][score_stride]
+    float* row;        // [H]
     Inner inner;
     size_t head_rows, weight_stride, score_stride;
 };

@@ -92,8 +92,10 @@ void Model::check_header() {
     if (h.position_rule && h.position_offset != uint64_t{h.pad_id} + 1)
         bad("the file's first position must be " + number(uint64_t{h.pad_id} + 1) + ", behind the padding id; got " + number(h.position_offset));
     within("relative bias", h.relative_bias, 0, 1);
-    within("rotary positions", h.rotary, 0, 1);
+    within("number of rotary tables", h.rotary, 0, 2);
     within("gates", h.gated, 0, 1);
+    within("norms first", h.norm_first, 0, 1);
+    within("window", h.window, 0, MOST);
     for (const char c : h.family)
         if (c && (c < 32 || c > 126)) bad("the file's family must be a word of ASCII letters");
     if (!(h.epsilon > 0 && h.epsilon < 1)) bad("the file's layer normalisation epsilon must be between 0 and 1");
@@ -173,9 +175,11 @@ void Model::connect(bool huge_pages) {
     n.activation = static_cast<Activation>(h.activation);
     n.epsilon = h.epsilon;
     n.word = floats(Tensor::word, 0, h.vocabulary, h.embedding);
-    if (h.rotary) n.rotary = floats(Tensor::rotary, 0, h.positions, h.head_stride);
-    else n.position = floats(Tensor::position, 0, h.positions, h.embedding);
+    n.position = h.rotary ? nullptr : floats(Tensor::position, 0, h.positions, h.embedding);
+    const float* rotary[2] = {};
+    for (uint32_t i = 0; i < h.rotary; i++) rotary[i] = floats(Tensor::rotary, i, h.positions, h.head_stride);
     n.gated = h.gated;
+    n.norm_first = h.norm_first;
     n.token_type = h.token_types ? floats(Tensor::token_type, 0, h.token_types, h.embedding) : nullptr;
     n.embedding_gain = floats(Tensor::embedding_gain, 0, 1, h.embedding);
     n.embedding_shift = floats(Tensor::embedding_shift, 0, 1, h.embedding);
@@ -209,9 +213,13 @@ void Model::connect(bool huge_pages) {
     }
     if (huge_pages) copy_weights(stored);
     const auto* map = reinterpret_cast<const uint32_t*>(bytes(find(Tensor::layer_map, 0, 0), Type::u32, 1, h.layers));
+    const uint32_t* windows = h.window ? reinterpret_cast<const uint32_t*>(bytes(find(Tensor::layer_window, 0, 0), Type::u32, 1, h.layers)) : nullptr;
     for (uint32_t i = 0; i < h.layers; i++) {
         if (map[i] >= h.stored_layers) bad("layer " + number(i) + " refers to stored layer " + number(map[i]) + " of " + number(h.stored_layers));
-        const Layer& y = stored[map[i]];
+        Layer y = stored[map[i]];
+        const bool windowed = windows && windows[i];
+        y.window = windowed ? h.window : n.longest;
+        y.rotary = rotary[windowed && h.rotary == 2];
         layers_.push_back(y);
         for (const Linear* l : {&y.qkv, &y.attention_out, &y.ffn_in, &y.ffn_out}) int8_products_ += l->int8;
     }

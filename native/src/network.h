@@ -23,6 +23,9 @@ struct Layer {
     Linear ffn_in;  // gated: panels of 16 gates and the 16 channels that they gate
     Linear ffn_out;
     const float *attention_gain, *attention_shift, *ffn_gain, *ffn_shift;
+    const float* rotary;  // [positions][head_stride]: for each panel of a head 16 cosines and 16 sines, or null; a panel's channels
+                          // i and 16 + i are turned together
+    size_t window;        // tokens on each side that a token attends to; longer than any text where it attends to all
 };
 
 struct Network {
@@ -33,9 +36,7 @@ struct Network {
     Activation activation;
     float epsilon;
     const float *word, *position, *token_type, *embedding_gain, *embedding_shift;
-    const float* rotary;         // [positions][head_stride]: for each panel of a head 16 cosines and 16 sines, or null; a panel's channels
-                                 // i and 16 + i are turned together
-    bool gated;
+    bool gated, norm_first;
     const float* relative_bias;  // [heads][bias_stride], entry (key - query) + longest - 1, times log2(e); or null
     const Linear* projection;    // null where embedding == hidden and the network has none
     const Layer* layer;          // [layers], shared weights repeated as pointers

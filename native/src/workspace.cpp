@@ -70,7 +70,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         uint8_t** place;
         size_t bytes;
     };
-    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores;
+    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores, *row;
     const Buffer buffers[] = {
         {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
         {&position, tokens * 4},
@@ -87,6 +87,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
         {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
         {&scores, QUERY_ROWS * scratch.score_stride * 4},
+        {&row, n.norm_first ? n.hidden * 4 : 64},
     };
 #ifdef BN_EXACT
     for (const Buffer& b : buffers) *b.place = allocate(b.bytes);
@@ -108,6 +109,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     work.inner.floats = reinterpret_cast<float*>(inner);
     scratch.inner = work.inner;
     scratch.scores = reinterpret_cast<float*>(scores);
+    scratch.row = reinterpret_cast<float*>(row);
 }
 
 }  // namespace bertopt_native

@@ -43,6 +43,8 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
             "vocab_size": 300,
             "max_position_embeddings": 80,
         }
+    if kind == "modernbert":  # windows of 8 on each side, in the second and third layer
+        sizes |= {"local_attention": 16, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     if kind == "gte":
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert"):
@@ -59,7 +61,7 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
 
     with torch.no_grad():
         for name, p in model.named_parameters():
-            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj"))
+            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv"))
             if "norm" in name.lower():
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:

@@ -42,25 +42,47 @@ BN_INLINE void pack_values(const Head& head, size_t length, size_t padded, Byte*
     }
 }
 
-// Softmax's numerators of one row to elements; returns 1 / their sum. `padded` is a multiple of 32.
-BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const float* bias, Byte* out) {
-    if (bias)
-        for (size_t j = 0; j < padded; j += 16) store(score + j, add(load(score + j), load(bias + j)));
-    if (padded > length) {
-        const Vec never = all(-1e30f);
-        for (size_t j = padded - 32; j < padded; j += 16) {
-            const size_t valid = j < length ? smaller(length - j, 16) : 0;
-            store(score + j, load_lanes(never, first_lanes(valid), score + j));
+// Keys from the first to the one behind the last.
+struct Keys {
+    size_t first, end;
+};
+
+// What a token attends to that is `row` of its text.
+BN_INLINE Keys keys_of(size_t row, size_t window, size_t length) {
+    return {row > window ? row - window : 0, smaller(row + window + 1, length)};
+}
+
+// What the rows s to e attend to, in whole panels.
+BN_INLINE Keys panels_of(size_t s, size_t e, size_t window, size_t length) {
+    return {keys_of(s, window, length).first / PANEL * PANEL, round_up(keys_of(e - 1, window, length).end, PANEL)};
+}
+
+// -1e30 for the keys of `all_keys`, whole panels, that are not among `keys`.
+BN_INLINE void mask_row(float* score, Keys all_keys, Keys keys) {
+    const Vec never = all(-1e30f);
+    const auto mask = [&](size_t from, size_t to) {
+        for (size_t j = from; j < to; j += 16) {
+            const size_t before = j < keys.first ? smaller(keys.first - j, 16) : 0, until = j < keys.end ? smaller(keys.end - j, 16) : 0;
+            store(score + j, load_lanes(never, static_cast<Lanes>(first_lanes(until) & ~first_lanes(before)), score + j));
         }
-    }
-    Vec m0 = load(score), m1 = load(score + 16);
-    for (size_t j = 32; j < padded; j += 32) {
+    };
+    mask(all_keys.first, keys.first);
+    mask(keys.end / 16 * 16, all_keys.end);
+}
+
+// Softmax's numerators of one row to elements, of `panels` of keys, among them those that it attends to; returns 1 / their sum.
+BN_INLINE float softmax_row(float* score, Keys panels, Keys keys, const float* bias, Byte* out) {
+    if (bias)
+        for (size_t j = panels.first; j < panels.end; j += 16) store(score + j, add(load(score + j), load(bias + j)));
+    mask_row(score, panels, keys);
+    Vec m0 = load(score + panels.first), m1 = load(score + panels.first + 16);
+    for (size_t j = panels.first + 32; j < panels.end; j += 32) {
         m0 = maximum(m0, load(score + j));
         m1 = maximum(m1, load(score + j + 16));
     }
     const Vec top = all(lane_maximum(maximum(m0, m1)));
     Vec s0 = zeros(), s1 = s0;
-    for (size_t j = 0; j < padded; j += 32) {
+    for (size_t j = panels.first; j < panels.end; j += 32) {
         const Vec x = exp2_negative(sub(load(score + j), top));
         const Vec y = exp2_negative(sub(load(score + j + 16), top));
         s0 = add(s0, x);
@@ -71,7 +93,7 @@ BN_INLINE float softmax_row(float* score, size_t length, size_t padded, const fl
 }
 
 // The first `queries` rows of a text of `length` tokens. `bias` points at the entry for distance 0, or is null.
-static void attend_by_vectors(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+static void attend_by_vectors(const Head& head, size_t length, size_t queries, size_t window, const float* bias, const Scratch& scratch, Byte* context,
                               size_t context_stride, bool context_floats) {
     const size_t padded = round_up(length, 32), depth = head.panels * PANEL;
     const size_t value_rows = round_up(length, 4);  // two steps of two keys; float32 steps divide it too
@@ -83,17 +105,19 @@ static void attend_by_vectors(const Head& head, size_t length, size_t queries, c
     for (size_t b = 0; b < blocks; b++) {
         const size_t s = queries * b / blocks, e = queries * (b + 1) / blocks;
         const Write to_scores{scratch.scores, scratch.score_stride};
-        for (size_t p = 0; p < padded / 32; p++) {
+        const Keys keys = panels_of(s, e, window, length);
+        for (size_t p = keys.first / PANEL; p < keys.end / PANEL; p++) {
             const Byte* panel = scratch.keys + p * score_steps * 128;
             pick_rows<ATTENTION>(e - s, head.query + s * head.row_bytes, head.row_bytes, panel, score_steps, 0, p, to_scores, panel);
         }
         for (size_t r = 0; r < e - s; r++)
-            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
-                                     scratch.weights + r * scratch.weight_stride);
+            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, keys, keys_of(s + r, window, length),
+                                     bias ? bias - (s + r) : nullptr, scratch.weights + r * scratch.weight_stride);
         const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
+        const size_t before = keys.first / step_elements(ATTENTION), steps = smaller(keys.end, value_rows) / step_elements(ATTENTION) - before;
         for (size_t p = 0; p < head.panels; p++) {
-            const Byte* panel = scratch.values + p * value_steps * 128;
-            pick_rows<ATTENTION>(e - s, scratch.weights, scratch.weight_stride, panel, value_steps, 0, p, to_context, panel);
+            const Byte* panel = scratch.values + (p * value_steps + before) * 128;
+            pick_rows<ATTENTION>(e - s, scratch.weights + keys.first * ELEMENT, scratch.weight_stride, panel, steps, 0, p, to_context, panel);
         }
     }
 }
@@ -127,7 +151,7 @@ BN_INLINE void attention_product(size_t rows, const Byte* a, size_t stride, cons
 
 // The same in tiles. They are full, whatever the number of queries: rows behind the last are read (the buffer has them) and
 // their results never used.
-static void attend_in_tiles(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+static void attend_in_tiles(const Head& head, size_t length, size_t queries, size_t window, const float* bias, const Scratch& scratch, Byte* context,
                             size_t context_stride, bool context_floats) {
     const size_t padded = round_up(length, 32);
     pack_keys(head, padded, scratch.keys);
@@ -137,16 +161,18 @@ static void attend_in_tiles(const Head& head, size_t length, size_t queries, con
     alignas(64) float sums[QUERY_ROWS * 32];
     for (size_t s = 0; s < queries; s += QUERY_ROWS) {
         const size_t count = smaller(QUERY_ROWS, queries - s);
-        for (size_t p = 0; p < padded / 32; p++)
+        const Keys keys = panels_of(s, s + count, window, length);
+        for (size_t p = keys.first / PANEL; p < keys.end / PANEL; p++)
             attention_product(count, head.query + s * head.row_bytes, head.row_bytes, scratch.keys + p * head.panels * 2048, head.panels,
                               scratch.scores + PANEL * p, scratch.score_stride * sizeof(float));
         for (size_t r = 0; r < count; r++)
-            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, length, padded, bias ? bias - (s + r) : nullptr,
-                                     scratch.weights + r * scratch.weight_stride);
+            inverse[r] = softmax_row(scratch.scores + r * scratch.score_stride, keys, keys_of(s + r, window, length),
+                                     bias ? bias - (s + r) : nullptr, scratch.weights + r * scratch.weight_stride);
         asm volatile("" ::: "memory");  // tile_load does not say that it reads the weights
         const ToContext to_context{context + s * context_stride, context_stride, inverse, context_floats};
         for (size_t p = 0; p < head.panels; p++) {
-            attention_product(count, scratch.weights, scratch.weight_stride, scratch.values + p * padded * 64, padded / 32, sums, 128);
+            attention_product(count, scratch.weights + keys.first * ELEMENT, scratch.weight_stride,
+                              scratch.values + (p * padded + keys.first) * 64, (keys.end - keys.first) / PANEL, sums, 128);
             for (size_t r = 0; r < count; r++) to_context({}, r, p, load(sums + 32 * r), load(sums + 32 * r + 16));
         }
     }
@@ -154,10 +180,10 @@ static void attend_in_tiles(const Head& head, size_t length, size_t queries, con
 #endif
 
 // By which of the two is a matter of the text's length alone, because they do not sum alike.
-static void attend(const Head& head, size_t length, size_t queries, const float* bias, const Scratch& scratch, Byte* context,
+static void attend(const Head& head, size_t length, size_t queries, size_t window, const float* bias, const Scratch& scratch, Byte* context,
                    size_t context_stride, bool context_floats) {
 #if BN_AMX
-    if (length >= TILES_FROM) return attend_in_tiles(head, length, queries, bias, scratch, context, context_stride, context_floats);
+    if (length >= TILES_FROM) return attend_in_tiles(head, length, queries, window, bias, scratch, context, context_stride, context_floats);
 #endif
-    attend_by_vectors(head, length, queries, bias, scratch, context, context_stride, context_floats);
+    attend_by_vectors(head, length, queries, window, bias, scratch, context, context_stride, context_floats);
 }

@@ -55,7 +55,7 @@ struct Pass {
                     if (position) sum = add(sum, load(position + i));
                     store(out + i, sum);
                 }
-                normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon);
+                normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon, out);
                 emit_row(out, width, int8, work, r);
             }
         });
@@ -77,7 +77,7 @@ struct Pass {
         const size_t matrix_bytes = scratch.head_rows * row_bytes;
         const bool floats = layer.attention_out.int8;
         share(team, net.heads, [&](size_t h) {
-            linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), net.rotary, work.position,
+            linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), layer.rotary, work.position,
                            scratch.heads, matrix_bytes, row_bytes, panels, 3 * panels * h);
             const float* bias = net.relative_bias ? net.relative_bias + h * net.bias_stride + (net.longest - 1) : nullptr;
             Byte* column = work.context + h * net.head_stride * (floats ? 4 : ELEMENT);
@@ -87,7 +87,7 @@ struct Pass {
                 const Byte* q = scratch.heads + start(text) * row_bytes;
                 const Head head{q, q + matrix_bytes, q + 2 * matrix_bytes, row_bytes, panels};
                 const size_t queries = firsts ? 1 : length(text);
-                attend(head, length(text), queries, bias, scratch, column + row * work.context_stride, work.context_stride, floats);
+                attend(head, length(text), queries, layer.window, bias, scratch, column + row * work.context_stride, work.context_stride, floats);
                 row += queries;
             }
         });
@@ -124,11 +124,12 @@ struct Pass {
     void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
         for (size_t r = r0; r < r1; r++) {
             float* row = work.hidden + r * net.hidden;
-            if (ROW_IN_REGISTERS && emit && net.hidden == 384) {
+            if (ROW_IN_REGISTERS && emit && !net.norm_first && net.hidden == 384) {
                 normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
             } else {
-                normalise_row(row, net.hidden, gain, shift, net.epsilon);
-                if (emit) emit_row(row, net.hidden, int8, work, r);
+                float* out = emit && net.norm_first ? scratch.row : row;
+                normalise_row(row, net.hidden, gain, shift, net.epsilon, out);
+                if (emit) emit_row(out, net.hidden, int8, work, r);
             }
         }
     }

@@ -118,7 +118,8 @@ BN_INLINE void emit_row(const float* v, size_t n, bool int8, const Work& work, s
     for (size_t i = 0; i < n; i += 32) store_elements(out, i, load(v + i), load(v + i + 16));
 }
 
-BN_INLINE void normalise_row(float* v, size_t n, const float* gain, const float* shift, float epsilon) {
+// To `out`, which may be `v`.
+BN_INLINE void normalise_row(const float* v, size_t n, const float* gain, const float* shift, float epsilon, float* out) {
     Vec s0 = zeros(), s1 = s0;
     for (size_t i = 0; i < n; i += 32) {
         s0 = add(s0, load(v + i));
@@ -135,7 +136,7 @@ BN_INLINE void normalise_row(float* v, size_t n, const float* gain, const float*
     const Vec factor = all(1.0f / __builtin_sqrtf(lane_sum(add(s0, s1)) / count + epsilon));
     for (size_t i = 0; i < n; i += 16) {
         const Vec x = mul(sub(load(v + i), mean), factor);
-        store(v + i, fma(x, load(gain + i), load(shift + i)));
+        store(out + i, fma(x, load(gain + i), load(shift + i)));
     }
 }
 

@@ -26,7 +26,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.native import NativeSession
 from bertopt.stages import certificates
 from bertopt.system import environment
-from tests.support.tiny_models import WORDS, Tiny
+from tests.support.tiny_models import WORDS, Tiny, write_tiny
 
 native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
 pytestmark = pytest.mark.skipif(not native.supported(), reason="this CPU has no AVX2")
@@ -40,6 +40,8 @@ MODELS = [
     ("distilbert", "question-answering", None), ("roberta", "feature-extraction", "mean"),
     ("nomic_bert", "feature-extraction", "mean"), ("nomic_bert", "text-classification", None), ("gte", "feature-extraction", "cls"),
     ("gte", "text-classification", None), ("gte", "token-classification", None),
+    ("modernbert", "feature-extraction", "mean"), ("modernbert", "feature-extraction", "cls"), ("modernbert", "text-classification", None),
+    ("modernbert", "token-classification", None), ("modernbert", "question-answering", None),
 ]  # fmt: skip
 
 
@@ -76,6 +78,25 @@ def test_every_family_and_task_is_close_in_every_padding(family: str, task: str,
             assert case.finite and case.cosine_mean > limit, (precision, probe.name, case)
             compared += 1
         assert compared >= 5
+
+
+def test_a_classifier_of_modernbert_reads_the_mean_where_its_configuration_says_so(tmp_path: Path) -> None:
+    extra = {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True}
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "modernbert", extra=extra))
+    model = built(reference, tmp_path / "built", precision="bf16")
+    probe = next(probes.grid(reference.spec, [(5, 24)], None))
+    answers = [parity.answer(open_session(each, threads=1), probe, reference.spec) for each in (model, reference)]
+    assert parity.compare(probe, reference.spec, *answers).cosine_mean > 0.9999
+    head = FloatHead.read(model.path.with_name(FILE))
+    assert head.pooling == "mean"
+    dataclasses.replace(head, steps=head.steps[1:]).write(model.path.with_name(FILE))
+    assert certificates.certify(model, reference).status == "contradicted"
+
+
+def test_another_function_in_the_head_of_modernbert_is_unsupported(tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "modernbert", extra={"classifier_activation": "relu"}))
+    with pytest.raises(Unsupported, match="classifier_activation 'gelu'; got 'relu'"):
+        built(reference, tmp_path / "built")
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
@@ -160,7 +181,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("family", "task", "why"), [
-    ("deberta-v2", "feature-extraction", "native encoder runs .*mpnet; got deberta-v2: use"), ("modernbert", "question-answering", "got modernbert: use"),
+    ("deberta-v2", "feature-extraction", "native encoder runs .*mpnet; got deberta-v2: use"), ("eurobert", "text-classification", "got eurobert: use"),
     ("bert", "fill-mask", "no head for fill-mask"),
 ])  # fmt: skip
 def test_unknown_families_and_tasks_are_unsupported(family: str, task: str, why: str, tiny: Tiny, tmp_path: Path) -> None:

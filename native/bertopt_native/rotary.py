@@ -1,0 +1,61 @@
+"""Rotary positions: what queries and keys are turned by, as transformers computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bertopt_native.errors import Unsupported
+from bertopt_native.reader import Floats, number
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def angles(config: Mapping[str, Any]) -> tuple[Floats, ...]:
+    """Return what the channels i and i + half of a head are turned by [positions, half], in radians: one table, or one for each kind
+    of layer, that of layers with a window last.
+
+    Raises `Unsupported` for kinds of rotary positions that the library does not run.
+    """
+    given, layered = config.get("rope_parameters"), windowed(config)
+    ropes = [given.get(kind) if isinstance(given, Mapping) else None for kind in _KINDS] if layered else [given]
+    return tuple(_angles(config, rope if isinstance(rope, Mapping) else {}) for rope in ropes)
+
+
+def windowed(config: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Return which layers attend to a window; nothing for families whose layers are of one kind."""
+    if (kinds := config.get("layer_types")) is None:
+        return ()
+    layers = number(config, "num_hidden_layers")
+    if not isinstance(kinds, list | tuple) or len(kinds) != layers or not set(kinds) <= set(_KINDS):
+        raise ValueError(f"config's layer_types must name one of {', '.join(_KINDS)} for each of {layers} layers; got {kinds!r}")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def window(config: Mapping[str, Any]) -> int:
+    """Return how many tokens on each side layers with a window attend to, 0 where there are none."""
+    if not any(windowed(config)):
+        return 0
+    if (both := number(config, "local_attention")) < 2:
+        raise ValueError(f"config's local_attention must be at least 2; got {both}")
+    return both // 2
+
+
+def _angles(config: Mapping[str, Any], rope: Mapping[str, Any]) -> Floats:
+    if (kind := rope.get("rope_type")) != "default":
+        raise Unsupported(f"rope_type must be 'default'; got {kind!r}: use another runtime")
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise Unsupported("partial_rotary_factor must be 1: use another runtime")
+    base = rope.get("rope_theta")
+    if not isinstance(base, int | float) or isinstance(base, bool) or not 1 < base < math.inf:
+        raise ValueError(f"config's rope_theta must be a number above 1; got {base!r}")
+    head = number(config, "hidden_size") // number(config, "num_attention_heads")
+    if (size := config.get("head_dim") or head) != head or head % 2:
+        raise Unsupported(f"head size must be even and hidden size / heads, {head}; got {size!r}: use another runtime")
+    steps = np.arange(0, head, 2, dtype=np.float32) / np.float32(head)
+    frequencies = np.float32(1) / np.float32(base) ** steps
+    positions = np.arange(number(config, "max_position_embeddings"), dtype=np.float32)
+    return np.asarray(positions[:, None] * frequencies, np.float32)
