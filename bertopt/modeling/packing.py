@@ -50,14 +50,16 @@ def flat(spec: Spec, ids: Array, types: Array | None, lengths: Array) -> Flat:
 def unpadded(spec: Spec, inputs: Mapping[str, Array]) -> tuple[Array, Flat]:
     """The tokens of a padded batch that count, bool [B, S], and the texts that they are, row after row.
 
-    Tokens keep the positions that a padded network gives them in their columns. Where nothing counts, the first token does:
-    something must be run.
+    Tokens keep the positions that a padded network gives them in their columns, or, where only distances count, begin at 0: a text
+    then has the same bits under left padding. Where no token counts, the first one does: something must be run.
     """
     mask = inputs["attention_mask"] != 0
     if not mask.any():
         mask[0, 0] = True
     lengths = mask.sum(axis=1)
     positions = np.nonzero(mask)[1] + spec.position_offset
+    if spec.positions == "none":
+        positions = positions - np.repeat(mask.argmax(axis=1), lengths)
     if spec.positions == "counted":
         ids = inputs["input_ids"]
         begins = np.repeat(np.arange(ids.shape[0]) * ids.shape[1], ids.shape[1])

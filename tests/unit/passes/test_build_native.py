@@ -16,7 +16,6 @@ from bertopt.checks import invariance, parity, probes
 from bertopt.core import Context, Eager, Native
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.modeling.config_checks import ROTARY
 from bertopt.modeling.float_head import FILE, FloatHead
 from bertopt.passes import BuildNative, UseSdpa
 from bertopt.recipe.parser import parse
@@ -129,9 +128,7 @@ def test_a_text_has_the_same_bits_alone_and_among_others(family: str, task: str,
     tokenizer = Tokenizer(tmp_path / "snapshot", reference.spec)
     texts = [(text, "on it") if task == "question-answering" else text for text in TEXTS]
     alone = [tokenizer.batch(tokenizer.encode([text])) for text in texts]
-    # Under left padding rotary positions are other angles, whose differences are equal up to rounding.
-    spec = reference.spec.model_copy(update={"left_padding_invariant": False}) if family in ROTARY else reference.spec
-    measured = invariance.measure(session, spec, alone, reference.shapes)
+    measured = invariance.measure(session, reference.spec, alone, reference.shapes)
     assert measured is not None and measured.max_abs == 0.0, measured
 
 
