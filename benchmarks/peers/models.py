@@ -81,6 +81,7 @@ CHECKPOINTS = {
         Checkpoint("minilm512", "all-MiniLM-L6-v2 opened at 512 tokens", natural=False, same_as="minilm"),
         Checkpoint("base12", "a 12-layer encoder of BERT-base's shape, random weights", work=8),
         Checkpoint("large24", "a 24-layer encoder of BERT-large's shape, random weights", work=26),
+        Checkpoint("modern22", "a 22-layer encoder of ModernBERT-base's shape, random weights", work=11),
         Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
     )
 }
@@ -92,7 +93,7 @@ def source_of(name: str, folder: Path, shared: Path) -> Path:
         return source.resolve(MINILM)
     if name == "classifier":
         return existing(shared / "checkpoints" / "debian-sections-minilm")
-    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12, "large24": _large24}
+    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12, "large24": _large24, "modern22": _modern22}
     directory = folder / "models" / name / "source"
     if not directory.is_dir():
         part = directory.with_suffix(".part")
@@ -130,24 +131,37 @@ def _large24(directory: Path) -> None:
     _random_bert(directory, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 
 
+def _modern22(directory: Path) -> None:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    ids = {"pad_token_id": 0, "bos_token_id": 101, "cls_token_id": 101, "eos_token_id": 102, "sep_token_id": 102}
+    _random(directory, lambda: ModernBertModel(ModernBertConfig(vocab_size=30522, **ids)))
+
+
 def _random_bert(directory: Path, **shape: int) -> None:
-    """BERT-base, or another shape, with MiniLM's tokenizer. Weights as in tests/support/tiny_models.py: initialised at 0.02,
-    attention would be uniform."""
+    """BERT-base, or another shape."""
+    from transformers import BertConfig, BertModel
+
+    # CTranslate2's converter asks for the kind of positions, which transformers no longer writes by itself.
+    config = BertConfig(vocab_size=30522, position_embedding_type="absolute", **shape)
+    _random(directory, lambda: BertModel(config, add_pooling_layer=False))
+
+
+def _random(directory: Path, make: Callable[[], Any]) -> None:
+    """What `make` returns, with MiniLM's tokenizer. Weights as in tests/support/tiny_models.py: initialised at 0.02, attention would be
+    uniform."""
     import torch
-    import transformers
 
     _longer(directory)
-    # CTranslate2's converter asks for the kind of positions, which transformers no longer writes by itself.
-    config = transformers.BertConfig(vocab_size=30522, position_embedding_type="absolute", **shape)
     torch.manual_seed(0)
-    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    model = make().eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if tensor.dim() > 1:
                 tensor.mul_(10.0 if "embeddings" in name else 2.5)
     model.save_pretrained(directory)
     pooling = directory / "1_Pooling" / "config.json"
-    fields = json.loads(pooling.read_text("utf-8")) | {"word_embedding_dimension": config.hidden_size}
+    fields = json.loads(pooling.read_text("utf-8")) | {"word_embedding_dimension": model.config.hidden_size}
     pooling.write_text(json.dumps(fields), "utf-8")
 
 

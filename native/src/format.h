@@ -41,7 +41,7 @@ struct Header {
     char family[16];
     uint32_t rotary;      // rotary tables, 0 to 2: queries and keys are turned by their position, and there is no position table
     uint32_t gated;       // 1: the activation of one product gates another
-    uint32_t norm_first;  // 1: norms are of what a product reads, not of the residual stream; `ffn` is the next layer's first
+    uint32_t norm_first;  // 1: norms are of what products read; a layer's `ffn` norm is the next layer's first, or the network's last
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
     uint8_t reserved[120];
 };
