@@ -82,6 +82,12 @@ def run_part(
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if found.get("setting") != [setting.device, setting.quick]:
         found = {"part": name, "setting": [setting.device, setting.quick], "environment": environment(), "cases": {}}
+    if found["environment"].get("packages") != (here := packages()):
+        # What was missing may be there by now.
+        found["environment"]["packages"] = here
+        for entry in found["cases"].values():
+            if entry["rows"].pop("missing", None) is not None:
+                entry["finished"] = False
 
     def waiting() -> list[str]:
         known = PARTS[name].cases(setting.quick)
@@ -165,18 +171,22 @@ def work(name: str, done: dict[str, list[str]], device: str, quick: bool, out: P
         shared.forget(device)
 
 
-@functools.cache
-def environment() -> dict[str, Any]:
-    """Versions and the GPU, as far as they can be asked."""
+def packages() -> dict[str, str]:
+    """Versions of what the parts run."""
     from importlib import metadata
 
     names = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "sentence-transformers")
-    found: dict[str, Any] = {"python": sys.version.split()[0], "packages": {}}
+    found = {}
     for name in names:
-        try:
-            found["packages"][name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """Versions and the GPU, as far as they can be asked."""
+    found: dict[str, Any] = {"python": sys.version.split()[0], "packages": packages()}
     code = (
         "import json, torch; c = torch.cuda.is_available(); p = torch.cuda.get_device_properties(0) if c else None\n"
         "print(json.dumps({'cuda': torch.version.cuda, 'gpu': p and p.name, 'sms': p and p.multi_processor_count,"

@@ -13,6 +13,7 @@ from typing import IO, Any
 from benchmarks.gpu import models
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
+from bertopt.system import environment
 
 Row = dict[str, Any]
 #: What each needs beside torch and transformers. Those that need least come first.
@@ -37,6 +38,8 @@ def run(case: str, setting: Setting) -> Iterator[Row]:
     shared.need("yaml", "filelock", "optimum", *RECIPES[case])
     if setting.device == "cpu" and not setting.quick:
         raise Missing("the recipe is for a GPU")
+    if case == "ort_cuda_fp16" and setting.device == "cuda" and environment.version("onnxruntime-gpu") is None:
+        raise Missing("not installed: onnxruntime-gpu")
     out = setting.out / "recipes" / case
     # Every check, but few rounds of timing: the other parts time, and a rented GPU costs.
     overrides = [f"device={setting.device}", "timing.quick=true"]

@@ -167,7 +167,8 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         gpu.subprocess, "Popen", lambda command, **how: original([sys.executable, str(script), command[command.index("--worker") + 1]], **how)
     )
-    monkeypatch.setattr(gpu, "environment", lambda: {})
+    monkeypatch.setattr(gpu, "environment", dict)
+    monkeypatch.setattr(gpu, "packages", dict)
     monkeypatch.setattr(gpu, "CASE_S", 0.0)
     monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow"], smoke.run))
     # The time is up when the slow case says so, whatever else this machine does.
@@ -180,6 +181,15 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     second = gpu.run_part("smoke", here, 600.0, together)
     assert second["unfinished"] == [] and list(second["cases"]["slow"]["rows"]) == ["after 0", "after 1"]
     assert list(second["cases"]["good"]["rows"]) == ["after 0"] and second["cases"]["good"]["seconds"] == 1.5
+    # What was missing is tried again where other packages are installed.
+    missing = {"rows": {"missing": {"missing": "no"}}, "finished": True}
+    monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow", "no"], smoke.run))
+    (tmp_path / "smoke.json").write_text(json.dumps({**second, "cases": {**second["cases"], "no": missing}}))
+    assert gpu.run_part("smoke", here, -1.0, together)["unfinished"] == []
+    monkeypatch.setattr(gpu, "packages", lambda: {"onnxruntime-gpu": "1.30.0"})
+    third = gpu.run_part("smoke", here, -1.0, together)
+    assert third["unfinished"] == ["no"] and third["environment"]["packages"] == {"onnxruntime-gpu": "1.30.0"}
+    second = gpu.run_part("smoke", here, 600.0, together)
     # Other cases are left as they are.
     assert gpu.run_part("smoke", here, 600.0, together, ["no/*"])["cases"] == second["cases"]
     # Another device or size is another measurement.
@@ -197,7 +207,7 @@ def test_minutes_run_what_is_wanted_most_first(tmp_path: Path, monkeypatch: pyte
         found["cases"][group[0]] = {"rows": {}, "finished": True}
 
     monkeypatch.setattr(gpu, "_run_group", case_of_100_s)
-    monkeypatch.setattr(gpu, "environment", lambda: {})
+    monkeypatch.setattr(gpu, "environment", dict)
     monkeypatch.setattr(gpu, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
     gpu.run_in_order(Setting("cuda", False, tmp_path), 390.0)
     assert ran == [("smoke", "pytest"), ("recipes", "gpu_fastest"), ("smoke", "aa"), ("torch", "bert-base/bf16")]
@@ -358,6 +368,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     monkeypatch.setattr(recipes, "LOOK_S", 0.0)
     monkeypatch.setattr(setting, "need", lambda *modules: None)
     monkeypatch.setattr(setting, "found", lambda module: True)
+    monkeypatch.setattr(recipes.environment, "version", lambda package: "1.30.0")
     return seen
 
 
@@ -379,6 +390,13 @@ def test_a_recipe_is_exported_verified_and_opened_on_the_device(commands: list[t
 def test_a_recipe_that_fails_fails_the_benchmark(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
     _, row = recipes.run("trt_fp16", Setting("cuda", False, tmp_path))
     assert row["failure"] == "exit code 3: build_tensorrt failed: no" and len(commands) == 1
+
+
+def test_the_recipe_of_onnxruntime_waits_for_its_gpu_build(commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes.environment, "version", lambda package: None)
+    with pytest.raises(Missing, match="onnxruntime-gpu"):
+        list(recipes.run("ort_cuda_fp16", Setting("cuda", False, tmp_path)))
+    assert commands == []
 
 
 def test_random_weights_stand_in_for_a_checkpoint_that_is_not_installed(
