@@ -24,7 +24,7 @@ KINDS = ("float32", "tf32", "bfloat16", "float16", "float8")
 GRAPH_LENGTHS = (7, 8, 16, 23, 33, 64, 65, 100, 128, 200, 256, 384)
 RACES, RACES_OF_A_PAIR = 20, 4
 #: Words for pytest where a plugin is installed: several tests at once, and an end to each that hangs.
-_PLUGINS = {"xdist": ("-n", "4"), "pytest_timeout": ("--timeout", "150")}
+_PLUGINS = {"xdist": ("-n", "4"), "pytest_timeout": ("--timeout", "240")}
 
 
 def cases(quick: bool) -> list[str]:
