@@ -3,18 +3,20 @@ their ends. No network; random weights, but in the recipes.
 
     python -m benchmarks.gpu --part smoke|torch|mix|onnxruntime|tensorrt|recipes [--out DIR]   each under 9 minutes; call again to go on
     python -m benchmarks.gpu                                                          all parts
+    python -m benchmarks.gpu --minutes 8 --together                                   what is most wanted first, until then
     python -m benchmarks.gpu --table                                                  the table of what is in DIR
     python -m benchmarks.gpu --device cpu --quick                                     all of it small, to see that it works
 
 Runs with what is installed: what is missing is named in its row. Every case runs in a process that ends with it, so that
 an error of the device costs one case; --together saves their starts, and memory held by the process is then of all
-cases so far. DIR/<part>.json is written after every row; finished cases are not run again.
+cases so far. DIR/<part>.json is written after every row; finished cases are not run again, others go on where they ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -51,6 +53,24 @@ PARTS = {
     "onnxruntime": Part(graph_runtimes.onnx_cases, graph_runtimes.run_onnx),
     "tensorrt": Part(graph_runtimes.engine_cases, graph_runtimes.run_engine), "recipes": Part(recipes.cases, recipes.run),
 }  # fmt: skip
+#: What is wanted most of a GPU that is there for minutes, as parts and patterns of cases; then all the others.
+ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("smoke", ("pytest",)),
+    ("recipes", ("gpu_fastest",)),
+    ("smoke", ("aa",)),
+    ("torch", ("bert-base/bf16", "bert-base/compile", "bert-base/package", "bert-base/unpadded_graphs_compile", "bert-base/unpadded_graphs_fp8_compile")),
+    ("mix", ("bert-base/bf16", "bert-base/unpadded_graphs*", "minilm-l6/unpadded_graphs_compile", "*/sentence_transformers_bf16")),
+    ("onnxruntime", ("bert-base/fp16_*",)),
+    ("recipes", ("ort_cuda_fp16",)),
+    *((part, ("*",)) for part in PARTS),
+)  # fmt: skip
+
+
+def run_in_order(setting: Setting, seconds: float, together: bool = False) -> None:
+    """Run every part's cases in `ORDER` until the time is up; a part's file names those that are left."""
+    end = time.monotonic() + seconds
+    for name, patterns in ORDER:
+        run_part(name, setting, end - time.monotonic(), together, patterns)
 
 
 def run_part(
@@ -62,6 +82,12 @@ def run_part(
     found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if found.get("setting") != [setting.device, setting.quick]:
         found = {"part": name, "setting": [setting.device, setting.quick], "environment": environment(), "cases": {}}
+    if found["environment"].get("packages") != (here := packages()):
+        # What was missing may be there by now.
+        found["environment"]["packages"] = here
+        for entry in found["cases"].values():
+            if entry["rows"].pop("missing", None) is not None:
+                entry["finished"] = False
 
     def waiting() -> list[str]:
         known = PARTS[name].cases(setting.quick)
@@ -100,7 +126,7 @@ def _run_group(name: str, group: list[str], found: dict[str, Any], setting: Sett
                 row = json.loads(line.removeprefix(_ROW))
                 case = found["cases"].setdefault(row.pop("case"), {"rows": {}, "finished": False})
                 if row.pop("finished", False):
-                    case["finished"] = True
+                    case |= {"finished": True, **row}
                 else:
                     case["rows"][row.pop("key")] = row
                 _write(path, found)
@@ -130,6 +156,7 @@ def work(name: str, done: dict[str, list[str]], device: str, quick: bool, out: P
 
     for case, keys in done.items():
         setting = Setting(device, quick, out, frozenset(keys))
+        start = time.monotonic()
         try:
             for row in PARTS[name].run(case, setting):
                 say(case, row)
@@ -140,21 +167,26 @@ def work(name: str, done: dict[str, list[str]], device: str, quick: bool, out: P
         except Exception as error:
             traceback.print_exc()
             say(case, {"key": "failure", "failure": f"{type(error).__name__}: {str(error)[:400]}"})
-        say(case, {"finished": True})
+        say(case, {"finished": True, "seconds": round(time.monotonic() - start, 1)})
         shared.forget(device)
 
 
-def environment() -> dict[str, Any]:
-    """Versions and the GPU, as far as they can be asked."""
+def packages() -> dict[str, str]:
+    """Versions of what the parts run."""
     from importlib import metadata
 
     names = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "sentence-transformers")
-    found: dict[str, Any] = {"python": sys.version.split()[0], "packages": {}}
+    found = {}
     for name in names:
-        try:
-            found["packages"][name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """Versions and the GPU, as far as they can be asked."""
+    found: dict[str, Any] = {"python": sys.version.split()[0], "packages": packages()}
     code = (
         "import json, torch; c = torch.cuda.is_available(); p = torch.cuda.get_device_properties(0) if c else None\n"
         "print(json.dumps({'cuda': torch.version.cuda, 'gpu': p and p.name, 'sms': p and p.multi_processor_count,"
@@ -175,6 +207,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny shapes: to see that it works")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
     parser.add_argument("--seconds", type=float, default=PART_S, help="of each part")
+    parser.add_argument("--minutes", type=float, help="of all parts together, what is most wanted first; instead of --part and --case")
     parser.add_argument("--case", action="append", metavar="PATTERN", help="only such cases, as in 'bert-base/*'; repeatable")
     parser.add_argument("--together", action="store_true", help="the cases of a part in one process, which starts faster")
     parser.add_argument("--table", action="store_true", help="print the table of what was measured")
@@ -183,12 +216,17 @@ def main() -> int:
     if asked.worker is not None:
         work(asked.part[0], asked.worker, asked.device, asked.quick, asked.out)
         return 0
+    if asked.minutes is not None and (asked.part or asked.case):
+        parser.error("--minutes chooses parts and cases by itself; leave --part and --case out")
     asked.out.mkdir(parents=True, exist_ok=True)
-    if not asked.table:
+    setting = Setting(asked.device, asked.quick, asked.out)
+    # Quick cases are small: what a process takes to start would be most of their time.
+    together = asked.together or asked.quick
+    if asked.minutes is not None:
+        run_in_order(setting, 60 * asked.minutes, together)
+    elif not asked.table:
         for name in asked.part or PARTS:
-            # Quick cases are small: what a process takes to start would be most of their time.
-            together = asked.together or asked.quick
-            run_part(name, Setting(asked.device, asked.quick, asked.out), asked.seconds, together, asked.case or ("*",))
+            run_part(name, setting, asked.seconds, together, asked.case or ("*",))
     parts = {name: json.loads((asked.out / f"{name}.json").read_text("utf-8")) for name in PARTS if (asked.out / f"{name}.json").is_file()}
     text = table.markdown(parts)
     (asked.out / "gpu.md").write_text(text, "utf-8")

@@ -91,12 +91,8 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(fields), "utf-8")
 
 
-def sentence_transformer(model: str, folder: Path, device: Any) -> Any:
-    """The same model in sentence-transformers, in bf16 with the attention it chooses."""
-    need("sentence_transformers")
-    import torch
-    from sentence_transformers import SentenceTransformer
-
+def write_sentence_transformer(model: str, folder: Path) -> None:
+    """The same model as sentence-transformers saves one; `modules.json` comes last."""
     made = eager(model, folder)
     made.network.encoder.save_pretrained(folder)
     kinds = ("Transformer", "Pooling", "Normalize")
@@ -104,11 +100,20 @@ def sentence_transformer(model: str, folder: Path, device: Any) -> Any:
         {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
         for number, kind in enumerate(kinds)
     ]
-    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
-    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling").mkdir(exist_ok=True)
     pooling = {"word_embedding_dimension": MODELS[model][1], "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), "utf-8")
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": POSITIONS}), "utf-8")
+    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+
+
+def sentence_transformer(model: str, folder: Path, device: Any) -> Any:
+    """It in sentence-transformers, in bf16 with the attention it chooses."""
+    need("sentence_transformers")
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    write_sentence_transformer(model, folder)
     return SentenceTransformer(str(folder), device=str(device), local_files_only=True).to(torch.bfloat16).eval()
 
 

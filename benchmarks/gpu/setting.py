@@ -39,12 +39,12 @@ class Setting:
 
 def need(*modules: str) -> None:
     """Raise Missing naming the modules that are not installed."""
-    absent = [name for name in modules if not _found(name)]
+    absent = [name for name in modules if not found(name)]
     if absent:
         raise Missing(f"not installed: {', '.join(absent)}")
 
 
-def _found(name: str) -> bool:
+def found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -123,7 +123,7 @@ class Busy:
         self._stop = threading.Event()
         self._percents: list[int] = []
         self._thread = threading.Thread(target=self._sample, daemon=True)
-        if device == "cuda" and _found("pynvml"):
+        if device == "cuda" and found("pynvml"):
             import pynvml
 
             pynvml.nvmlInit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import models
+from benchmarks.gpu import models, pytest_rows
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
@@ -22,6 +23,8 @@ KINDS = ("float32", "tf32", "bfloat16", "float16", "float8")
 #: Lengths that a served model meets; on CUDA memory-efficient attention pads masks to multiples of 8.
 GRAPH_LENGTHS = (7, 8, 16, 23, 33, 64, 65, 100, 128, 200, 256, 384)
 RACES, RACES_OF_A_PAIR = 20, 4
+#: Words for pytest where a plugin is installed: several tests at once, and an end to each that hangs.
+_PLUGINS = {"xdist": ("-n", "4"), "pytest_timeout": ("--timeout", "240")}
 
 
 def cases(quick: bool) -> list[str]:
@@ -131,22 +134,32 @@ def graphs(setting: Setting) -> Iterator[Row]:
 
 
 def tests(setting: Setting) -> Iterator[Row]:
-    """`pytest -m gpu`; on a CPU the tests are collected only."""
+    """`pytest -m gpu`, a row for each test as it ends; on a CPU the tests are collected only."""
     shared.need("pytest")
     root = Path(__file__).parents[2]
     files = sorted(str(path.relative_to(root)) for path in root.glob("tests/end_to_end/test_gpu*.py"))
-    wanted = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
-    wanted += ["--collect-only"] if setting.device == "cpu" else []
-    try:
-        done = subprocess.run(wanted, cwd=root, capture_output=True, text=True, check=False, timeout=240)
-    except subprocess.TimeoutExpired:
-        yield {"key": "pytest", "failure": "pytest -m gpu took longer than 240 s"}
-        return
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?|tests? collected)", done.stdout)}
-    row: Row = {"key": "pytest", "exit_code": done.returncode, **counts}
-    if done.returncode not in (0, 5):
-        named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
-        row["failure"] = " | ".join(named[:12])[:1500] or (done.stdout + done.stderr)[-600:]
+    wanted = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", pytest_rows.__name__, *files]
+    wanted += [f"--deselect={key}" for key in sorted(setting.done)]
+    if setting.device == "cpu":
+        wanted.append("--collect-only")
+    else:
+        # Most of a test's time is one thread that compiles.
+        wanted += [word for plugin, words in _PLUGINS.items() if shared.found(plugin) for word in words]
+    process = subprocess.Popen(wanted, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(pytest_rows.LINE):
+            yield json.loads(line.removeprefix(pytest_rows.LINE))
+        else:
+            said.append(line)
+    code, text = process.wait(), "".join(said)
+    row: Row = {"key": "pytest", "exit_code": code}
+    if counted := re.search(r"(\d+)(?:/\d+)? tests? collected", text):
+        row["collected"] = int(counted[1])
+    # 1: tests failed, which their rows say; 5: none was left.
+    if code not in (0, 1, 5):
+        row["failure"] = text[-600:]
     yield row
 
 

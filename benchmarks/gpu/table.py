@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -88,9 +88,12 @@ def _smoke(parts: Parts) -> list[str]:
     for row in _rows(parts, "smoke", "graphs").values():
         if "graphs" in row:
             lines.append(f"- compile_torch over {len(row['lengths'])} lengths: {row['graphs']} graphs")
-    for row in _rows(parts, "smoke", "pytest").values():
-        counts = ", ".join(f"{number} {word}" for word, number in row.items() if isinstance(number, int) and word != "exit_code")
-        lines.append(f"- pytest -m gpu: {counts or 'nothing ran'}, exit code {row.get('exit_code')}")
+    if tests := _rows(parts, "smoke", "pytest"):
+        ended = Counter(str(row["outcome"]) for row in tests.values() if "outcome" in row)
+        whole = tests.get("pytest", {})
+        counts = [f"{number} {outcome}" for outcome, number in sorted(ended.items())]
+        counts += [f"{whole['collected']} collected"] if "collected" in whole else []
+        lines.append(f"- pytest -m gpu: {', '.join(counts) or 'nothing ran'}, exit code {whole.get('exit_code', '–')}")
     races = [row for row in _rows(parts, "smoke", "aa").values() if "verdict" in row]
     if races:
         lines.append(f"- A/A races: {sum(row['false_verdict'] for row in races)} of {len(races)} gave a verdict that is false")
@@ -154,11 +157,13 @@ def _recipes(parts: Parts) -> list[str]:
     for case, entry in parts.get("recipes", {}).get("cases", {}).items():
         if (row := entry["rows"].get("export")) is None:
             continue
-        ended = {key: entry["rows"].get(key, {}).get("exit_code", "–") for key in ("export", "verify", "open")}
-        lines += [f"- {case}: exit codes {', '.join(f'{key} {code}' for key, code in ended.items())}; {row['seconds']:.0f} s"]
+        codes = {key: entry["rows"].get(key, {}).get("exit_code") for key in ("export", "verify", "open")}
+        ended = ", ".join(f"{key} {'–' if code is None else code}" for key, code in codes.items())
+        about = f"; weights are {row['weights']}" if "weights" in row else ""
+        lines += [f"- {case}: exit codes {ended}; {row['seconds']:.0f} s{about}"]
         for stage in row.get("stages", ()):
             why = f": {stage['reason']}" if stage["reason"] else ""
             speed = f", {stage['mix']['texts_per_s']:,.0f} texts/s" if stage["mix"] else ""
-            chosen = ", delivered" if stage["name"] == row["delivered"] else ""
+            chosen = ", delivered" if stage["name"] == row.get("delivered") else ""
             lines.append(f"  - {stage['name']}: {stage['status']}{speed}{chosen}{why}")
     return ["shipped recipes", "", *lines, ""] if lines else []

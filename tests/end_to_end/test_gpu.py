@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import bertopt
 from bertopt.checks import parity, probes
@@ -28,6 +31,7 @@ from bertopt.passes import (
     CompileTorch,
     ExportOnnx,
     FuseOrt,
+    KeepClsOnly,
     MergeQkv,
     PackageAot,
     PackSequences,
@@ -35,9 +39,11 @@ from bertopt.passes import (
     UseBetterTransformer,
     UseSdpa,
 )
+from bertopt.runtime import replay
+from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.system import gpu
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import CLASSES, Tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SHAPES = [(1, 8), (4, 16)]
@@ -108,6 +114,46 @@ def test_unpadded_with_graphs(tiny: Tiny, tmp_path: Path, task: str, pooling: st
         np.testing.assert_allclose(got[name], value, atol=0.03 * float(np.abs(value).max()))
 
 
+def built(model: Model, folder: Path, *passes: Any) -> Any:
+    for number, step in enumerate(passes):
+        model = step(model, context(folder, f"{number}-{step.name()}")).model
+    return model
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "text-classification"])
+def test_first_tokens_of_unpadded_rows(tiny: Tiny, tmp_path: Path, task: str) -> None:
+    """The last layer has one query a text, and keys of all its tokens."""
+    reference = checkpoint.load(tiny("bert", task, "cls" if task == "feature-extraction" else None))
+    passes = (KeepClsOnly(), MergeQkv(), CastHalf(), PackSequences(attention="varlen"), CaptureGraphs())
+    agrees(built(reference, tmp_path, *passes), reference)
+
+
+@pytest.mark.parametrize("family", ["roberta", "albert", "deberta-v2", "modernbert", "nomic_bert", "gte", "eurobert"])
+def test_other_families(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    if not hasattr(transformers, f"{CLASSES[family]}Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no {CLASSES[family]}")
+    reference = checkpoint.load(tiny(family, "token-classification"))
+    (tmp_path / "padded").mkdir()
+    agrees(built(reference, tmp_path / "padded", *(() if family == "deberta-v2" else (UseSdpa(),)), CastHalf()), reference)
+    if family in ("roberta", "albert", "nomic_bert", "gte"):
+        agrees(built(reference, tmp_path, CastHalf(), PackSequences(attention="varlen"), CaptureGraphs()), reference)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("task, pooling", [("text-classification", None), ("feature-extraction", "mean")])
+def test_calls_at_once_and_one_left_early_change_no_answer(tiny: Tiny, tmp_path: Path, task: str, pooling: str | None, graphs: bool) -> None:
+    """What a delivery does in a new process: one text alone, a long one, 33 in one call, pairs, and such calls from several threads."""
+    folder = tiny("bert", task, pooling)
+    passes = (MergeQkv(), CastHalf(), PackSequences(attention="varlen"), CaptureGraphs()) if graphs else (UseSdpa(), CastHalf())
+    model = built(checkpoint.load(folder), tmp_path, *passes)
+    predictor = Predictor(open_session(model, "cuda"), model.spec, folder)
+    alone = replay.answers(predictor)
+    for one_by_one, *at_once in (replay.at_once(predictor), replay.calls_at_once(predictor)):
+        for answered in at_once:
+            replay.check(answered, one_by_one, model.precision, "a call while other threads call")
+    replay.check(replay.after_one_that_ends_early(predictor), alone, model.precision, "a call after one that was left")
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fp8(tiny: Tiny, tmp_path: Path, compiled: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
@@ -139,25 +185,34 @@ def test_package(reference: Eager, tmp_path: Path, unpadded: bool) -> None:
     agrees(package, reference)
 
 
-def test_a_recipe_is_delivered_verified_and_opened(tiny: Tiny, tmp_path: Path) -> None:
-    """All passes that write for a GPU through the workers, every check on the GPU, and an artefact that opens."""
+_HALF = {"pass": "cast_half", "dtype": "bfloat16"}
+_UNPADDED: list[dict[str, Any]] = [
+    {"pass": "merge_qkv"}, {**_HALF, "name": "merged"}, {"pass": "pack_sequences", "attention": "varlen", "name": "unpadded"},
+]  # fmt: skip
+RECIPES: dict[str, list[dict[str, Any]]] = {
+    "compiled": [{"pass": "use_sdpa"}, _HALF, {"pass": "compile_torch"}],
+    "graphs": [*_UNPADDED, {"pass": "capture_graphs"}],
+    "fp8": [*_UNPADDED, {"pass": "quantize_fp8"}],
+}
+
+
+@pytest.mark.parametrize("last", RECIPES)
+def test_a_recipe_is_delivered_verified_and_opened(tiny: Tiny, tmp_path: Path, last: str) -> None:
+    """Passes that write for a GPU through the workers, every check on the GPU, and an artefact that opens; its texts may have a prompt."""
+    if last == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU of sm89 or later")
     (tmp_path / "texts.txt").write_text("the cat sat on the mat\na very good film , not bad !\n")
-    half = {"pass": "cast_half", "dtype": "bfloat16"}
-    steps: list[dict[str, Any]] = [
-        {"pass": "use_sdpa"}, {**half, "name": "bf16"}, {"pass": "compile_torch"}, {"pass": "merge_qkv", "after": "reference"},
-        {**half, "name": "merged"}, {"pass": "pack_sequences", "attention": "varlen", "name": "unpadded"}, {"pass": "capture_graphs"},
-    ]  # fmt: skip
-    if torch.cuda.get_device_capability() >= (8, 9):
-        steps += [{"pass": "quantize_fp8", "after": "unpadded"}]
+    source = shutil.copytree(tiny("bert", "feature-extraction", "mean"), tmp_path / "model")
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "is it "}}))
     recipe = {
-        "schema_version": 1, "model": str(tiny("bert", "feature-extraction", "mean")), "device": "cuda", "steps": steps,
+        "schema_version": 1, "model": str(source), "device": "cuda", "steps": RECIPES[last], "timing": {"quick": True},
         "inputs": {"shapes": [[1, 8], [2, 8]], "texts": str(tmp_path / "texts.txt")}, "deliver": "last",
     }  # fmt: skip
     report = bertopt.run(recipe, tmp_path / "out")
     assert report.exit_code == 0, [(row.name, row.status, row.reason) for row in report.stages]
     artifact = tmp_path / "out" / "artifact"
     assert verify(artifact).exit_code == 0
-    code = "import bertopt, sys; print(bertopt.load(sys.argv[1], device='cuda')(['the cat sat']).shape)"
+    code = "import bertopt, sys; print(bertopt.load(sys.argv[1], device='cuda')(['the cat sat'], prompt_name='query').shape)"
     fresh = subprocess.run([sys.executable, "-c", code, str(artifact)], capture_output=True, text=True, check=False)
     assert fresh.returncode == 0 and fresh.stdout.startswith("(1, "), fresh.stderr
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import struct
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,26 @@ def test_parts_that_are_still_to_come_are_named(parts: Path, tmp_path: Path) -> 
     (parts / "part-0000.bin").unlink()
     assert wheels.join(parts, tmp_path / "joined", partial=True) == ["a-1-py3-none-any.whl"]
     assert (tmp_path / "joined" / "b-2-py3-none-any.whl").is_file()
+
+
+def _entry(kind: int, capability: int, code: bytes) -> bytes:
+    return struct.pack("<HHIQIIHHI32x", kind, 0, 64, len(code), 0, 0, 0, 0, capability) + code
+
+
+def test_machine_code_for_other_gpus_is_emptied(tmp_path: Path) -> None:
+    """Everything stays where it is; what is no library, PTX, and code for the GPU stay as they are."""
+    code = [bytes([number]) * 128 for number in range(1, 5)]
+    entries = [_entry(2, 80, code[0]), _entry(2, 90, code[1]), _entry(1, 80, code[2]), _entry(2, 120, code[3])]
+    bundles = [struct.pack("<IHHQ", 0xBA55ED50, 1, 16, sum(map(len, part))) + b"".join(part) for part in (entries[:2], entries[2:])]
+    library = b"\x7fELF before" + bundles[0] + b"\0" * 8 + bundles[1] + b"behind"
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("a/a.so", library)
+        wheel.writestr("a/data.bin", library)
+    assert wheels.thin(tmp_path / "a.whl", 90) == 256
+    with zipfile.ZipFile(tmp_path / "a.whl") as wheel:
+        assert wheel.read("a/a.so") == library.replace(code[0], bytes(128)).replace(code[3], bytes(128))
+        assert wheel.read("a/data.bin") == library
+    assert [path.name for path in tmp_path.iterdir()] == ["a.whl"]
 
 
 # Cases
@@ -138,13 +161,14 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
         "    if case == 'crash': say(key='first', p50_ms=1.0); os._exit(3)\n"
         "    say(key=f'after {len(done)}')\n"
         f"    if case == 'slow' and not done: open({str(tmp_path / 'late')!r}, 'w').close(); os.kill(os.getpid(), 9)\n"
-        "    say(finished=True)\n"
+        "    say(finished=True, seconds=1.5)\n"
     )
     original = gpu.subprocess.Popen
     monkeypatch.setattr(
         gpu.subprocess, "Popen", lambda command, **how: original([sys.executable, str(script), command[command.index("--worker") + 1]], **how)
     )
-    monkeypatch.setattr(gpu, "environment", lambda: {})
+    monkeypatch.setattr(gpu, "environment", dict)
+    monkeypatch.setattr(gpu, "packages", dict)
     monkeypatch.setattr(gpu, "CASE_S", 0.0)
     monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow"], smoke.run))
     # The time is up when the slow case says so, whatever else this machine does.
@@ -156,11 +180,70 @@ def test_a_part_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "late").unlink()
     second = gpu.run_part("smoke", here, 600.0, together)
     assert second["unfinished"] == [] and list(second["cases"]["slow"]["rows"]) == ["after 0", "after 1"]
-    assert list(second["cases"]["good"]["rows"]) == ["after 0"]
+    assert list(second["cases"]["good"]["rows"]) == ["after 0"] and second["cases"]["good"]["seconds"] == 1.5
+    # What was missing is tried again where other packages are installed.
+    missing = {"rows": {"missing": {"missing": "no"}}, "finished": True}
+    monkeypatch.setitem(gpu.PARTS, "smoke", gpu.Part(lambda quick: ["crash", "good", "slow", "no"], smoke.run))
+    (tmp_path / "smoke.json").write_text(json.dumps({**second, "cases": {**second["cases"], "no": missing}}))
+    assert gpu.run_part("smoke", here, -1.0, together)["unfinished"] == []
+    monkeypatch.setattr(gpu, "packages", lambda: {"onnxruntime-gpu": "1.30.0"})
+    third = gpu.run_part("smoke", here, -1.0, together)
+    assert third["unfinished"] == ["no"] and third["environment"]["packages"] == {"onnxruntime-gpu": "1.30.0"}
+    second = gpu.run_part("smoke", here, 600.0, together)
     # Other cases are left as they are.
     assert gpu.run_part("smoke", here, 600.0, together, ["no/*"])["cases"] == second["cases"]
     # Another device or size is another measurement.
     assert list(gpu.run_part("smoke", Setting("cpu", False, tmp_path), -1.0)["cases"]) == []
+
+
+def test_minutes_run_what_is_wanted_most_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And end when they are over: a part that was not reached says that all of it is left."""
+    clock = types.SimpleNamespace(now=0.0)
+    ran: list[tuple[str, str]] = []
+
+    def case_of_100_s(name: str, group: list[str], found: dict[str, Any], *_: Any) -> None:
+        ran.append((name, group[0]))
+        clock.now += 100.0
+        found["cases"][group[0]] = {"rows": {}, "finished": True}
+
+    monkeypatch.setattr(gpu, "_run_group", case_of_100_s)
+    monkeypatch.setattr(gpu, "environment", dict)
+    monkeypatch.setattr(gpu, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    gpu.run_in_order(Setting("cuda", False, tmp_path), 390.0)
+    assert ran == [("smoke", "pytest"), ("recipes", "gpu_fastest"), ("smoke", "aa"), ("torch", "bert-base/bf16")]
+    left = {name: json.loads((tmp_path / f"{name}.json").read_text())["unfinished"] for name in gpu.PARTS}
+    assert left["smoke"] == ["peaks", "copies", "masked_rows", "graphs"] and "ort_cuda_fp16" in left["recipes"] and all(left.values())
+
+
+def test_every_pattern_of_the_order_names_cases() -> None:
+    for name, patterns in gpu.ORDER:
+        cases = gpu.PARTS[name].cases(False)
+        assert all(fnmatch.filter(cases, pattern) for pattern in patterns), (name, patterns)
+
+
+def test_tests_are_rows_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are known are not run again."""
+    (tmp_path / "test_x.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.gpu\n@pytest.mark.parametrize('n', [1, 2, 3])\ndef test_it(n): assert n != 2, 'two'\n"
+        "@pytest.mark.gpu\n@pytest.mark.skip\ndef test_no(): pass\n"
+    )
+    original = smoke.subprocess.Popen
+
+    def started(command: list[str], **how: Any) -> Any:
+        options = command[: command.index("-p", command.index("-p") + 1) + 2]
+        return original([*options, *(word for word in command if word.startswith("--deselect")), "test_x.py"], **{**how, "cwd": tmp_path})
+
+    monkeypatch.setattr(smoke.subprocess, "Popen", started)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    rows = {row["key"]: row for row in smoke.run("pytest", Setting("cuda", False, tmp_path, frozenset({"test_x.py::test_it[1]"})))}
+    assert {key: row.get("outcome") for key, row in rows.items()} == {
+        "test_x.py::test_it[2]": "failed", "test_x.py::test_it[3]": "passed", "test_x.py::test_no": "skipped", "pytest": None,
+    }  # fmt: skip
+    assert "two" in rows["test_x.py::test_it[2]"]["failure"] and rows["pytest"] == {"key": "pytest", "exit_code": 1}
+    part = {"setting": ["cuda", False], "environment": {"packages": {}, "python": "3"}, "cases": {"pytest": {"rows": rows}}}
+    assert "- pytest -m gpu: 1 failed, 1 passed, 1 skipped, exit code 1" in table.markdown({"smoke": part})
+    assert len(table.failures({"smoke": part})) == 1
 
 
 def test_the_table_names_figures_gaps_and_failures() -> None:
@@ -240,7 +323,7 @@ def test_peaks_and_copies_need_torch_alone(tmp_path: Path) -> None:
 # Recipes
 
 
-REPORT = {
+REPORT: dict[str, Any] = {
     "delivered": {"stage": "cast_onnx_half", "path": "artifact"}, "reason": None, "wall_s": 24.0,
     "stages": [
         {"name": "reference", "status": "ok", "reason": None, "build_s": None, "peak_gpu_bytes": None, "latency": None},
@@ -250,39 +333,84 @@ REPORT = {
 }  # fmt: skip
 
 
+class _Export:
+    """A run of `export` that has reported one stage when it is first looked at, and then ends."""
+
+    def __init__(self, out: Path, code: int, looks: int = 1) -> None:
+        self.path, self.code, self.looks = out / "report.json", code, looks
+
+    def poll(self) -> int | None:
+        self.looks -= 1
+        report = REPORT
+        if self.looks >= 0:
+            report = REPORT | {"delivered": None, "reason": "this run has not ended", "stages": REPORT["stages"][:1]}
+        elif self.code:
+            report = REPORT | {"delivered": None, "reason": "build_tensorrt failed: no"}
+        self.path.write_text(json.dumps(report))
+        return None if self.looks >= 0 else self.code
+
+
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
-    """The commands that a case runs. `export` writes a report; each ends with 0, but `export` of `trt_fp16` ends with 3."""
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands that a case runs. Each ends with 0, but `export` of `trt_fp16` ends with 3."""
     seen: list[tuple[str, ...]] = []
+
+    def start(log: Any, *words: str) -> _Export:
+        seen.append(words)
+        return _Export(Path(words[words.index("--out") + 1]), 3 if "trt_fp16" in words else 0)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         seen.append(words)
-        failed = "trt_fp16" in words
-        if "export" in words:
-            out = Path(words[words.index("--out") + 1])
-            out.mkdir(parents=True)
-            found = REPORT | ({"delivered": None, "reason": "build_tensorrt failed: no"} if failed else {})
-            (out / "report.json").write_text(json.dumps(found))
-        return subprocess.CompletedProcess(words, 3 if failed else 0, "", "")
+        return subprocess.CompletedProcess(words, 0, "", "")
 
+    monkeypatch.setattr(recipes, "_start", start)
     monkeypatch.setattr(recipes, "_python", run)
+    monkeypatch.setattr(recipes, "LOOK_S", 0.0)
     monkeypatch.setattr(setting, "need", lambda *modules: None)
+    monkeypatch.setattr(setting, "found", lambda module: True)
+    monkeypatch.setattr(recipes.environment, "version", lambda package: "1.30.0")
     return seen
 
 
 def test_a_recipe_is_exported_verified_and_opened_on_the_device(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
-    rows = {row["key"]: row for row in recipes.run("ort_cuda_fp16", Setting("cuda", False, tmp_path))}
+    ran = list(recipes.run("ort_cuda_fp16", Setting("cuda", False, tmp_path)))
+    # What a run that is cut off has done is known, too.
+    assert (ran[0]["key"], ran[0]["exit_code"], [stage["name"] for stage in ran[0]["stages"]]) == ("export", None, ["reference"])
+    rows = {row["key"]: row for row in ran}
     assert [rows[key]["exit_code"] for key in ("export", "verify", "open")] == [0, 0, 0]
     artifact = str(tmp_path / "recipes" / "ort_cuda_fp16" / "artifact")
     assert "device=cuda" in commands[0] and commands[1][-2:] == ("verify", artifact) and commands[2][-2:] == (artifact, "cuda")
     part = {"setting": ["cuda", False], "environment": {"packages": {}, "python": "3"}, "cases": {"ort_cuda_fp16": {"rows": rows}}}
     text = table.markdown({"recipes": part})
     assert "export 0, verify 0, open 0" in text and "  - cast_onnx_half: ok, 4,082 texts/s, delivered" in text
+    cut_off = {**part, "cases": {"ort_cuda_fp16": {"rows": {"export": ran[0]}}}}
+    assert "export –, verify –, open –" in table.markdown({"recipes": cut_off}) and not table.failures({"recipes": cut_off})
 
 
 def test_a_recipe_that_fails_fails_the_benchmark(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
-    (row,) = recipes.run("trt_fp16", Setting("cuda", False, tmp_path))
+    _, row = recipes.run("trt_fp16", Setting("cuda", False, tmp_path))
     assert row["failure"] == "exit code 3: build_tensorrt failed: no" and len(commands) == 1
+
+
+def test_the_recipe_of_onnxruntime_waits_for_its_gpu_build(commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes.environment, "version", lambda package: None)
+    with pytest.raises(Missing, match="onnxruntime-gpu"):
+        list(recipes.run("ort_cuda_fp16", Setting("cuda", False, tmp_path)))
+    assert commands == []
+
+
+def test_random_weights_stand_in_for_a_checkpoint_that_is_not_installed(
+    commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setting, "found", lambda module: module != recipes.CHECKPOINT)
+    monkeypatch.setattr(recipes, "RANDOM", "tiny")
+    rows = list(recipes.run("gpu_fastest", Setting("cuda", False, tmp_path)))
+    assert f"model={tmp_path / 'recipes' / 'tiny'}" in commands[0] and rows[-1]["exit_code"] == 0
+    from bertopt.modeling import checkpoint
+
+    assert checkpoint.load(str(tmp_path / "recipes" / "tiny")).spec.pooling == "mean"
+    part = {"setting": ["cuda", False], "environment": {"packages": {}, "python": "3"}, "cases": {"gpu_fastest": {"rows": {"export": rows[0]}}}}
+    assert "weights are random" in table.markdown({"recipes": part})
 
 
 def test_every_recipe_of_the_part_is_shipped_and_runs_on_a_gpu() -> None:
