@@ -106,11 +106,13 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     # Beside the usual size: of vectors near zero rounding is many times their own.
     wide = np.maximum(sizes, max(usual * math.sqrt(reference.shape[1]), 1e-12))
     farthest, its = (float((np.linalg.norm(one - reference, axis=1) / wide).max()) for one in (got, twin))
+    # Columns of spans are places in their batch, which hold other tokens for each text.
+    by_column = spec.granularity != "span" and reference.shape[1] > 1 and len(reference) >= _MANY
     margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
         error=error, error_ratio=ratio, worst_ratio=farthest / max(its, _EXACT), slope_error=tilt,
-        bias=shift / max(rounding, usual_shift),
+        bias=shift / max(rounding, usual_shift), column_ratio=_column_ratio(got - reference, about, usual) if by_column else None,
         flip_margin=None if margin is None else margin / max(rounding, furthest / _TAIL),
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,
         parent_ratio=None if parent is None else _mean_error(got, parent, sizes) / cost, vectors=len(reference),
@@ -129,6 +131,13 @@ def _mean_error(got: Array, expected: Array, sizes: Array) -> float:
 
 def _shift(got: Array, reference: Array) -> float:
     return float(np.abs((got - reference).mean(axis=0)).max())
+
+
+def _column_ratio(errors: Array, about: Array, usual: float) -> float:
+    """The largest deviation of a column's `errors` about their mean, in units of the twin's, which are `about` it: of that column's, or of
+    all columns' where those are larger."""
+    mine, its = errors.std(axis=0), np.sqrt(np.square(about).mean(axis=0))
+    return float((mine / np.maximum(its, max(float(np.sqrt(np.square(its).mean())), _EXACT * usual, 1e-12))).max())
 
 
 def _slope(got: Array, reference: Array) -> float:
