@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,3 +36,12 @@ def framed(mask: Array, valid: Array, frame: Frame | None, pad_id: int) -> Array
         rows = np.flatnonzero(mask.sum(axis=1) > len(frame))
         ids[rows, 0], ids[rows, mask[rows].sum(axis=1) - 1] = frame
     return ids
+
+
+def second_texts(inputs: Mapping[str, Array], frame: Frame | None) -> Array:
+    """Return which tokens [B, S] are of a pair's second text: by their type or, where no token has one, behind the token that ends a text."""
+    valid, ids = np.asarray(inputs["attention_mask"] == 1), inputs["input_ids"]
+    ends = np.asarray(ids == frame[1]) if frame is not None else np.zeros_like(valid)
+    types = inputs.get("token_type_ids")
+    second = types > 0 if types is not None and np.any(types > 0) else ends.cumsum(axis=1) > 0
+    return np.asarray(valid & second & ~ends)

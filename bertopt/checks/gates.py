@@ -37,6 +37,7 @@ _ROUNDING = {
     "parent_ratio": "the mean difference from the parent, in units of what this rounding costs (parent_ratio),",
     "slope_error": "the error of the outputs' slope, in units of what this rounding costs (slope_error),",
     "bias": "the mean shift of a class or dimension, in units of the simulated rounding's (bias),",
+    "column_ratio": "the deviation of the errors of a class or dimension, in units of the simulated rounding's (column_ratio),",
     "flip_margin": "the reference's margin of a label that changed, in units of the rounding error (flip_margin),",
     "rank_ratio": "the loss of rank correlation, in units of what this rounding costs (rank_ratio),",
 }

@@ -36,9 +36,11 @@ Answers = tuple[dict[str, "Array"], bool]
 #: Right models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json): error_ratio up to 1.04, slope_error 0.14, bias 1.1,
 #: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 1.3 and 1.53. worst_ratio was
 #: 1.17 at most in 6 forms of tiny models and of 2 checkpoints; of wrong models that no other figure showed 3.1, which passes, to 26.
+#: column_ratio was 1.9 beside the costliest of 6 twins, 2.6 beside any one, in simulated roundings of 12 tiny models; of right INT8 models of
+#: all-MiniLM-L6-v2 and 2 others in 3 forms 1.2, and of the former with a dimension that is halved, lost, swapped or negated 3.6, 7, 10 and 14.
 _REDUCED = Limits(
-    error_ratio_max=1.3, worst_ratio_max=4.0, parent_ratio_max=1.4, slope_error_max=2.0, bias_max=2.5, flip_margin_max=8.0,
-    rank_ratio_max=2.0, certified=True,
+    error_ratio_max=1.3, worst_ratio_max=4.0, parent_ratio_max=1.4, slope_error_max=2.0, bias_max=2.5, column_ratio_max=3.0,
+    flip_margin_max=8.0, rank_ratio_max=2.0, certified=True,
 )
 #: Reduced precision is held to its twin on real texts; random rows have to be finite and right on the whole, as what rounding
 #: costs them differs by the row (limits of rel_l2 and cosine_min refused right models by the seed of the probes).

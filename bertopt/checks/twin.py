@@ -58,12 +58,13 @@ def _merged(of: Callable[[Iterable[float]], float], found: Sequence[Rounding]) -
 
 def compare(
     spec: Spec, names: Sequence[str], got: Mapping[str, Answers], twin: Mapping[str, Answers],
-    reference: Mapping[str, Answers], parent: Mapping[str, Answers] | None = None,
+    reference: Mapping[str, Answers], parent: Mapping[str, Answers] | None = None, contexts: Mapping[str, Array] | None = None,
 ) -> Rounding | None:  # fmt: skip
     """Return how far a stage is from the reference on the probes in `names`, in units of its twin's error.
 
-    `parent` is given where it has the same precision: the stage is then compared with it as well. The figures are the
-    worst of all outputs, NaN where anything compared is not finite, None where no probe was run by all.
+    `parent` is given where it has the same precision: the stage is then compared with it as well. `contexts` [B, S], where outputs are
+    spans, are the tokens that these may be of, by probe. The figures are the worst of all outputs, NaN where anything compared is not
+    finite, None where no probe was run by all.
     """
     asked = (got, twin, reference, *([parent] if parent is not None else []))
     names = [name for name in names if all(name in outputs for outputs in asked)]
@@ -74,7 +75,12 @@ def compare(
         # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
         mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
         before = None if parent is None else _stack([parent[name][0][output] for name in names])
-        found.append(_of_output(spec, mine, theirs, right, before))
+        of_output = _of_output(spec, mine, theirs, right, before)
+        if contexts is not None:
+            inside = (_stack([_inside(outputs[name][0][output], contexts[name]) for name in names]) for outputs in (got, reference))
+            margin = _flip_margin(spec, *inside) / _least_margin(spec, theirs, right)
+            of_output = of_output.model_copy(update={"flip_margin": nan_max([of_output.flip_margin or 0.0, margin])})
+        found.append(of_output)
     return _merged(nan_max, found).model_copy(update={"vectors": sum(one.vectors for one in found)})
 
 
@@ -90,10 +96,7 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     error = _mean_error(got, reference, sizes)
     cost = max(_mean_error(twin, reference, sizes), _EXACT)
     # Rounding errors of single elements, which sums of many vectors should cancel.
-    rounding = max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
-    # Where few vectors take most of the error, no label may change that the twin's largest error could not.
-    moved = twin - reference
-    furthest = float(np.abs(moved).max() if spec.gives_several else np.ptp(moved, axis=1).max())
+    rounding = _rounding(twin, reference)
     # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
     # Where outputs hardly vary, an error that is small beside them is large beside their variation.
@@ -106,12 +109,14 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     # Beside the usual size: of vectors near zero rounding is many times their own.
     wide = np.maximum(sizes, max(usual * math.sqrt(reference.shape[1]), 1e-12))
     farthest, its = (float((np.linalg.norm(one - reference, axis=1) / wide).max()) for one in (got, twin))
+    # Columns of spans are places in their batch, which hold other tokens for each text.
+    by_column = spec.granularity != "span" and reference.shape[1] > 1 and len(reference) >= _MANY
     margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
         error=error, error_ratio=ratio, worst_ratio=farthest / max(its, _EXACT), slope_error=tilt,
-        bias=shift / max(rounding, usual_shift),
-        flip_margin=None if margin is None else margin / max(rounding, furthest / _TAIL),
+        bias=shift / max(rounding, usual_shift), column_ratio=_column_ratio(got - reference, about, usual) if by_column else None,
+        flip_margin=None if margin is None else margin / _least_margin(spec, twin, reference),
         rank_ratio=_rank_ratio(got, twin, reference) if spec.pooling is not None else None,
         parent_ratio=None if parent is None else _mean_error(got, parent, sizes) / cost, vectors=len(reference),
     )  # fmt: skip
@@ -129,6 +134,33 @@ def _mean_error(got: Array, expected: Array, sizes: Array) -> float:
 
 def _shift(got: Array, reference: Array) -> float:
     return float(np.abs((got - reference).mean(axis=0)).max())
+
+
+def _rounding(twin: Array, reference: Array) -> float:
+    """Return the root mean square error of a twin's single elements; not less than float32's."""
+    usual = math.sqrt(float(np.square(reference).mean()))
+    return max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
+
+
+def _least_margin(spec: Spec, twin: Array, reference: Array) -> float:
+    """Return the unit of margins: a twin's error or, where few vectors take most of that, a part of the furthest that it moves two
+    outputs: no label may change that the twin's largest error could not."""
+    moved = twin - reference
+    furthest = float(np.abs(moved).max() if spec.gives_several else np.ptp(moved, axis=1).max())
+    return max(_rounding(twin, reference), furthest / _TAIL)
+
+
+def _inside(scores: Array, context: Array) -> Array:
+    """Return scores [N, S] of which those outside the context are its lowest; of rows without one, all as they are."""
+    lowest = np.where(context, scores, np.inf).min(axis=1, keepdims=True)
+    return np.where(context | ~context.any(axis=1, keepdims=True), scores, lowest)
+
+
+def _column_ratio(errors: Array, about: Array, usual: float) -> float:
+    """The largest deviation of a column's `errors` about their mean, in units of the twin's, which are `about` it: of that column's, or of
+    all columns' where those are larger."""
+    mine, its = errors.std(axis=0), np.sqrt(np.square(about).mean(axis=0))
+    return float((mine / np.maximum(its, max(float(np.sqrt(np.square(its).mean())), _EXACT * usual, 1e-12))).max())
 
 
 def _slope(got: Array, reference: Array) -> float:

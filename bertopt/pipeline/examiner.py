@@ -72,7 +72,7 @@ class Examiner:
         (empty,) = self._encode([""])
         frame = framing.of_empty_text(empty["input_ids"][0])
         self.sweeps = Sweeps(plan.spec, reference.name, device, self._of_checkpoint, frame)
-        self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, on_progress)
+        self.twins = Twins(workers, reference, device, plan.spec, self._encode, self.probes, on_progress, frame)
         every: list[Text] = [*sample, *pairs]
         self.alone = [inputs for text in every for inputs in self._encode([text])]
         lengths = [inputs["input_ids"].shape[1] for inputs in self.alone]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.checks import gates, parity, twin
+from bertopt.checks import framing, gates, parity, twin
+from bertopt.checks.framing import Frame
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Device, Int8Rounding, Precision, Spec
@@ -36,10 +37,16 @@ class Twins:
 
     def __init__(
         self, workers: Workers, reference: Path, device: Device, spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]],
-        probes: Sequence[Probe], on_progress: ProgressCallback,
+        probes: Sequence[Probe], on_progress: ProgressCallback, frame: Frame | None = None,
     ) -> None:  # fmt: skip
+        """`frame` is what the tokenizer puts around a text."""
         self.workers, self.reference, self.device, self.spec, self.encode = workers, reference, device, spec, encode
         self.probes, self.on_progress = probes, on_progress
+        #: Where outputs are spans, the tokens that these may be of.
+        self._contexts = None
+        if spec.granularity == "span":
+            real = [probe for probe in probes if probe.padding in REAL]
+            self._contexts = {probe.name: framing.second_texts(probe.inputs, frame)[probe.rows] for probe in real}
         self._answers: dict[tuple[Precision, Int8Rounding | None, int], dict[str, Answers]] = {}
 
     def compare(
@@ -55,7 +62,7 @@ class Twins:
             if precision == "float16" and not twin.finite(simulated):
                 # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
                 simulated = self._run(name, "bfloat16", None, draw, timeout)
-            return twin.compare(self.spec, names, got, simulated, reference, parent)
+            return twin.compare(self.spec, names, got, simulated, reference, parent, self._contexts)
 
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))

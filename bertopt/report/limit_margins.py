@@ -31,6 +31,7 @@ class Mark:
 _ROUNDING = {
     "error_ratio": "mean error on real texts", "worst_ratio": "largest error of one text or token", "parent_ratio": "mean difference from the parent",
     "slope_error": "error of the outputs' scale", "bias": "largest mean shift of a class or dimension",
+    "column_ratio": "largest deviation of the errors of a class or dimension",
     "flip_margin": "largest margin of a label that changed", "rank_ratio": "loss of rank correlation",
 }  # fmt: skip
 

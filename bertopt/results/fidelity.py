@@ -28,6 +28,9 @@ class Rounding(BaseModel):
     to the outputs or to how they vary: a changed temperature."""
     bias: float
     """Largest mean shift of a class or dimension, in units of the twin's: its largest shift or root mean square error."""
+    column_ratio: float | None = None
+    """Largest standard deviation of the errors of one class or dimension, in units of the twin's: of that one's errors, or of all where
+    those are larger. None for spans, one number, few vectors, and in reports of earlier versions."""
     flip_margin: float | None
     """Largest margin by which the reference preferred a label that changed, in units of the twin's root mean square error.
     None without labels."""

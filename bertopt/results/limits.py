@@ -25,6 +25,9 @@ class RoundingLimits(BaseModel):
     bias_max: float | None = Field(
         None, ge=0, description="reduced precision: largest mean shift of a class or dimension, in units of the simulated rounding's"
     )
+    column_ratio_max: float | None = Field(
+        None, ge=0, description="reduced precision: largest deviation of the errors of a class or dimension, in units of the simulated rounding's"
+    )
     flip_margin_max: float | None = Field(
         None, ge=0, description="reduced precision: largest margin of a label that changes, in units of the rounding error"
     )

@@ -17,7 +17,10 @@ _OF_FORM = {
 
 
 #: What of a specification decides how texts are read and answers are worded, as manifests of every version have it.
-_SAID = ("task", "labels", "multi_label", "regression", "pooling", "dense", "normalize", "text_length", "pad_id", "vocabulary", "token_types")
+_SAID = (
+    "task", "inputs", "labels", "multi_label", "regression", "pooling", "dense", "normalize", "max_length", "text_length", "pad_id", "vocabulary",
+    "token_types",
+)  # fmt: skip
 
 
 def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:

@@ -25,6 +25,7 @@ from bertopt.pipeline import clean_run
 from bertopt.pipeline.clean_run import answers as in_a_new_interpreter
 from bertopt.report import junit
 from bertopt.results import Report
+from bertopt.stages import contents
 from tests.support import uncovered_passes
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
@@ -301,7 +302,11 @@ def test_an_artefact_must_say_what_its_checkpoint_says(tiny: Tiny, tmp_path: Pat
     assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
     artifact = tmp_path / "artifact"
     assert verify(artifact, str(tiny())).exit_code == 0
-    spec = stages.read_manifest(artifact).spec.model_dump(mode="json")
+    manifest = stages.read_manifest(artifact)
+    for name, value in (("max_length", 32), ("inputs", manifest.spec.inputs[:2])):
+        with pytest.raises(WrongAnswer, match=f"{name} must be the checkpoint's"):
+            contents.check_artefact(manifest, manifest.model_copy(update={"spec": manifest.spec.model_copy(update={name: value})}))
+    spec = manifest.spec.model_dump(mode="json")
     resealed(artifact, spec={**spec, "labels": spec["labels"][::-1]})
     found = verify(artifact, str(tiny()))
     assert found.exit_code == 3 and "labels must be the checkpoint's" in found.reason

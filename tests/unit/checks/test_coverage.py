@@ -203,6 +203,15 @@ def test_a_frame_is_what_the_empty_text_becomes(ids: list[int], frame: Any) -> N
     assert framing.of_empty_text(np.array(ids)) == frame
 
 
+def test_the_second_text_of_a_pair_is_known_by_types_or_by_what_ends_the_first() -> None:
+    ids, mask = np.array([[1, 7, 2, 2, 8, 8, 2, 0], [1, 7, 7, 2, 0, 0, 0, 0]]), np.array([[1] * 7 + [0], [1] * 4 + [0] * 4])
+    types = np.array([[0, 0, 0, 1, 1, 1, 1, 0], [0] * 8])
+    expected = [[False] * 4 + [True] * 2 + [False] * 2, [False] * 8]
+    for inputs in ({}, {"token_type_ids": types}, {"token_type_ids": types * 0}):
+        assert framing.second_texts({"input_ids": ids, "attention_mask": mask, **inputs}, (1, 2)).tolist() == expected
+    assert not framing.second_texts({"input_ids": ids, "attention_mask": mask}, None).any()
+
+
 def test_a_small_model_runs_every_length_and_a_larger_one_what_fits_its_budget() -> None:
     small = SPEC.model_copy(update={"layers": 2, "hidden": 32})
     assert coverage.shares(small, sweep_plan.plan(small, 1, 8192).of(False, WHOLE))["lengths"] == 1.0

@@ -66,6 +66,24 @@ def test_each_figure_shows_its_fault(got: Any, metric: str) -> None:
     assert metric in missed(figures(got))
 
 
+def test_one_wrong_column_of_many_is_seen() -> None:
+    """Of many dimensions one takes a small part of the error, whatever it holds; right ones differ by no more than the twin's."""
+    reference = DICE.normal(size=(200, 300))
+    noise = DICE.normal(size=(3, 200, 300)) * 0.15 * np.where(np.arange(300) == 9, 6, 1)
+    lost = np.where(np.arange(300) == 7, 0, reference)
+
+    def found(got: Any) -> Rounding:
+        asked = [{"texts": ({"sentence_embedding": values}, True)} for values in (got, reference + noise[1], reference)]
+        compared = twin.compare(spec(task="feature-extraction", pooling="mean"), ["texts"], *asked)
+        assert compared is not None
+        return compared
+
+    assert missed(found(reference + noise[0]), "int8") == set()
+    assert missed(found(lost + noise[0]), "int8") == {"column_ratio_max"}
+    noise[0, 8, 7] = math.nan
+    assert math.isnan(found(reference + noise[0]).column_ratio or 0)
+
+
 def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:
     """Whichever it is: errors may have a long tail."""
     far = 0.4 * NOISE[0] / np.linalg.norm(NOISE[0])

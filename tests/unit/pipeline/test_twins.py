@@ -7,11 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.probes import Probe
 from bertopt.core import Int8Rounding, Pass
 from bertopt.passes import BuildNative, ConvertOpenvino, QuantizeInt8
 from bertopt.pipeline.twins import Twins
+from tests.support.specs import spec
 
 
 @pytest.mark.parametrize(
@@ -36,8 +40,37 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
             seen.append(how)
             return {}
 
-    twins = Recorded(None, Path(), "cpu", None, None, [], lambda text: None)  # type: ignore[arg-type]
+    twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
     manifest: Any = SimpleNamespace(precision="int8", device=device, passes=[step.record()], environment={"isa": flags})
     none: Mapping[str, Any] = {}
     twins.compare("int8", [], manifest, none, none, None, 1.0)
     assert {how.weight_bits for how in seen} == {bits}
+
+
+def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_best_scores() -> None:
+    """No answer is of the question, whose scores say nothing."""
+    questions = spec(task="question-answering", inputs=("input_ids", "attention_mask"), outputs=("start_logits",))
+    ids = np.tile([1, 7, 7, 2, 2, 8, 8, 8, 2], (40, 1))
+    mask = np.ones_like(ids)
+    probe = Probe("pairs", "pair", {"input_ids": ids, "attention_mask": mask}, mask == 1, np.ones(40, bool))
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=ids.shape) + np.where(np.arange(9) == 2, 9, 0) - np.where(np.arange(9) > 7, 9, 0)
+    reference[5, 5:8] = 1, 3, 0
+    noise = rng.normal(size=(2, *ids.shape)) * 0.02
+    moved = reference + noise[0]
+    moved[5, 5:7] = moved[5, [6, 5]]
+
+    class Simulated(Twins):
+        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int, timeout: float) -> Any:
+            return {"pairs": ({"start_logits": reference + noise[1]}, True)}
+
+    twins = Simulated(None, Path(), "cpu", questions, None, [probe], lambda text: None, (1, 2))  # type: ignore[arg-type]
+
+    def margin(scores: Any) -> float:
+        answers = [{"pairs": ({"start_logits": values}, True)} for values in (scores, reference)]
+        found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16"), *answers, None, 1.0)  # type: ignore[arg-type]
+        assert found is not None and found.flip_margin is not None
+        return found.flip_margin
+
+    limit = DEFAULT_LIMITS["bfloat16"].flip_margin_max
+    assert limit is not None and margin(reference + noise[0]) < limit < margin(moved)
