@@ -49,3 +49,9 @@ def test_doubtful_timings_are_one_line_with_the_delivered_stage_first(capsys: py
         stage.latency = None
     report.recipe["timing"] = {}
     assert said() == []
+
+
+def test_a_failed_run_says_where_its_report_is_and_ends_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    report = full(failed=True)
+    export.show(report, Path("out"), False, False)
+    assert capsys.readouterr().err.endswith(f"\nreport: out/report.html\n{report.reason}\n")
