@@ -99,7 +99,7 @@ def read_report(path: Path, takes: str = "a report.json, or the directory of a r
 
 
 def _version(file: Path) -> str | None:
-    """Return the version that a report says it was written by, None where it is no report."""
+    """Return the version that a report says it was written by, None where the file is not a report."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         found = json.loads(file.read_bytes()).get("bertopt_version")
         return found if isinstance(found, str) else None
