@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from bertopt.errors import Unsupported
+from bertopt.errors import PassFailed
 from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
 from bertopt.spec import Int8Rounding as Int8Rounding  # noqa: PLC0414
 from bertopt.spec import PackageBuild as PackageBuild  # noqa: PLC0414
@@ -237,7 +237,7 @@ class Pass(BaseModel, Generic[In, Out]):
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         """Change `network` in place and count what changed. Only for passes over eager networks."""
-        raise Unsupported(f"pass '{self.name()}' does not rewrite eager networks")
+        raise PassFailed(f"pass '{self.name()}' must define rewrite(self, network), which changes the network in place and counts what it changed")
 
     def effects(self, model: Any, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Return the counts, expected and seen, that prove on the committed model that this pass took effect.

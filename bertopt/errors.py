@@ -47,6 +47,12 @@ class WrongAnswer(BertoptError):
     exit_code: ClassVar[int] = 3
 
 
+class PassFailed(BertoptError):
+    """A pass that is not part of bertopt raised an error, which is its cause, or returned what no pass may."""
+
+    exit_code: ClassVar[int] = 3
+
+
 class StepTimeout(BertoptError):
     """A step took longer than its `timeout`."""
 
@@ -62,7 +68,7 @@ class WorkerCrashed(BertoptError):
 
 
 _WORKERS_RAISE: tuple[type[BertoptError], ...] = (
-    UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, StepTimeout, WorkerCrashed, BertoptError,
+    UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, PassFailed, StepTimeout, WorkerCrashed, BertoptError,
 )  # fmt: skip
 
 BY_NAME = {error.__name__: error for error in _WORKERS_RAISE}

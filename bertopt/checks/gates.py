@@ -81,26 +81,37 @@ def judge(
     compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
     failures = find_failures(measurements, limits) + speed_limits.failures(measurements, size_bytes, limits)
     reasons, waived = [], []
+    located = _located(failures, compared) if compared else None
     for failure in failures:
+        place = _place(stage, compared) if compared and failure is located else ""
         waiver = next((w for w in waivers if (w.stage, w.metric) == (stage, failure.metric)), None)
         if waiver is None:
-            reasons.append(failure.text)
+            reasons.append(f"{failure.text}{place}")
         elif waiver.expires < today:
-            reasons.append(f"{failure.text} (its waiver expired on {waiver.expires}: {waiver.reason})")
+            reasons.append(f"{failure.text} (its waiver expired on {waiver.expires}: {waiver.reason}){place}")
         else:
             failure.waiver = waiver
             waived.append(f"{failure.text}, waived until {waiver.expires}: {waiver.reason}")
     status: Status = "failed" if reasons else "ok"
     reason = "; ".join(reasons) or None
-    if compared and any(failure.gate == "parity" and failure.waiver is None for failure in failures):
-        blamed = compared.blame.stage if compared.blame else stage
-        reason = f"{reason} at {compared.worst.where}{f', introduced by {blamed!r}' if blamed != stage else ''}"
     if reasons and measurements.proven is not None and measurements.proven < PROVEN:
         reason = f"{reason} (float32's limits hold: {measurements.proven:.0%} of the products' weights show the precision claimed)"
     if not reasons and not allow_noop and (reason := noop_reason(changes, measurements)):
         status = "noop"
     nearest = margins.nearest(measurements, compared, size_bytes, limits)
     return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared, nearest)
+
+
+def _located(failures: Sequence[Failure], compared: Parity) -> Failure | None:
+    """Return the failure that the worst case is of; another one of parity where that limit is not among those missed."""
+    of_parity = [failure for failure in failures if failure.gate == "parity"]
+    return next((one for one in of_parity if one.text.startswith(compared.worst.metric)), next(iter(of_parity), None))
+
+
+def _place(stage: str, compared: Parity) -> str:
+    """Return where the largest error is, and the stage that added most of it if it is another."""
+    blamed = compared.blame.stage if compared.blame else stage
+    return f" at {compared.worst.where}{f', introduced by {blamed!r}' if blamed != stage else ''}"
 
 
 def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | None = None) -> str | None:

@@ -93,6 +93,8 @@ def show(report: Report, where: Path, as_json: bool, verbose: bool) -> None:
             f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
             file=sys.stderr,
         )
+    else:
+        print(f"report: {where / 'report.html'}", file=sys.stderr)
     if report.exit_code == 1 or (verbose and report.exit_code):
         print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
     if report.exit_code:

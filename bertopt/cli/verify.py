@@ -80,6 +80,10 @@ def verify(
             compare.show(diff)
         for warning in report.model.get("warnings", []):
             print(f"warning: {warning}", file=sys.stderr)
+        from bertopt.report.stage_details import doubtful_timings
+
+        if found := doubtful_timings(report):
+            print(f"warning: {found}; after noise, repeat on a calmer machine", file=sys.stderr)
         print(report.reason, file=sys.stderr if report.exit_code or json_ else sys.stdout)
         raise typer.Exit(report.exit_code)
 

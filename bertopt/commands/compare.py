@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bertopt import stages
+from bertopt._version import __version__
 from bertopt.checks import coverage, gates, parity
 from bertopt.checks.gates import GateOutcome
 from bertopt.commands import mix_up
@@ -86,8 +89,21 @@ def read_report(path: Path, takes: str = "a report.json, or the directory of a r
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
+        if (written_by := _version(file)) is not None:
+            raise UsageError(
+                f"'{file}' was written by bertopt {written_by}, and this is {__version__}, which cannot read it: {where}: {first['msg']}; "
+                "read it with that version, or export again with this one"
+            ) from error
         why = "export again" if file.name == mix_up.REPORT else mix_up.advice(path, takes)
         raise UsageError(f"'{file}' is not a report of bertopt: {where}: {first['msg']}; {why}") from error
+
+
+def _version(file: Path) -> str | None:
+    """Return the version that a report says it was written by, None where the file is not a report."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        found = json.loads(file.read_bytes()).get("bertopt_version")
+        return found if isinstance(found, str) else None
+    return None
 
 
 def delivered(report: Report, path: Path) -> Stage:

@@ -260,13 +260,25 @@ class _Client:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             if error.code in (404, 405):
-                raise _Missing(f"{self.url} has no {path}; give the server's root") from error
+                raise _Missing(f"{self.url} has no {path}; {self._instead(path)}") from error
             said = error.read(500).decode(errors="replace")
             said += "; give the server's key with --api-key or BERTOPT_API_KEY" if error.code in (401, 403) else ""
             raise UsageError(f"{self.url}{path} answered {error.code}: {said}") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise Unsupported(f"{self.url} does not answer ({getattr(reason, 'strerror', None) or reason}); is the server ready?") from error
+
+
+    def _instead(self, path: str) -> str:
+        """Return what to do where the server has no route `path`."""
+        root = "give the server's root"
+        if path == "/predict":
+            try:
+                self.ranks([("a", "b")])
+            except (UsageError, Unsupported):
+                return root
+            return "it has /rerank, which answers pairs alone: give --texts a file of pairs, or leave it out"
+        return root
 
 
 class _Missing(UsageError):

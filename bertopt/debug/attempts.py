@@ -82,7 +82,8 @@ class Attempts:
                 break
             workdir = folder / str(number)
             workdir.mkdir()
-            model = apply(model, self._context(workdir)).model
+            with registry.at_work(apply):
+                model = apply(model, self._context(workdir)).model
         return model
 
     def _context(self, workdir: Path) -> Context:

@@ -249,6 +249,11 @@ def weight_files(directory: Path) -> list[Path]:
             f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "
             f"where you trust it, have transformers write the safetensors beside it: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
         )
+    if single.is_symlink():
+        raise UsageError(
+            f"'{single}' is a link to a file that is not there, such as of a download that broke off; fetch the model again, with the "
+            "network (HF_HUB_OFFLINE unset), or restore the file"
+        )
     others = sorted(path.relative_to(directory).as_posix() for pattern in _OTHER_WEIGHTS for path in directory.glob(pattern))
     instead = f", but {plain(', '.join(others[:3]))}" if others else ""
     raise UsageError(f"'{directory}' has no model.safetensors{instead}; give the directory of a transformers checkpoint")

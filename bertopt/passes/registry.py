@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertopt.core import RESERVED_KEYS, Pass, Rewrite
-from bertopt.errors import UsageError
+from bertopt.errors import BertoptError, PassFailed, UsageError
 
 AnyPass = Pass[Any, Any]
 
@@ -24,11 +28,12 @@ ENTRY_POINTS = "bertopt.passes"
 def register(cls: type[AnyPass]) -> type[AnyPass]:
     """Make a pass known to recipes under its snake-case name; usable as a decorator.
 
-    Raises UsageError for a class that is no pass, or a name that another class has taken.
+    Raises UsageError for a class that is no pass or lacks what every pass has, or a name that another class has taken.
     """
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         raise UsageError(f"register takes a subclass of bertopt.Pass; got {cls!r}")
-    cls.forms()
+    if missing := _missing(cls):
+        raise UsageError(f"pass '{cls.name()}' ({cls.__module__}.{cls.__qualname__}) must {missing}")
     clash = set(cls.model_fields) & set(RESERVED_KEYS)
     if clash:
         raise UsageError(f"pass '{cls.name()}': option '{min(clash)}' is a key of every step; rename it")
@@ -39,6 +44,43 @@ def register(cls: type[AnyPass]) -> type[AnyPass]:
         )
     _registered[cls.name()] = cls
     return cls
+
+
+def _missing(cls: type[AnyPass]) -> str | None:
+    """Return what a class must do before it is a pass that recipes can use, or None."""
+    try:
+        cls.forms()
+    except TypeError as error:
+        return str(error).split(" must ", 1)[-1]
+    if cls.__init__ is not Pass.__init__:
+        return "define no __init__: its options are fields, such as `keep: int = 1`, which are checked when a recipe is read"
+    if cls.__call__ is Pass.__call__:
+        return "define __call__(self, model, ctx), which returns a bertopt.Result; of an eager network that is model.rewritten(self)"
+    return None
+
+
+def is_own(cls: type[AnyPass]) -> bool:
+    """Whether a pass is part of bertopt."""
+    return cls.__module__.startswith("bertopt.passes.")
+
+
+@contextlib.contextmanager
+def at_work(apply: AnyPass) -> Iterator[None]:
+    """While a pass works: have an error of one that is not part of bertopt say so, and where it was raised."""
+    try:
+        yield
+    except BertoptError:
+        raise
+    except Exception as error:
+        if is_own(type(apply)):
+            raise
+        file = inspect.getsourcefile(type(apply))
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        raise PassFailed(
+            f"pass '{apply.name()}', which is not part of bertopt, raised {type(error).__name__}: {error} "
+            f"({place.filename}:{place.lineno}, in {place.name}); mend the pass: the report shows the traceback"
+        ) from error
 
 
 def all_passes() -> dict[str, type[AnyPass]]:
@@ -87,7 +129,7 @@ def importable_passes() -> dict[str, tuple[str, str, str | None]]:
     return {
         name: (cls.__module__, cls.__qualname__, str(Path(script).resolve()) if script else None)
         for name, cls in _registered.items()
-        if not cls.__module__.startswith("bertopt.passes.")
+        if not is_own(cls)
     }
 
 

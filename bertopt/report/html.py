@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertopt.report import charts, formatting, limit_margins, stage_details
+from bertopt.report import charts, formatting, glossary, limit_margins, stage_details
 from bertopt.results import Margin, Ratio, Report, Stage, factor
 from bertopt.system import atomic_write
 
@@ -38,6 +38,7 @@ def page(report: Report) -> str:
         tiles=tiles(report),
         pictures={name: draw(report, False) for name, draw in charts.PICTURES.items()},
         details=stage_details,
+        meanings=glossary.MEANINGS,
         warnings=list(stage_details.warnings(report)),
         baselines=formatting.baselines(report),
         meaning=_EXITS.get(report.exit_code, "failed"),
@@ -124,7 +125,8 @@ def _nearest(stages: list[Stage]) -> list[Tile]:
     tone = "good" if found.used <= 1 else "warn" if stage.waived else "bad"
     note = f"{stage.name}, {found.where}" if found.where else stage.name
     words = formatting.beside(found.value, found.limit, found.least)
-    return [Tile(f"nearest to its limit: {formatting.margin_name(found)}", words, note, tone)]
+    label = "limit missed" if found.used > 1 else "nearest to its limit"
+    return [Tile(f"{label}: {formatting.margin_name(found)}", words, note, tone)]
 
 
 def _margin(stage: Stage) -> Margin | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,31 @@ def reproduce(report: Report) -> str:
     if report.recipe.get("device") == "auto" and isinstance(cuda, Mapping) and "cuda" in cuda:
         words += ["--set", f"device={'cuda' if cuda['cuda'] else 'cpu'}"]
     return shlex.join([*words, "--out", "again"])
+
+
+@dataclass(frozen=True)
+class FailedStage:
+    """The stage that ended a run, and what it missed, where that is more than one limit."""
+
+    stage: Stage
+    listed: list[str]
+
+
+def failed(report: Report) -> FailedStage | None:
+    """Return the stage that ended the run, None where that was no stage."""
+    stage = next((stage for stage in report.stages if stage.status == "failed" and stage.pass_), None)
+    if stage is None or not report.exit_code:
+        return None
+    return FailedStage(stage, _apart(stage.reason or "", [one.text for one in stage.failures if one.waiver is None]))
+
+
+def _apart(reason: str, failures: Sequence[str]) -> list[str]:
+    """Split a reason before each failure that it holds; nothing where it holds fewer than two."""
+    starts = [reason.find(text) for text in failures]
+    ends = [start - len("; ") for start in starts[1:]]
+    if len(starts) < 2 or -1 in starts or starts != sorted(starts):
+        return []
+    return [reason[start:end] for start, end in zip(starts, [*ends, len(reason)], strict=True)]
 
 
 def debug(stage: Stage) -> str:

@@ -195,7 +195,8 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
     # Before code is run that may be other code, and after: a module may be imported only there.
     sources.check(manifest.sources, names)
     for record in records:
-        registry.restore(record).rewrite(model.network)
+        with registry.at_work(apply := registry.restore(record)):
+            apply.rewrite(model.network)
     sources.check(manifest.sources, names)
     kind = Compiled if manifest.form == "compiled" else Eager
     return kind(manifest.spec, manifest.precision, directory, model.network, tuple(records))

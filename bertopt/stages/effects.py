@@ -31,7 +31,8 @@ def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effect
     own: Counts = {}
     if records:
         last = registry.restore(records[-1])
-        own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
+        with registry.at_work(last):
+            own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
     proven = claims.proven(model, facts)
     placed = placement(facts) | claimed(model, facts, proven)
     return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed, proven)

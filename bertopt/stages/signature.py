@@ -34,12 +34,12 @@ def new_key(private: Path) -> Path:
     shown = made.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    for path, content, mode in ((private, secret, 0o600), (Path(f"{private}.pub"), shown, 0o644)):
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError as error:
-            raise UsageError(f"key '{path}' exists and is not overwritten; name another file, or leave out --new-key") from error
-        with os.fdopen(descriptor, "wb") as file:
+    public = Path(f"{private}.pub")
+    for path in (private, public):
+        if os.path.lexists(path):
+            raise UsageError(f"key '{path}' exists and is not overwritten; name another file, or leave out --new-key")
+    for path, content, mode in ((private, secret, 0o600), (public, shown, 0o644)):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
     return private
 

@@ -16,7 +16,7 @@ def check_packaging(device: str) -> None:
     if device == "cpu":
         return
     if not cplusplus_compiler():
-        raise Unsupported("package_aot needs a C++ compiler on CUDA; install g++ (apt-get install g++) or set CXX")
+        raise Unsupported("package_aot needs a C++ compiler on CUDA; install g++ (apt-get install g++) or set CXX to one")
     if not has_cuda_headers():
         raise Unsupported(
             "package_aot needs CUDA's headers, which torch's wheels do not bring, and there is no include/cuda_runtime.h in "
@@ -25,8 +25,9 @@ def check_packaging(device: str) -> None:
 
 
 def cplusplus_compiler() -> str | None:
-    """Return the C++ compiler that Inductor calls, or None."""
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    """Return the C++ compiler that Inductor calls, or None; where CXX names one, no other is called."""
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else shutil.which("g++") or shutil.which("clang++")
 
 
 def has_cuda_headers() -> bool:
@@ -44,7 +45,7 @@ def check_compiler(device: str) -> None:
     if device == "cpu":
         if not cplusplus_compiler():
             raise Unsupported(
-                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX"
+                "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX to one"
             )
         return
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from bertopt.system import environment, gpu_facts, limits
+from bertopt.system import compilers, environment, gpu_facts, limits
 from bertopt.system.gpu_facts import GpuFacts
 
 #: Modules by the distribution that brings them: another file of that name that shadows one breaks everything after it.
@@ -76,7 +76,7 @@ def read() -> Machine:
         environment=dict(os.environ),
         bad_temp=_bad_temp(),
         unwritable_caches=() if _writable(hub := _hub_cache()) else (str(hub),),
-        compiler=shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++"),
+        compiler=compilers.cplusplus_compiler(),
         gpus=gpus,
         gpu=gpu_facts.read(_as_workers, gpus),
         free_disk_bytes=shutil.disk_usage(".").free,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 
 from bertopt import stages
 from bertopt.core import Context, Pass, Result, Rewrite
+from bertopt.errors import PassFailed
 from bertopt.passes import registry
 from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
@@ -84,11 +85,11 @@ class BuildOps:
 
         ctx = Context(out, context["device"], shapes, tuple(text_inputs.from_json(context["texts"])), context["seed"], encode)
         start = time.monotonic()
-        with quiet():
+        with quiet(), registry.at_work(apply):
             result = apply(model, ctx)
         check_result(apply, result)
         if changed := model.spec.differences(result.model.spec):
-            raise TypeError(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
+            raise _fault(apply)(f"pass '{rewrite.name}' must keep what the model takes and says; it changed {changed}")
         stages.inherit(Path(parent), out)
         stages.write_form(result.model, out)
         built = {
@@ -102,15 +103,19 @@ class BuildOps:
 
 
 def check_result(by: Pass[Any, Any], result: Any) -> None:
-    """Raise TypeError for what a pass may not return."""
-    name, given = by.name(), by.forms()[1]
+    """Raise PassFailed for what a pass may not return, TypeError where the pass is bertopt's own."""
+    name, given, wrong = by.name(), by.forms()[1], _fault(by)
     if not isinstance(result, Result):
-        raise TypeError(
+        raise wrong(
             f"pass '{name}' must return a Result, such as model.rewritten(self) or Result(model, {{'layers': 6}}); got {type(result).__name__}"
         )
     if not isinstance(result.model, given):
-        raise TypeError(f"pass '{name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+        raise wrong(f"pass '{name}' must give {given.__name__}; it gave {type(result.model).__name__}")
     changes: Any = result.changes
     if not isinstance(changes, Mapping) or not all(isinstance(count, SupportsInt) for count in changes.values()):
         got = plain(repr(dict(changes))) if isinstance(changes, Mapping) else type(changes).__name__
-        raise TypeError(f"pass '{name}' must count what it changed and return that, such as {{'layers': 6}}, from rewrite or in its Result; got {got}")
+        raise wrong(f"pass '{name}' must count what it changed and return that, such as {{'layers': 6}}, from rewrite or in its Result; got {got}")
+
+
+def _fault(by: Pass[Any, Any]) -> type[Exception]:
+    return TypeError if registry.is_own(type(by)) else PassFailed

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bertopt.errors import BertoptError, ResourceError, Unsupported
+from bertopt.errors import BertoptError, PassFailed, ResourceError, Unsupported
 from bertopt.system import disk_full, environment, gpu, limits, out_of_memory, process_tree
 from bertopt.workers import protocol
 
@@ -150,7 +150,9 @@ def serve(connection: Connection, operations: str) -> None:
         protocol.send(connection, reply, out)
 
 
-def _describe(error: BaseException) -> dict[str, object]:
+def _describe(raised: BaseException) -> dict[str, object]:
+    # What a machine lacks is known from what a pass raised.
+    error = raised.__cause__ if isinstance(raised, PassFailed) and raised.__cause__ else raised
     known: BaseException = error
     if isinstance(error, BertoptError):
         pass
@@ -164,9 +166,11 @@ def _describe(error: BaseException) -> dict[str, object]:
         known = disk_full.resource_error(error)
     elif little := limits.little_address_space():
         known = ResourceError(f"{type(error).__name__}: {error}; {little}")
+    if known is error:
+        known = raised
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
+    trace = "".join(traceback.format_exception(raised))
     # After an error of the device every later CUDA call of this process fails, whoever asks.
     return {"type": kind, "message": text, "traceback": trace, "ends": _LOST_DEVICE.search(str(error)) is not None}
 

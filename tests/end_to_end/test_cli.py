@@ -255,10 +255,12 @@ def test_a_failed_gate(recipe: Path, tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr and "failed" in found.stdout
 
 
-def test_our_own_bug_shows_its_traceback(recipe: Path, tmp_path: Path) -> None:
-    found = call("export", str(failing(recipe, tmp_path, "  - pass: raise_error\n")), "--out", str(tmp_path / "out"))
-    assert found.exit_code == 1 and "example_passes.py" in found.stderr and "Traceback" in found.stderr
-    assert last_line(found) == "'raise_error' failed: ValueError: a bug in the pass"
+def test_an_error_of_a_user_s_pass_names_pass_and_place(recipe: Path, tmp_path: Path) -> None:
+    found = call("export", str(failing(recipe, tmp_path, "  - pass: raise_error\n")), "--out", str(tmp_path / "out"), "-v")
+    assert found.exit_code == 3 and "Traceback" in found.stderr
+    last = last_line(found)
+    assert last.startswith("'raise_error' failed: pass 'raise_error', which is not part of bertopt, raised ValueError: a bug in the pass")
+    assert "example_passes.py:" in last
 
 
 def test_no_gpu_is_the_environment_s_fault(recipe: Path, tmp_path: Path) -> None:

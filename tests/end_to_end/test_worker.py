@@ -22,6 +22,7 @@ from bertopt.core import Context
 from bertopt.errors import (
     BertoptError,
     IntegrityError,
+    PassFailed,
     ResourceError,
     StepTimeout,
     Unsupported,
@@ -190,7 +191,7 @@ def test_errors_keep_their_class(worker: Worker, reference: Path, tmp_path: Path
         build(worker, reference, tmp_path / "a", example_passes.NeverHere())
     with pytest.raises(ResourceError, match="no space left on the disk"):
         build(worker, reference, tmp_path / "b", example_passes.FillDisk())
-    with pytest.raises(WorkerCrashed, match="ValueError: a bug in the pass") as error:
+    with pytest.raises(PassFailed, match="ValueError: a bug in the pass") as error:
         build(worker, reference, tmp_path / "c", example_passes.RaiseError())
     assert "example_passes.py" in error.value.log
     # After all that it still works.

@@ -153,6 +153,14 @@ def test_blame_names_the_stage_that_added_most() -> None:
     assert gates.blame({}, 0.0) is None
 
 
+def test_the_place_stands_beside_the_limit_it_is_of() -> None:
+    ranking = Ranking(spearman=0.8, top_k_overlap=1.0, k=3, n=9)
+    outcome = judge(measured(rel_l2=0.07, ranking=ranking), Limits(max_abs=1.0, rel_l2=0.06, spearman_min=0.9))
+    assert outcome.reason == (
+        "rel_l2 must be at most 0.06; got 0.07 at logits[0, 1], 1 × 8, none; spearman must be at least 0.9; got 0.8"
+    )
+
+
 def test_a_broken_stage_keeps_its_exit_code_and_last_words() -> None:
     error = StepTimeout("took too long")
     error.log = "last words"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertopt.cli import export
+from bertopt.cli import export, main
 from bertopt.cli.app import escaping
 from tests.support.reports import LONG, full
 
@@ -49,3 +49,16 @@ def test_doubtful_timings_are_one_line_with_the_delivered_stage_first(capsys: py
         stage.latency = None
     report.recipe["timing"] = {}
     assert said() == []
+
+
+def test_a_failed_run_says_where_its_report_is_and_ends_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    report = full(failed=True)
+    export.show(report, Path("out"), False, False)
+    assert capsys.readouterr().err.endswith(f"\nreport: out/report.html\n{report.reason}\n")
+
+
+def test_verify_warns_of_doubtful_timings_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertopt.commands.verify.verify", lambda *_: full())
+    with pytest.raises(SystemExit):
+        main(["verify", "artifact", "--against", "org/model"])
+    assert "timings are doubtful: 'unsure', end to end: the spread is wide" in capsys.readouterr().err

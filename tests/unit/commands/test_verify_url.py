@@ -155,7 +155,7 @@ def test_a_re_ranker_is_asked_at_rerank_where_there_is_one(re_ranker: Path, tmp_
         assert spoilt == "nothing" or "worst_text" in found.reason
         assert spoilt == "passages" or verify_url(re_ranker, url, texts).exit_code == found.exit_code
         texts.write_text('{"text": "a cat"}\n')
-        with pytest.raises(UsageError, match="has no /predict"):
+        with pytest.raises(UsageError, match="has no /predict; it has /rerank, which answers pairs alone: give --texts a file of pairs"):
             verify_url(re_ranker, url, texts)
 
 

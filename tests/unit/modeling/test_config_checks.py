@@ -114,6 +114,13 @@ def test_what_lies_there_in_place_of_the_weights_is_named(bert: Path, other: str
         source.examine(bert)
 
 
+def test_a_download_that_broke_off_is_named(bert: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    (bert / "model.safetensors").symlink_to("../../blobs/4d7a")
+    with pytest.raises(UsageError, match=r"model\.safetensors' is a link to a file that is not there, .*; fetch the model again"):
+        source.examine(bert)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_pointer_of_git_lfs_is_no_file(bert: Path, name: str) -> None:
     (bert / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from bertopt import passes
-from bertopt.core import Context, Eager, Model, Pass, Result, Rewrite
-from bertopt.errors import UsageError
+from bertopt.core import Context, Eager, Model, Onnx, Pass, Result, Rewrite
+from bertopt.errors import PassFailed, Unsupported, UsageError
 from bertopt.passes import CastHalf, UseSdpa, registry
 
 AnyPass = Pass[Any, Any]
@@ -77,6 +78,41 @@ def test_register_wants_forms(own_registry: dict[str, type[AnyPass]]) -> None:
 
     with pytest.raises((UsageError, TypeError), match=r"must name its forms: class Formless\(Pass\[Eager, Onnx\]\)"):
         passes.register(Formless)
+
+
+def test_register_says_what_a_class_lacks(own_registry: dict[str, type[AnyPass]]) -> None:
+    """Each was registered, and ended in a traceback, or as a bug of bertopt, where a recipe used it."""
+
+    class Silent(Pass[Onnx, Onnx]):
+        keep: int = 1
+
+    class Started(DropHead):
+        def __init__(self, keep: int) -> None:
+            super().__init__(keep=keep)
+
+    for cls, words in (
+        (Silent, r"'silent' .* must define __call__\(self, model, ctx\)"),
+        (Started, "'started' .* must define no __init__: its options are fields"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            passes.register(cls)
+    assert not own_registry.keys() & {"silent", "started"}
+
+
+def test_a_pass_without_rewrite_says_what_it_lacks() -> None:
+    with pytest.raises(PassFailed, match=r"'drop_head' must define rewrite\(self, network\), which changes the network in place"):
+        DropHead().rewrite(torch.nn.Identity())
+
+
+def test_an_error_of_a_pass_says_whose_it_is_and_where() -> None:
+    words = rf"'drop_head', which is not part of bertopt, raised KeyError: 'a' \({__file__}:\d+, in "
+    with pytest.raises(PassFailed, match=words) as caught, registry.at_work(DropHead()):
+        {}["a"]
+    assert caught.value.exit_code == 3 and isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(KeyError), registry.at_work(passes.UseSdpa()):
+        {}["a"]
+    with pytest.raises(Unsupported, match="no such heads"), registry.at_work(DropHead()):
+        raise Unsupported("no such heads")
 
 
 def test_installed_packages_offer_passes(own_registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:

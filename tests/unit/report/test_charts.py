@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import sys
@@ -268,6 +269,18 @@ def test_cli_draws_a_report_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["report", str(QUICKSTART)])
     assert "quantize_int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changed", [{"schema_version": 99}, {"a_field_of_tomorrow": 1}])
+def test_a_report_of_another_version_is_not_called_another_file(
+    tmp_path: Path, changed: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({**json.loads(QUICKSTART.read_bytes()), **changed, "bertopt_version": "9.9"}))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(path)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "was written by bertopt 9.9" in said and next(iter(changed)) in said and "or export again" in said
 
 
 @pytest.mark.parametrize(

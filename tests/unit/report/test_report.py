@@ -14,6 +14,7 @@ from bertopt.results import (
     Case,
     Comparison,
     Delivered,
+    Failure,
     Latency,
     Limits,
     Margin,
@@ -265,9 +266,31 @@ def test_html_is_one_file_and_escaped(tmp_path: Path) -> None:
     for words in ("FASTER 2.41x [2.35, 2.47]", "cosine_min NaN, not ≥ 0.98", "CPUExecutionProvider", "exit code 3"):
         assert words in text
     assert text.count('<tr class="worst over">') == 1
-    # Each stage, the warnings and the recipe.
-    assert text.count("<details") == len(report().stages) + 2
+    # Each stage, the warnings, the meanings and the recipe.
+    assert text.count("<details") == len(report().stages) + 3
     assert text.index("exit code") < text.index("<h2>Stages") < text.index("Model and machine")
+
+
+def test_a_failed_page_lists_what_was_missed_and_says_what_to_do() -> None:
+    texts = ["rel_l2 must be at most 0.1; got 0.2", "spearman must be at least 0.9; got 0.8"]
+    found = report()
+    bad = next(each for each in found.stages if each.status == "failed")
+    failures = [Failure(gate="parity", metric=None, text=text) for text in texts]
+    several = bad.model_copy(update={"failures": failures, "reason": f"{texts[0]} at logits[0, 1]; {texts[1]}"})
+    for stage in (several, bad):
+        page = html.page(found.model_copy(update={"stages": [stage], "reason": f"'{bad.name}' failed: {stage.reason}"}))
+        first_screen = page[: page.index("<h2>Stages")]
+        assert f'href="#stage-{bad.index}"' in first_screen and "on_fail: revert" in first_screen
+        assert f"bertopt debug recipe.yaml --stage {bad.name}" in first_screen
+        assert (f"<li>{texts[0]} at logits[0, 1]</li><li>{texts[1]}</li>" in first_screen) == (stage is several)
+    assert "on_fail: revert" not in html.page(report().model_copy(update={"exit_code": 0}))
+
+
+def test_the_page_says_what_its_figures_mean() -> None:
+    page = html.page(report())
+    meanings = page[page.index("What the figures mean") :]
+    for term in ("vs reference", "INCONCLUSIVE", "max_abs", "rel_l2", "cosine_min, cosine_mean", "label flips", "p50, p90, p99 ms"):
+        assert f"<dt>{term}</dt>" in meanings
 
 
 def test_many_warnings_leave_the_first_screen_to_the_verdict() -> None:

@@ -41,6 +41,14 @@ def test_a_signed_artefact_verifies_with_its_key_and_without(artifact: Path, key
     assert stages.verify(artifact).content_sha256 == before
 
 
+def test_no_half_of_a_key_is_made(tmp_path: Path) -> None:
+    """A private key was left behind beside the public one of another, which shows nothing that it signs."""
+    (tmp_path / "a.key.pub").write_bytes(b"another's")
+    with pytest.raises(UsageError, match=r"a\.key\.pub' exists and is not overwritten"):
+        signature.new_key(tmp_path / "a.key")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.key.pub"]
+
+
 def test_a_wrong_key_is_refused(artifact: Path, key: Path, tmp_path: Path) -> None:
     stages.sign(artifact, key)
     other = signature.new_key(tmp_path / "other.key")

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from bertopt.core import Eager, Onnx, Result
+from bertopt.errors import PassFailed
+from bertopt.passes import UseSdpa
 from bertopt.workers import build_operations
 from tests.support.example_passes import Touch
 from tests.support.tiny_models import Tiny
@@ -30,5 +32,7 @@ def test_what_a_pass_returns_is_named_where_it_is_no_result(model: Eager) -> Non
         (Result(model, {"layers": "all"}), r"must count what it changed .*got \{'layers': 'all'\}"),  # type: ignore[dict-item]
     ]
     for returned, words in wrong:
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(PassFailed, match=words):
             build_operations.check_result(Touch(), returned)
+    with pytest.raises(TypeError, match="must return a Result"):
+        build_operations.check_result(UseSdpa(), None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bertopt.errors import Unsupported, WorkerCrashed
+from bertopt.errors import PassFailed, Unsupported, WorkerCrashed
 from bertopt.workers import protocol
 from bertopt.workers.client import Worker
 from bertopt.workers.server import _describe
@@ -72,3 +72,10 @@ def test_who_calls_ends_a_worker_that_lost_its_device(error: str, alive: bool, t
     with pytest.raises(WorkerCrashed, match=error):
         worker.call("step")
     assert (worker.alive, bool(ended)) == (alive, not alive)
+
+
+def test_what_a_pass_raised_for_want_of_memory_is_no_fault_of_the_pass() -> None:
+    full, wrong = PassFailed("pass 'mine' raised MemoryError"), PassFailed("pass 'mine' raised KeyError")
+    full.__cause__, wrong.__cause__ = MemoryError(), KeyError("a")
+    assert _describe(full)["type"] == "ResourceError"
+    assert (_describe(wrong)["type"], _describe(wrong)["message"]) == ("PassFailed", "pass 'mine' raised KeyError")
