@@ -24,13 +24,13 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "bert": ("bert.pooler.dense", "tanh", "classifier"),
     "albert": ("albert.pooler", "tanh", "classifier"),
     "distilbert": ("pre_classifier", "relu", "classifier"),
-    "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
-    "gte": ("gte.pooler.dense", "tanh", "classifier"),
-    "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")
     ),
+    "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
+    "gte": ("gte.pooler.dense", "tanh", "classifier"),
+    "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
 }
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
 _MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])

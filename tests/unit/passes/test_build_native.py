@@ -178,7 +178,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("family", "task", "why"), [
-    ("deberta-v2", "feature-extraction", "native encoder runs .*mpnet; got deberta-v2: use"), ("eurobert", "text-classification", "got eurobert: use"),
+    ("deberta-v2", "feature-extraction", "native encoder runs .*modernbert; got deberta-v2: use"), ("eurobert", "text-classification", "got eurobert: use"),
     ("bert", "fill-mask", "no head for fill-mask"),
 ])  # fmt: skip
 def test_unknown_families_and_tasks_are_unsupported(family: str, task: str, why: str, tiny: Tiny, tmp_path: Path) -> None:
