@@ -11,7 +11,7 @@ from bertopt.checks.parity import DEFAULT_LIMITS
 
 #: README's forms: the pass whose support stands for each.
 FORMS = {
-    "torch": "cast_half", "torch.compile": "compile_torch", "packed rows": "pack_sequences", "ONNX": "export_onnx",
+    "torch": "cast_half", "torch.compile": "compile_torch", "native": "build_native", "packed rows": "pack_sequences", "ONNX": "export_onnx",
     "ONNX INT8": "quantize_int8", "OpenVINO": "convert_openvino", "TensorRT": "build_tensorrt",
 }  # fmt: skip
 
@@ -24,12 +24,18 @@ def support(found: dict[str, Any]) -> str:
     """Families × forms over the tasks that each family has; families with the same row share it."""
     cells = {(cell["family"], cell["pass_"], cell["task"]): cell["outcome"] for cell in found["cells"]}
     lines = [f"| | {' | '.join(FORMS)} |", "| :-- |" + " :-- |" * len(FORMS)]
-    words = {"ok": "yes", "unsupported": "no"}
     rows: dict[str, list[str]] = {}
     for family in dict.fromkeys(key[0] for key in cells):
-        row = [_cell([cells[family, name, task] for task in _tasks(cells, family)]) for name in FORMS.values()]
-        rows.setdefault(" | ".join(words.get(cell, cell) for cell in row), []).append(family)
+        row = [_word({task: cells[family, name, task] for task in _tasks(cells, family)}) for name in FORMS.values()]
+        rows.setdefault(" | ".join(row), []).append(family)
     return "\n".join([*lines, *(f"| {', '.join(families)} | {row} |" for row, families in rows.items())]) + "\n"
+
+
+def _word(outcomes: Mapping[str, str]) -> str:
+    refused = [task for task, outcome in outcomes.items() if outcome.startswith("unsupported")]
+    if refused:
+        return "no" if len(refused) == len(outcomes) else f"all but {', '.join(refused)}"
+    return {"ok": "yes"}.get(cell := _cell(list(outcomes.values())), cell)
 
 
 def _tasks(cells: Mapping[tuple[str, str, str], str], family: str) -> list[str]:
