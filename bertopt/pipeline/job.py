@@ -37,6 +37,7 @@ from bertopt.results import Delivered, Limits, Report, Stage
 from bertopt.runtime import replay
 from bertopt.runtime.replay import Answers
 from bertopt.stages import artifact
+from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 
@@ -248,12 +249,15 @@ class Job:
             return
         self._warn_of_speed(row)
         self.on_progress(f"{row.name}: delivering")
+        signed = (self.store.out / "artifact" / SIGNATURE).exists()
         try:
             delivered = artifact.deliver(row, path, self.report.recipe, self.store.out, partial(self._run_copy, row, path))
         except (WrongAnswer, WorkerCrashed, StepTimeout) as error:
             self.report.exit_code, self.report.reason = error.exit_code, f"'{row.name}' is not delivered: {error}"
             return
         self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
+        if signed:
+            self.warn(f"the artefact before this one was signed, and this one is not yet: bertopt sign '{delivered}' --key FILE")
 
     def _warn_of_speed(self, row: Stage) -> None:
         """Say in the report where what is delivered is the checkpoint itself, slower than it, or was not timed validly."""

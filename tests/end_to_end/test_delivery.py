@@ -26,6 +26,7 @@ from bertopt.pipeline.clean_run import answers as in_a_new_interpreter
 from bertopt.report import junit
 from bertopt.results import Report
 from bertopt.stages import contents
+from bertopt.stages.signature import SIGNATURE
 from tests.support import uncovered_passes
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
@@ -90,6 +91,14 @@ def test_that_nothing_faster_passed_is_said(tiny: Tiny, tmp_path: Path) -> None:
     report = bertopt.run(recipe, tmp_path)
     assert report.delivered is not None and report.delivered.stage == "reference"
     assert any("'reference' is delivered, but nothing faster passed" in text for text in report.model["warnings"])
+
+
+def test_that_the_artefact_before_was_signed_is_said(tiny: Tiny, tmp_path: Path) -> None:
+    first = run(tmp_path, tiny(), {"pass": "use_sdpa"})
+    (tmp_path / "artifact" / SIGNATURE).write_bytes(b"")
+    second = run(tmp_path, tiny(), {"pass": "use_sdpa"})
+    said = ["was signed, and this one is not yet: bertopt sign" in " ".join(report.model["warnings"]) for report in (first, second)]
+    assert said == [False, True]
 
 
 def exit_code(*arguments: object) -> int:
