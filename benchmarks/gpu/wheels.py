@@ -83,8 +83,8 @@ def join(parts: Path, wheels: Path, partial: bool = False) -> list[str]:
 def thin(wheel: Path, sm: int) -> int:
     """Put zeros, which take no room in a wheel, in the place of machine code for other GPUs; return how many bytes.
 
-    Nothing moves, and a driver reads the entries of its own GPU alone. Hashes in the wheel's RECORD no longer fit, which pip does
-    not look at.
+    Offsets stay as they are, and a driver loads the entries of its own GPU only. The hashes in the wheel's RECORD no longer match; pip does
+    not verify them.
     """
     emptied, partial = 0, wheel.with_suffix(".part")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as new:

@@ -71,7 +71,7 @@ class FloatHead:
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
-        if spec.granularity == "text" and config.get("classifier_pooling") == "mean":
+        if spec.family == "modernbert" and spec.granularity == "text" and config["classifier_pooling"] == "mean":
             steps = ("mean", *steps)
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
 

@@ -16,7 +16,7 @@ from bertopt.checks import invariance, parity, probes
 from bertopt.core import Context, Eager, Native
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.modeling.float_head import FILE, FloatHead
+from bertopt.modeling.float_head import FILE, FloatHead, plain
 from bertopt.passes import BuildNative, UseSdpa
 from bertopt.recipe.parser import parse
 from bertopt.runtime.load import load
@@ -90,6 +90,13 @@ def test_a_classifier_of_modernbert_reads_the_mean_where_its_configuration_says_
     assert head.pooling == "mean"
     dataclasses.replace(head, steps=head.steps[1:]).write(model.path.with_name(FILE))
     assert certificates.certify(model, reference).status == "contradicted"
+
+
+def test_a_field_of_modernberts_configuration_means_nothing_in_another_family(tiny: Tiny) -> None:
+    network = checkpoint.load(tiny(family="bert")).network
+    config, tensors, _ = plain(network)
+    head = FloatHead.of(network.spec, tensors, config | {"classifier_pooling": "mean"})
+    assert head is not None and head.pooling == "first"
 
 
 def test_another_function_in_the_head_of_modernbert_is_unsupported(tmp_path: Path) -> None:
