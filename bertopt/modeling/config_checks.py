@@ -17,6 +17,8 @@ FAMILIES = (
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 #: Families without a table of positions: attention turns queries and keys by their distance.
 ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert")
+#: Families whose `classifier_pooling` says what a classifier of texts reads; transformers ignores it in any other's configuration.
+_CLASSIFIER_POOLING = ("modernbert", "eurobert")
 
 _HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")
 _INTERMEDIATE = ("intermediate_size", "hidden_dim")
@@ -36,6 +38,11 @@ _HEAD_TASKS = {
     "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering", "ForMaskedLM": "fill-mask",
 }  # fmt: skip
+
+
+def classifier_pooling(config: Any) -> str:
+    """What a classifier of texts reads: `cls` or `bos`, the first token; `mean`, the mean of all; `late`, the mean of its answers to all."""
+    return str(config.classifier_pooling) if config.model_type in _CLASSIFIER_POOLING else "cls"
 
 
 def check_config(fields: Any) -> dict[str, Any]:

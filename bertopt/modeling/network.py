@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import encoder_layers, query_blocks
-from bertopt.modeling.config_checks import ROTARY
+from bertopt.modeling.config_checks import ROTARY, classifier_pooling
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Network(nn.Module):
         if self.states_positions and "position_ids" not in inputs:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
-        if classifies and self.layout is Padded and getattr(self.base.config, "classifier_pooling", None) in ("mean", "late"):
+        if classifies and self.layout is Padded and classifier_pooling(self.base.config) in ("mean", "late"):
             return self._mean_classified(inputs)
         if not (self.first_only or (classifies and self.layout is not Padded)):
             return self.encoder(**inputs)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from bertopt.core import Spec, Task
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.modeling.config_checks import OFFSET_POSITIONS, ROTARY
+from bertopt.modeling.config_checks import OFFSET_POSITIONS, ROTARY, classifier_pooling
 from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
 
@@ -116,10 +116,7 @@ def _positions(config: Any, encoder: Any) -> dict[str, Any]:
 
 def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, pooling: str | None) -> bool:
     """See `Spec.left_padding_invariant`."""
-    first_column = pooling == "cls" or (
-        task == "text-classification" and getattr(config, "classifier_pooling", "cls") in ("cls", "bos")
-    )
-    if first_column:
+    if pooling == "cls" or (task == "text-classification" and classifier_pooling(config) in ("cls", "bos")):
         return False
     if config.model_type in OFFSET_POSITIONS:
         # Positions are counted over the ids that are not the embedding's padding index, which is MPNet's own.

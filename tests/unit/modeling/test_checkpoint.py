@@ -518,6 +518,17 @@ def test_a_modernbert_that_classifies_by_the_mean_is_that_of_transformers_and_fi
     assert torch.allclose(found[[0, 2]], expected[[0, 2]], atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["bert", "nomic_bert"])
+def test_another_familys_classifier_reads_the_first_token_whatever_a_stray_field_says(tmp_path: Path, family: str) -> None:
+    """`classifier_pooling` belongs to ModernBERT and EuroBERT; transformers keeps it in any configuration and reads it in these alone."""
+    plain, stray = (checkpoint.load(write_tiny(tmp_path / name, family, extra=extra)) for name, extra in (("plain", {}), ("stray", {"classifier_pooling": "mean"})))
+    inputs = plain.network.example(3, 9)
+    with torch.inference_mode():
+        (expected,), (found,) = plain.network(*inputs), stray.network(*inputs)
+    assert torch.equal(found, expected)
+    assert not plain.spec.left_padding_invariant and not stray.spec.left_padding_invariant
+
+
 # Snapshots
 
 
