@@ -43,9 +43,10 @@ class BatchPredictor:
     """Adds the column `embedding` [N, H], or `answer` as JSON texts, to batches {column: array [N]}."""
 
     def __init__(
-        self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None, prompt_name: str | None = None
-    ) -> None:
-        self._predictor = load(directory, threads=threads)
+        self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None, prompt_name: str | None = None,
+        key: str | Path | None = None,
+    ) -> None:  # fmt: skip
+        self._predictor = load(directory, threads=threads, key=key)
         self._columns = [column] if pair is None else [column, pair]
         self._prompt_name = prompt_name
 
@@ -65,13 +66,16 @@ class BatchPredictor:
 
 def predict(
     dataset: Any, directory: str | Path, column: str = "text", pair: str | None = None, actors: int = 1, threads: int = 1,
-    gpus: float = 0, batch_rows: int = BATCH_ROWS, prompt_name: str | None = None,
+    gpus: float = 0, batch_rows: int = BATCH_ROWS, prompt_name: str | None = None, key: str | Path | None = None,
 ) -> Any:  # fmt: skip
     """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs. `prompt_name` names a
-    prompt of the model that is put before every text."""
+    prompt of the model that is put before every text. With `key`, a file that holds a public key, the artefact must be signed with it."""
     from ray.data import ActorPoolStrategy
 
-    options = {"directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads, "prompt_name": prompt_name}
+    options = {
+        "directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads, "prompt_name": prompt_name,
+        "key": _absolute(key),
+    }  # fmt: skip
     return dataset.map_batches(
         BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
         compute=ActorPoolStrategy(size=actors), num_cpus=threads, num_gpus=gpus,
@@ -88,8 +92,9 @@ class Texts(Protocol):
 P = TypeVar("P", bound=Texts)
 
 
-def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int = 1) -> Iterator[tuple[P, Any]]:
-    """Yield each part, in order, with what `bertopt.load` answers to its texts: on `actors` of `threads` CPUs each.
+def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int = 1, key: str | Path | None = None) -> Iterator[tuple[P, Any]]:
+    """Yield each part, in order, with what `bertopt.load` answers to its texts: on `actors` of `threads` CPUs each, of an artefact
+    that is signed with the public key in the file `key`, where one is given.
 
     An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
     `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed.
@@ -103,7 +108,7 @@ def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int
         ray.init(include_dashboard=False, log_to_driver=False)
     try:
         remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=-1)(_Opened)
-        opened = [remote.remote(str(Path(directory).resolve()), threads) for _ in range(actors)]
+        opened = [remote.remote(str(Path(directory).resolve()), threads, _absolute(key)) for _ in range(actors)]
         waiting = deque[tuple[P, Any]]()
         for number, part in enumerate(parts):
             waiting.append((part, opened[number % actors].answer.remote(part.texts)))
@@ -120,11 +125,16 @@ def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int
 class _Opened:
     """An actor with the artefact open."""
 
-    def __init__(self, directory: str, threads: int) -> None:
-        self._predictor = load(directory, threads=threads)
+    def __init__(self, directory: str, threads: int, key: str | None) -> None:
+        self._predictor = load(directory, threads=threads, key=key)
 
     def answer(self, texts: list[Text]) -> Any:
         return self._predictor(texts)
+
+
+def _absolute(path: str | Path | None) -> str | None:
+    """An actor works in a directory that Ray gives it."""
+    return None if path is None else str(Path(path).resolve())
 
 
 def application(

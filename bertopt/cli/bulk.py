@@ -22,6 +22,7 @@ def bulk(
     part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,
     actors: Annotated[int, typer.Option(help="Let as many actors of Ray answer; needs bertopt[ray].", min=0)] = 0,
+    key: Annotated[Path | None, typer.Option(help="A public key: the artefact must be signed with it.", metavar="FILE.pub")] = None,
     verbose: Verbose = False,
 ) -> None:
     """Answer a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
@@ -32,5 +33,5 @@ def bulk(
             if sys.stderr.isatty():
                 print(f"\r{rows:,} rows", end="", file=sys.stderr, flush=True)
 
-        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name)
+        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name, key)
         print(f"{rows} rows in {out}")

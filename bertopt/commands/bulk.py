@@ -48,6 +48,7 @@ class _Part:
 def bulk(
     source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
     threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, prompt_name: str | None = None,
+    public_key: Path | None = None,
 ) -> int:  # fmt: skip
     """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or pairs with the column `pair`; return the rows.
 
@@ -56,14 +57,14 @@ def bulk(
     Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
     while another call writes to `out`. `progress` is called with the rows done.
-    `prompt_name` names a prompt of the model that is put before every text.
+    `prompt_name` names a prompt of the model that is put before every text. With `public_key` the artefact must be signed with it.
     With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
     if source.suffix not in bulk_files.FORMATS:
         raise UsageError(f"the input must end in one of {', '.join(bulk_files.FORMATS)}; got '{source.name}'")
     if part_rows < 1:
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
-    manifest, stat = stages.verify(artefact), source.stat()
+    manifest, stat = stages.verify(artefact, public_key), source.stat()
     prompts = read_prompts(artefact) if manifest.spec.task == "feature-extraction" else {}
     if prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
         prompted([] if pair is None else [("", "")], prompts, prompt_name)
@@ -88,7 +89,7 @@ def bulk(
         _check_state(out, wanted)
         key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
-        return _Bulk(source, out, columns, prompt, part_rows, key, wanted).run(artefact, threads, progress, actors)
+        return _Bulk(source, out, columns, prompt, part_rows, key, wanted).run(artefact, public_key, threads, progress, actors)
     finally:
         lock.release()
 
@@ -105,12 +106,15 @@ class _Bulk:
     key: str
     wanted: dict[str, Any]
 
-    def run(self, artefact: Path, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> int:
+    def run(self, artefact: Path, public_key: Path | None, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> int:
         """Answer the parts that are missing; return the rows of all."""
         # All rows first: a bad one at the end would be found after hours, and a mended file is another one.
         rows = sum(len(part.texts) for part in self._parts())
         missing = self._missing(progress or (lambda rows: None))
-        answered = ray.answers(missing, artefact, actors, threads or 1) if actors else _answers(missing, artefact, threads)
+        if actors:
+            answered = ray.answers(missing, artefact, actors, threads or 1, public_key)
+        else:
+            answered = _answers(missing, artefact, public_key, threads)
         for part, values in answered:
             if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
                 place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
@@ -150,11 +154,11 @@ class _Bulk:
         return self.prompt + found[0] if len(found) == 1 else (found[0], found[1])
 
 
-def _answers(parts: Iterable[_Part], artefact: Path, threads: int | None) -> Iterator[tuple[_Part, Any]]:
+def _answers(parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Any]]:
     """Yield each part with its answers. The artefact is opened for the first one."""
     predictor = None
     for part in parts:
-        predictor = predictor or load(artefact, threads=threads)
+        predictor = predictor or load(artefact, threads=threads, key=public_key)
         yield part, predictor(part.texts)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import bertopt
-from bertopt.errors import UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.ray import BatchPredictor, application, predict
+from bertopt.stages import signature
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
 
@@ -47,6 +48,12 @@ def test_pairs_and_other_tasks_get_json(tiny: Tiny, tmp_path: Path) -> None:
     assert [json.loads(one)["label"] for one in got["answer"]] == [one["label"] for one in right]
 
 
+def test_with_a_key_an_unsigned_artefact_is_refused(artefact: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    with pytest.raises(IntegrityError, match="is not signed"):
+        BatchPredictor(artefact, key=f"{signature.new_key(tmp_path / 'release.key')}.pub")
+
+
 def test_wrong_columns_are_named(artefact: Path) -> None:
     answer = BatchPredictor(artefact)
     with pytest.raises(UsageError, match="no column 'text'; they have id, title"):
@@ -65,8 +72,8 @@ def test_actors_open_the_artefact_once_each(artefact: Path, monkeypatch: pytest.
         def map_batches(self, fn: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
             return fn, options
 
-    fn, options = predict(Dataset(), artefact, actors=3, threads=2, batch_rows=100, prompt_name="query")
-    assert options["fn_constructor_kwargs"]["prompt_name"] == "query"
+    fn, options = predict(Dataset(), artefact, actors=3, threads=2, batch_rows=100, prompt_name="query", key="release.pub")
+    assert options["fn_constructor_kwargs"]["prompt_name"] == "query" and Path(options["fn_constructor_kwargs"]["key"]).is_absolute()
     inspect.signature(BatchPredictor).bind(**options["fn_constructor_kwargs"])
     assert (fn, options["compute"], options["num_cpus"], options["batch_size"]) == (BatchPredictor, ("actors", 3), 2, 100)
     assert Path(options["fn_constructor_kwargs"]["directory"]).is_absolute()

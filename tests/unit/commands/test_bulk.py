@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 import bertopt
+from bertopt import stages
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
-from bertopt.errors import UsageError, WrongAnswer
+from bertopt.errors import IntegrityError, UsageError, WrongAnswer
+from bertopt.stages import signature
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
 
@@ -68,6 +70,18 @@ def test_a_prompt_is_put_before_every_text(tiny: Tiny, tmp_path: Path) -> None:
     assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), expected)
     with pytest.raises(UsageError, match=r"parts of another call \(prompt_name differ"):
         command.bulk(source, out, artefact, part_rows=10)
+
+
+def test_with_a_key_only_a_signed_artefact_answers(tiny: Tiny, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    artefact = write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "artefact")
+    private, source, out = signature.new_key(tmp_path / "release.key"), jsonl(tmp_path), tmp_path / "out"
+    public = Path(f"{private}.pub")
+    with pytest.raises(IntegrityError, match="is not signed"):
+        command.bulk(source, out, artefact, public_key=public)
+    assert not out.exists()
+    stages.sign(artefact, private)
+    assert command.bulk(source, out, artefact, public_key=public) == 25
 
 
 def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
