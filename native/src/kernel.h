@@ -63,7 +63,9 @@ struct Kernel {
     size_t int8_bytes;       // an element of an INT8 product's input
     size_t dense_bytes;      // an element of a not quantised product's input
     size_t attention_bytes;  // an element of attention's operands
-    size_t chunk_rows;       // that go through the feed-forward together: what lies between its products should stay in the cache
+    // Rows that go through the feed-forward together, at most. What lies between its products should stay in the cache, but
+    // every chunk reads all weights: where products are quick, that costs more, and a chunk is a whole group.
+    size_t chunk_rows;
     void (*group)(const Network&, const Batch&, size_t first_text, size_t last_text, const Work&, const Scratch&, Team*);
     void (*int8_product)(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out);
     // x [rows][k] times weight [n][k] plus bias [n], in float32; a row's sums do not depend on the others.

@@ -6,9 +6,6 @@
 namespace bertopt_native {
 namespace {
 
-// Wide layers do not fit the second-level cache: more tokens a group read their weights less often.
-size_t group_tokens(const Network& network) { return network.hidden < 768 ? 128 : 256; }
-
 constexpr size_t SHARED_MOST = 1024;  // tokens that threads do together; beyond, a whole text a thread is never far from even
 
 // Consecutive texts to about `groups` groups of equal numbers of tokens.

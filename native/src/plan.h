@@ -1,5 +1,7 @@
 // How a batch is divided: into groups that each run on one thread, or shared by all threads.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "network.h"
@@ -13,6 +15,9 @@ struct Plan {
     size_t longest = 0;          // tokens of a text
     bool shared = false;
 };
+
+// Tokens of a group, about: wide layers do not fit the second-level cache, and more tokens a group read their weights less often.
+inline size_t group_tokens(const Network& network) { return network.hidden < 768 ? 128 : 256; }
 
 Plan make_plan(const Network& network, const int64_t* starts, size_t texts, size_t threads);
 

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "plan.h"
+
 namespace bertopt_native {
 namespace {
 
@@ -48,7 +50,7 @@ uint8_t* Workspace::allocate(size_t bytes) {
 Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size_t longest)
     : tokens_(tokens), longest_(longest) {
     const size_t context = n.heads * n.head_stride, padded = round_up(longest, 32);
-    work.inner.rows = std::min(kernel.chunk_rows, tokens);
+    work.inner.rows = std::min({kernel.chunk_rows, group_tokens(n) * 3 / 2, tokens});  // few groups are longer
     work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.dense_bytes);
     work.context_stride = row_stride(context * 4);
     work.inner.stride = row_stride(n.intermediate * kernel.dense_bytes);
