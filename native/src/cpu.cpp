@@ -42,6 +42,13 @@ bool has_amx() {
     return known == yes;
 }
 
+// g++ 12 does not know AVX-VNNI by name.
+bool has_avx_vnni() {
+    unsigned a, b, c, d;
+    constexpr unsigned AVX_VNNI_BIT = 1u << 4;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI_BIT);
+}
+
 }  // namespace
 
 std::vector<const Kernel*> supported_kernels() {
@@ -54,6 +61,7 @@ std::vector<const Kernel*> supported_kernels() {
     if (bf16 && has_amx()) found.push_back(&AMX);
     if (bf16) found.push_back(&AVX512_BF16);
     if (vnni) found.push_back(&AVX512_VNNI);
+    if (avx2 && has_avx_vnni()) found.push_back(&AVX_VNNI);
     if (avx2) found.push_back(&AVX2);
     return found;
 }

@@ -75,6 +75,7 @@ struct Kernel {
 extern const Kernel AMX;
 extern const Kernel AVX512_BF16;
 extern const Kernel AVX512_VNNI;
+extern const Kernel AVX_VNNI;
 extern const Kernel AVX2;
 
 }  // namespace bertopt_native

@@ -36,9 +36,9 @@ def inner_loops() -> list[list[tuple[str, str]]]:
 
 
 @pytest.mark.skipif(not shutil.which("objdump"), reason="needs objdump")
-@pytest.mark.parametrize(("product", "a_step"), [("vpdpbusd", 24), ("vdpbf16ps", 24), ("vfmadd231ps", 12), ("vpmaddwd", 12)])
+@pytest.mark.parametrize(("product", "a_step"), [("vpdpbusd", 24), ("vdpbf16ps", 24), ("vfmadd231ps", 12), ("vpmaddwd", 12), ("{vex}", 6)])
 def test_no_vector_goes_to_the_stack(product: str, a_step: int) -> None:
-    """Full tiles: two steps of 12 rows by 2 vectors in one loop, by AVX2 of 6 rows."""
+    """Full tiles: two steps of 12 rows by 2 vectors in one loop, by AVX2 of 6 rows. AVX-VNNI's `vpdpbusd` is written `{vex} vpdpbusd`."""
     full = [b for b in inner_loops() if sum(n == product for n, _ in b) >= 2 * a_step]
     assert len(full) >= 2, f"expected the loops of full tiles with {product}: has the tile another shape?"
     for body in full:

@@ -1,6 +1,7 @@
 #define BN_AVX512 0
 #define BN_BF16 0
 #define BN_AMX 0
+#define BN_AVX_VNNI 0
 #include "isa.inc"
 
 namespace bertopt_native {

@@ -9,13 +9,18 @@ constexpr size_t BLOCK_STEPS = 128;
 // Inline assembly, because g++ 12 spills accumulators that it updates by intrinsics (tests/test_spills.py).
 BN_INLINE void add_product(__m256& sum, __m256 a, __m256 b) { asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 
+#if BN_AVX_VNNI
+// Four products of bytes in each sum; `a` is unsigned.
+BN_INLINE void add_product(__m256i& sum, __m256i a, __m256i b) { asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
+#else
 // Two products of 16 bits in each sum.
 BN_INLINE void add_product(__m256i& sum, __m256i a, __m256i b) {
     __m256i pairs;
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(pairs) : "x"(a), "x"(b));
 }
+#endif
 
-// What a row has at `p`, everywhere: one float, or two elements of 16 bits.
+// What a row has at `p`, everywhere: one float, or 32 bits of elements.
 BN_INLINE void broadcast(const Byte* p, __m256& everywhere) {
     float x;
     __builtin_memcpy(&x, p, 4);
@@ -60,13 +65,17 @@ BN_INLINE void add_products(const Rows<M>& rows, size_t at, V b0, V b1, V (&sum)
     }
 }
 
-// One step. Elements of a row lie as `place_in_row` says: the even ones of four in front of the odd ones.
+// One step. Elements of a row lie as `place_in_row` says.
 template <Kind K, int M>
 BN_INLINE void one_step(const Rows<M>& rows, const Byte* panel, __m256i (&sum)[M][2]) {
     const auto* columns = reinterpret_cast<const __m256i*>(panel);
     const __m256i b0 = _mm256_loadu_si256(columns), b1 = _mm256_loadu_si256(columns + 1);
+#if BN_AVX_VNNI
+    add_products<M>(rows, 0, b0, b1, sum);
+#else
     add_products<M>(rows, 0, _mm256_srai_epi16(_mm256_slli_epi16(b0, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(b1, 8), 8), sum);
     add_products<M>(rows, 4, _mm256_srai_epi16(b0, 8), _mm256_srai_epi16(b1, 8), sum);
+#endif
 }
 
 template <Kind K, int M>

@@ -1,4 +1,5 @@
 // Vectors of sixteen floats by AVX2: two of eight. The same operations as in vectors_avx512.h, to the same bits.
+// BN_AVX_VNNI says whether there is a product of bytes.
 #define BN_INLINE static inline __attribute__((always_inline))
 #define BN_INLINE_MEMBER inline __attribute__((always_inline))
 
@@ -10,10 +11,16 @@ using Lanes = unsigned;  // a bit a lane
 
 constexpr bool ROW_IN_REGISTERS = false;
 
-// An element of an INT8 product's input: there is no product of bytes that does not saturate, but one of pairs of 16 bits. The even
-// elements of four lie in front of the odd ones, because shifts make such pairs of four weights.
+// An element of an INT8 product's input, and where it lies in its row.
+#if BN_AVX_VNNI
+using Quantised = uint8_t;
+BN_INLINE size_t place_in_row(size_t k) { return k; }
+#else
+// There is no product of bytes that does not saturate, but one of pairs of 16 bits. The even elements of four lie in front of the
+// odd ones, because shifts make such pairs of four weights.
 using Quantised = uint16_t;
 BN_INLINE size_t place_in_row(size_t k) { return (k & ~size_t{3}) | (k & 1) << 1 | (k >> 1 & 1); }
+#endif
 
 BN_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 BN_INLINE void store(float* p, Vec v) {
@@ -89,7 +96,12 @@ BN_INLINE void store_quantised(Quantised* out, Vec v, Vec inverse, Vec zero) {
     const __m256i both = _mm256_packus_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));  // by halves of 128 bits
     const __m256i limited = _mm256_min_epu16(both, _mm256_set1_epi16(255));
     const __m256i in_order = _mm256_permute4x64_epi64(limited, 0xd8);
+#if BN_AVX_VNNI
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+#else
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, 0xd8), 0xd8));
+#endif
 }
 
 // Nothing here works in bf16.
