@@ -62,6 +62,8 @@ OF_PEAK = 1e-5
 TIMED_ROOM, TIMED_GROSS = 10, 0.7
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
 _TINY = 1e-30
+#: Difference from 1 of a normalised embedding's length, which 8 bits of bf16 may make.
+_UNIT = 0.02
 #: Share of an output's usual size below which an answer is not what errors are relative to.
 _SMALL = 0.1
 #: Two labels tie that differ by at most this share of the largest deviation from the vector's mean, and 8 float32 steps of its
@@ -101,6 +103,11 @@ def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
         if value.ndim != dims or value.shape[:leading] != probe.shape[:leading]:
             expected = ", ".join([*map(str, probe.shape[:leading]), *["…"] * (dims - leading)])
             raise WrongAnswer(f"{name} must have shape [{expected}]; got {list(value.shape)} ({probe.name})")
+    if spec.normalize:
+        name = spec.outputs[0]
+        lengths = np.linalg.norm(answers[name][probe.rows].astype(np.float32), axis=1)
+        if (other := lengths[np.isfinite(lengths) & (lengths > 0) & (np.abs(lengths - 1) > _UNIT)]).size:
+            raise WrongAnswer(f"{name} must have length 1, since the checkpoint normalises it; got {other[0]:.3g} ({probe.name})")
 
 
 def scales(answers: Iterable[Answers]) -> dict[str, float]:

@@ -154,6 +154,15 @@ def no_bfloat16_instructions(machine: Machine) -> Finding | None:
     )  # fmt: skip
 
 
+def amx_refused(machine: Machine) -> Finding | None:
+    if machine.amx_permitted:
+        return None
+    return Finding(
+        check="amx_refused", found="this CPU has AMX, but Linux does not let processes use it", stops="INT8 and bfloat16 run without it, at less than half the speed",
+        fix="use Linux 5.16 or later and, in a container, a runtime that allows arch_prctl, which gVisor does not", concerns=("int8", "bfloat16"),
+    )  # fmt: skip
+
+
 def unwritable_caches(machine: Machine) -> Finding | None:
     if not machine.unwritable_caches:
         return None
@@ -261,7 +270,7 @@ def hub_offline(machine: Machine) -> Finding | None:
 
 CHECKS: tuple[Check, ...] = (
     shadowed_modules, broken_imports, missing_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
-    bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, no_compiler, unwritable_caches,
+    bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, amx_refused, no_compiler, unwritable_caches,
     hub_offline, low_disk, cuda_visible_devices, cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
     gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.no_cuda_headers,
     gpu_checks.compute_mode, gpu_checks.shared_gpu,

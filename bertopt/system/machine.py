@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import json
 import os
 import resource
@@ -35,6 +36,8 @@ class Machine:
     """Facts about a machine. The defaults are those of a healthy one."""
 
     isa: frozenset[str] = frozenset({"avx2", "avx512f", "avx512_vnni", "avx512_bf16"})
+    amx_permitted: bool = True
+    """False where the CPU has AMX and Linux keeps it from processes."""
     cores: int = 8
     cpu_quota: float | None = None
     """CPUs that a cgroup allows, where it allows fewer than any number."""
@@ -65,8 +68,10 @@ def read() -> Machine:
     packages = environment.versions()
     gpus = gpu_count()
     installed = {MODULES[name] for name in packages if name in MODULES}
+    isa = frozenset(environment.isa())
     return Machine(
-        isa=frozenset(environment.isa()),
+        isa=isa,
+        amx_permitted="amx_int8" not in isa or _amx_permitted(),
         cores=limits.cores(),
         cpu_quota=limits.cgroup_cpus(),
         memory_bytes=limits.memory_bytes(),
@@ -84,6 +89,14 @@ def read() -> Machine:
         shadowed=_shadowed(packages),
         broken=_broken([name for name in RUNTIMES if name in installed]),
     )
+
+
+def _amx_permitted() -> bool:
+    """Whether Linux lets processes ask for AMX's tiles. It does from 5.16 on, unless a sandbox or seccomp refuses the question."""
+    arch_prctl, arch_get_xcomp_supp, xtiledata = 158, 0x1021, 18  # of x86-64
+    features = ctypes.c_uint64()
+    answered = ctypes.CDLL(None).syscall(arch_prctl, arch_get_xcomp_supp, ctypes.byref(features)) == 0
+    return answered and bool(features.value >> xtiledata & 1)
 
 
 def gpu_count() -> int:

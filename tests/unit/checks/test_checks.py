@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -478,6 +479,18 @@ def test_answers_of_another_form_are_an_error(of: Spec, shape: tuple[int, ...], 
     session.fetch = lambda: dict.fromkeys(of.outputs, np.zeros(shape, np.float32))  # type: ignore[method-assign]
     with pytest.raises(WrongAnswer, match=expected):
         parity.answer(session, probe(of, "none"), of)
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1.0, False), (1.01, False), (0.0, False), (1.03, True), (0.97, True)])
+def test_a_normalised_embedding_has_length_1(factor: float, refused: bool) -> None:
+    """3 % more is no change of direction, and in INT8 less than rounding; dot products of such embeddings are 6 % off."""
+    of = spec("feature-extraction", outputs=("sentence_embedding",), pooling="mean", normalize=True)
+
+    def scale(name: str, found: Array) -> None:
+        found *= factor / np.linalg.norm(found, axis=1, keepdims=True)
+
+    with pytest.raises(WrongAnswer, match=r"must have length 1, .*; got (1\.03|0\.97)") if refused else nullcontext():
+        parity.answer(Fake(of, scale), probe(of, "none"), of)
 
 
 def test_a_missing_answer_is_an_error() -> None:

@@ -64,6 +64,7 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
     ({"compiler": None}, "no_compiler", "compile_torch cannot run", "torch_cpu", 4),
     ({"isa": frozenset({"avx2"})}, "no_int8_instructions", "--keep near-lossless", "cpu", 0),
     ({"isa": frozenset({"avx512f", "avx512_vnni"})}, "no_bfloat16_instructions", "emulated", "torch_cpu", 0),
+    ({"isa": frozenset({"avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}), "amx_permitted": False}, "amx_refused", "Linux 5.16", "cpu", 0),
     ({"unwritable_caches": ("/root/.cache/huggingface/hub",)}, "unwritable_caches", "HF_HOME", None, 0),
     ({"bad_temp": "/nope"}, "bad_temp", "TMPDIR names '/nope'", "cpu", 0),
     ({"open_files": 16}, "few_open_files", "ulimit -n 4096", "cpu", 4),

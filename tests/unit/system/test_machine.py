@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertopt.system import limits, machine
+from bertopt.system import environment, limits, machine
 
 
 def test_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,6 +15,13 @@ def test_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = machine.read()
     assert read.cores >= 1 and read.memory_bytes > 1 << 28 and read.packages["torch"]
     assert read.broken == {} and read.shadowed == {}
+
+
+def test_amx_is_permitted_where_the_native_encoder_gets_it() -> None:
+    native = pytest.importorskip("bertopt_native")
+    if "amx_int8" not in environment.isa():
+        pytest.skip("this CPU has no AMX")
+    assert machine._amx_permitted() == ("amx" in native.supported())
 
 
 def test_a_shadowed_and_a_broken_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
