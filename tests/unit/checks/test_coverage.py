@@ -141,6 +141,22 @@ def test_rows_of_one_length_are_held_to_all_rows(wrong: Any, where: str | None) 
     assert [failure.text.split(" may")[0] for failure in failed] == ([f"the median of {where}"] if where else [])
 
 
+@pytest.mark.parametrize("first", [0, 1, 6])
+def test_rows_without_a_first_text_are_no_pairs(first: int) -> None:
+    """Static INT8 is calibrated on none: where a seed drew many, a right model was refused for its second texts of 5 to 8 tokens."""
+    ids = np.ones((100, 14), np.int64)
+    types = (np.arange(14) >= first).astype(np.int64) * (np.arange(100) < 20)[:, None]
+    mask = (np.arange(14) < first + 6) * np.ones_like(ids)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types * mask}
+    compared = row_differences.Comparer({"logits": 1.0})
+    error = np.where(np.arange(100) < 20, 0.06, 0.005)[:, None]
+    reference = np.ones((100, 2), np.float32)
+    probe = probes.Probe("sweep", "batch sizes", inputs, mask.astype(bool), np.ones(100, bool))
+    compared.add(probe, {"logits": reference * (1 + error)}, True, {"logits": reference})
+    failed = coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91))
+    assert [failure.text.split(" may")[0] for failure in failed] == (["the median of second texts of 5 to 8 tokens"] if first else [])
+
+
 def test_text_by_text() -> None:
     """The token outputs of a text are one vector; a text without the reference's length is lost."""
     reference = {f"{number}/logits": np.ones((number + 1, 4), np.float32) for number in range(6)}
