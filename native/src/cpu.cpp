@@ -59,7 +59,7 @@ std::vector<const Kernel*> supported_kernels() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     if (bf16 && has_amx()) found.push_back(&AMX);
-    // By vectors Intel's CPUs multiply bf16 at less than half the rate of float32.
+    // By vectors Intel's CPUs multiply bf16 more slowly than float32.
     const bool floats_first = __builtin_cpu_is("intel");
     if (vnni && floats_first) found.push_back(&AVX512_VNNI);
     if (bf16) found.push_back(&AVX512_BF16);
