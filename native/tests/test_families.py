@@ -15,8 +15,8 @@ KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra",
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # ModernBERT's residual stream is never normalised, so that the errors of all layers add up. One token of torch's own bf16
-# has a cosine of 0.9955 on these networks; the least here is 0.99955, where the CPU multiplies in bf16.
-MODERNBERT_LEAST = 0.9993
+# has a cosine of 0.9955 on these networks; the least here is 0.99955, where the CPU multiplies in bf16, and 0.99984 elsewhere.
+MODERNBERT_LEAST = {"amx": 0.9993, "avx512_bf16": 0.9993, "avx512_vnni": 0.9998, "avx_vnni": 0.9998, "avx2": 0.9998}
 
 
 def compare(
@@ -44,7 +44,7 @@ def compare(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16(kind: str, isa: str, tmp_path: Path) -> None:
-    compare(network(kind), tmp_path / "m", "bf16", isa, 0.99995, MODERNBERT_LEAST if kind == "modernbert" else 0.9998)
+    compare(network(kind), tmp_path / "m", "bf16", isa, 0.99995, MODERNBERT_LEAST[isa] if kind == "modernbert" else 0.9998)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -109,7 +109,7 @@ def test_shapes_with_rotary_positions_and_gates(kind: str, options: dict[str, An
 def test_windows_and_norms_first(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
     """Texts of every length around a window's and a panel's end."""
     model = network("modernbert", max_position_embeddings=300, **options)
-    compare(model, tmp_path / "m", "bf16", isa, 0.99995, MODERNBERT_LEAST, lengths=[*LENGTHS, 130, 257, 8, 9, 17, 95, 96, 97, 159, 160, 161])
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, MODERNBERT_LEAST[isa], lengths=[*LENGTHS, 130, 257, 8, 9, 17, 95, 96, 97, 159, 160, 161])
     compare(model, tmp_path / "m", "int8", isa, 0.999, 0.995)
 
 
