@@ -211,9 +211,9 @@ def packable(spec: Spec, probe: Probe) -> bool:
     A head or pooling that reads the first column reads a padding token under left padding, which in a padded network
     attends to the text and is attended to by none. In packed rows no padding belongs to any text. Left padding is compared
     all the same where nothing reads that column; see also `Spec.left_padding_invariant`. Packing closes holes, which only distances
-    between tokens tell apart: MPNet's relative positions, ModernBERT's windows. Positions that are counted or taken from columns go along.
+    between tokens tell apart: relative positions of MPNet and DeBERTa, ModernBERT's windows. Positions that are counted or taken from columns go along.
     """
-    if spec.family in ("mpnet", "modernbert"):
+    if spec.family in ("mpnet", "deberta-v2", "modernbert"):
         mask = probe.inputs["attention_mask"].astype(np.int8)
         if (np.diff(mask, axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
             return False

@@ -31,6 +31,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
+    "deberta-v2": ("pooler.dense", "gelu", "classifier"),
 }
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
 _MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
@@ -67,6 +68,8 @@ class FloatHead:
             raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
         if spec.family == "modernbert":
             tensors = _modernbert(tensors, config)
+        if spec.family == "deberta-v2" and spec.granularity == "text":
+            _only_gelu(config, "pooler_hidden_act")
         names = [f"{step}.{part}" for step in steps if step not in _FUNCTIONS for part in ("weight", "bias")]
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
@@ -123,10 +126,14 @@ def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Arr
 
 def _modernbert(tensors: Mapping[str, Array], config: Mapping[str, Any]) -> Mapping[str, Array]:
     """The head's tensors with zeros where it has no bias, and the norm's epsilon. Raises Unsupported for another function than GELU."""
-    if (activation := config.get("classifier_activation")) != "gelu":
-        raise Unsupported(f"the native encoder's head has classifier_activation 'gelu'; got {activation!r}: use convert_openvino")
+    _only_gelu(config, "classifier_activation")
     biases = {name: np.zeros(config["hidden_size"], np.float32) for name in ("head.dense.bias", "head.norm.bias")}
     return {**biases, **tensors, "head.norm.epsilon": np.array([config["norm_eps"]], np.float32)}
+
+
+def _only_gelu(config: Mapping[str, Any], field: str) -> None:
+    if (activation := config.get(field)) != "gelu":
+        raise Unsupported(f"the native encoder's head has {field} 'gelu'; got {activation!r}: use convert_openvino")
 
 
 def _array(tensor: Any) -> Array:

@@ -14,19 +14,22 @@ from typing import Any
 import numpy as np
 
 from bertopt_native import families, layout, packing, quantize
-from bertopt_native.layout import Part, Stored, Type
+from bertopt_native.layout import Part, Stored, Tensor, Type
 from bertopt_native.packing import Linear
 
 #: A weight at the end of the range of INT8 may be beyond it: scales go down to this share of the largest weight.
 _LEAST_SCALE = 0.7
 #: What rounding in float32 adds to half a step.
 _SLACK = 1e-4
+#: Tables that packing computes by a matrix product, and how far, of their largest element, another BLAS may be off.
+_COMPUTED, _PRODUCT_SLACK = (Tensor.DISTANCE_KEYS, Tensor.DISTANCE_QUERIES), 1e-6
 
 
 def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[int, str | None]:
     """Return how many tensors of a packed file were compared with a checkpoint's, and the first difference, if any.
 
-    `config` and `tensors` are as `pack` takes them. Tables, norms and biases must be equal; a bf16 weight the checkpoint's,
+    `config` and `tensors` are as `pack` takes them. Tables, norms and biases must be equal (tables
+    by distance, which are computed, to 1e-6 of the largest element); a bf16 weight the checkpoint's,
     rounded; an INT8 weight within half a step of its scale, or at the end of the range. Which products are in INT8 is not
     compared. Raises what `pack` raises, and `BadFile`.
     """
@@ -37,13 +40,14 @@ def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Ma
         expected = packing.content(network, copies=True)
     for name, value in asdict(expected.sizes).items():
         # The header's epsilon is a float32.
-        found = getattr(sizes, name)
-        if (np.float32(value) if isinstance(value, float) else value) != found:
-            return 0, f"the file's {name} is {found}, the checkpoint's {value}"
+        said = getattr(sizes, name)
+        if (np.float32(value) if isinstance(value, float) else value) != said:
+            return 0, f"the file's {name} is {said}, the checkpoint's {value}"
     compared = 0
     for table in expected.tables:
         compared += 1
-        if not _equal(stored.get((table.tensor, table.layer)), table.data):
+        found = stored.get((table.tensor, table.layer))
+        if not (_near if table.tensor in _COMPUTED else _equal)(found, table.data):
             return compared, f"{layout.Tensor(table.tensor).name} of layer {table.layer} is not the checkpoint's"
     for product in expected.products:
         compared += 1
@@ -55,6 +59,13 @@ def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Ma
 def _equal(found: Stored | None, data: Any) -> bool:
     flat = np.ascontiguousarray(data).reshape(-1)
     return found is not None and found.data.dtype == flat.dtype and np.array_equal(found.data, flat)
+
+
+def _near(found: Stored | None, data: Any) -> bool:
+    flat = np.ascontiguousarray(data).reshape(-1)
+    if found is None or found.data.dtype != flat.dtype or found.data.shape != flat.shape:
+        return False
+    return bool((np.abs(found.data - flat) <= _PRODUCT_SLACK * np.abs(flat).max()).all())
 
 
 def _rounds(product: Linear, stored: Mapping[tuple[int, int], Stored]) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bertopt_native import rotary
+from bertopt_native import distances, rotary
+from bertopt_native.distances import Distances
 from bertopt_native.errors import Unsupported
 from bertopt_native.reader import Floats, Reader, number
 
@@ -59,6 +60,7 @@ _MPNET = _BERT | {
     "attention_out": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
 }
+_DEBERTA = _BERT | {name: f"attention.self.{name}_proj" for name in ("query", "key", "value")}
 _ROTARY = {
     "query": "self_attn.q_proj",
     "key": "self_attn.k_proj",
@@ -108,6 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "albert": Family("albert.", "encoder.albert_layer_groups.{}.albert_layers.{}.", _ALBERT,
                      projection="encoder.embedding_hidden_mapping_in"),
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True),
+    "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
     "modernbert": Family("model.", "layers.{}.", _MODERNBERT, token_types=False, rotary=True, word="embeddings.tok_embeddings",
@@ -136,6 +139,8 @@ class Network:
     epsilon: float
     layer_map: tuple[int, ...]
     """Stored layer of every layer."""
+    positions: int
+    """Of a text's tokens, those in front of the first among them."""
     position_offset: int
     pad_rule: bool
     pad_id: int
@@ -150,6 +155,7 @@ class Network:
     window: int = 0
     """Tokens on each side that layers with a window attend to."""
     windowed: tuple[bool, ...] = ()
+    distances: Distances | None = None
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -175,6 +181,8 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     if kind not in FAMILIES:
         raise Unsupported(f"model_type must be one of {sorted(FAMILIES)}; got {kind!r}: use another runtime")
     _refuse(config)
+    if kind == "deberta-v2":
+        distances.refuse(config)
     family, albert = FAMILIES[kind], kind == "albert"
     act = str(config.get("hidden_act") or config.get("hidden_activation") or config.get("activation") or "gelu")
     if act not in ACTIVATIONS:
@@ -188,7 +196,8 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
 
     norm_bias = kind != "modernbert" or bool(config.get("norm_bias"))
     reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
-    if not family.rotary:
+    # Of the families with relative positions, DeBERTa alone may have no others.
+    if not family.rotary and (kind != "deberta-v2" or config.get("position_biased_input", True)):
         reader.out["embeddings.position"] = reader.take("embeddings.position_embeddings.weight", None, width)
     # gte-base-en-v1.5 has no types, its relatives have.
     if family.token_types and config.get("type_vocab_size") != 0:
@@ -205,16 +214,18 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     pad_id = (1 if kind == "mpnet" else int(pad if pad is not None else 0)) if family.pad_rule else 0
     offset = pad_id + 1 if family.pad_rule else 0
     angles = rotary.angles(config) if family.rotary else ()
-    positions = len(angles[0] if angles else reader.out["embeddings.position"])
+    table = angles[0] if angles else reader.out.get("embeddings.position")
+    positions = number(config, "max_position_embeddings") if table is None else len(table)
     if positions <= offset:
         raise ValueError(f"position table must have more than {offset} rows; got {positions}")
     bias = None
     if kind == "mpnet":
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
     epsilon = 1e-12 if kind == "distilbert" else float(config.get("layer_norm_eps") or config.get("norm_eps") or 1e-12)
+    by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind == "deberta-v2" else None
     return Network(
-        kind, ACTIVATIONS[act], heads, epsilon, layer_map, offset, family.pad_rule, pad_id, reader.out, bias, angles,
-        norm_first=kind == "modernbert", window=rotary.window(config), windowed=rotary.windowed(config),
+        kind, ACTIVATIONS[act], heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
+        norm_first=kind == "modernbert", window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
     )  # fmt: skip
 
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from bertopt_native.errors import BadFile
 
 MAGIC = b"BERTNAT\n"
-LAYOUT_VERSION = 2
-#: Of networks that need nothing newer, so that older libraries open them.
+LAYOUT_VERSION = 3
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
-HEADER = struct.Struct("<8sIIQQ17If16s4I120s")
+HEADER = struct.Struct("<8sIIQQ17If16s5I116s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -58,6 +57,9 @@ class Tensor(IntEnum):
     FFN_GAIN = 10
     FFN_SHIFT = 11
     LAYER_WINDOW = 12
+    PLACES = 13
+    DISTANCE_KEYS = 14
+    DISTANCE_QUERIES = 15
     PROJECTION = 16
     QKV = 20
     ATTENTION_OUT = 24
@@ -112,6 +114,14 @@ class Sizes:
     gated: int = 0
     norm_first: int = 0
     window: int = 0
+    distances: int = 0
+
+    @property
+    def version(self) -> int:
+        """The oldest layout that has what the network needs, so that older libraries open it."""
+        if self.distances:
+            return LAYOUT_VERSION
+        return 2 if self.rotary or self.gated or self.norm_first or self.window else _FIRST_VERSION
 
 
 def panels(weight: NDArray[Any], step: int) -> NDArray[Any]:
@@ -143,10 +153,10 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
     s = sizes
     numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
     more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
-    newer = s.rotary, s.gated, s.norm_first, s.window
+    newer = s.rotary, s.gated, s.norm_first, s.window, s.distances
     head = HEADER.pack(
-        MAGIC, LAYOUT_VERSION if any(newer) else _FIRST_VERSION, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
-        s.epsilon, s.family.encode()[:16], *newer, bytes(120),
+        MAGIC, s.version, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
+        s.epsilon, s.family.encode()[:16], *newer, bytes(116),
     )  # fmt: skip
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -170,7 +180,7 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
         raise BadFile(f"'{path.name}' is no packed file")
     _, version, _, size, table, count, *middle, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
-    numbers, (epsilon, family), newer = middle[:-6], middle[-6:-4], middle[-4:]
+    numbers, (epsilon, family), newer = middle[:-7], middle[-7:-5], middle[-5:]
     if not _FIRST_VERSION <= version <= LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
         raise BadFile(f"'{path.name}' must have layout {_FIRST_VERSION} to {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
     tensors: dict[tuple[int, int], Stored] = {}

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertopt_native import families, layout, quantize
+from bertopt_native import distances, families, layout, quantize
+from bertopt_native.distances import Distances
 from bertopt_native.errors import Unsupported
 from bertopt_native.layout import Part, Sizes, Stored, Tensor, Type
 
@@ -73,7 +74,7 @@ def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[
 
 def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple[Floats, Floats]:
     """Return weight and bias of query, key and value, head by head, heads padded with zeros to `stride`."""
-    factor = np.float32(math.log2(math.e) / math.sqrt(head))  # softmax works in base 2
+    factor = distances.factor(head, network.distances)
     parts = []
     for name in ("query", "key", "value"):
         w, b = (network.tensors[f"layers.{layer}.{name}.{part}"] for part in ("weight", "bias"))
@@ -175,9 +176,11 @@ def content(network: families.Network, copies: bool) -> Content:
         inner += layout.PANEL
 
     stored = [_table(Tensor.WORD, t["embeddings.word"])]
-    if not network.angles:
+    if "embeddings.position" in t:
         stored.append(_table(Tensor.POSITION, t["embeddings.position"]))
     stored += [_table(Tensor.ROTARY, _rotary(angles, stride), i) for i, angles in enumerate(network.angles)]
+    if network.distances is not None:
+        stored += _by_distance(network.distances, network.heads, head, stride)
     if network.window:
         stored.append(Stored(Tensor.LAYER_WINDOW, 0, Type.U32, 1, len(network.windowed), np.array(network.windowed, np.uint32)))
     types = t.get("embeddings.token_type")
@@ -189,11 +192,9 @@ def content(network: families.Network, copies: bool) -> Content:
         Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32))
     )
     if network.relative_bias is not None:
-        distances = network.relative_bias.shape[1]
-        columns = (
-            distances + 1 + 31
-        ) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
-        bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - distances)))
+        count = network.relative_bias.shape[1]
+        columns = (count + 1 + 31) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
+        bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - count)))
         stored.append(_table(Tensor.RELATIVE_BIAS, bias))
     for i in sorted(set(network.layer_map)):
         for gain, shift, name in (
@@ -214,7 +215,7 @@ def content(network: families.Network, copies: bool) -> Content:
         stored_layers=len(set(network.layer_map)),
         vocabulary=len(t["embeddings.word"]),
         token_types=0 if types is None else len(types),
-        positions=len(network.angles[0] if network.angles else t["embeddings.position"]),
+        positions=network.positions,
         position_offset=network.position_offset,
         position_rule=int(network.pad_rule),
         pad_id=network.pad_id,
@@ -225,8 +226,26 @@ def content(network: families.Network, copies: bool) -> Content:
         gated=int(families.GATED in network.products),
         norm_first=int(network.norm_first),
         window=network.window,
+        distances=_rows(network.distances) if network.distances else 0,
     )
     return Content(sizes, stored, _linear(network, head, stride, inner))
+
+
+def _rows(by_distance: Distances) -> int:
+    """How many rows the tables by distance have, whole panels."""
+    return _up(len(next(iter(by_distance.keys.values()))))
+
+
+def _by_distance(by_distance: Distances, heads: int, head: int, stride: int) -> list[Stored]:
+    """Return the place of every distance, and for each layer the tables of its heads [heads * rows, stride], padded with zeros."""
+    stored = [Stored(Tensor.PLACES, 0, Type.U32, 1, len(by_distance.places), by_distance.places.astype(np.uint32))]
+    factor, rows = distances.factor(head, by_distance), _rows(by_distance)
+    for tensor, tables, scale in ((Tensor.DISTANCE_KEYS, by_distance.keys, np.float32(1)), (Tensor.DISTANCE_QUERIES, by_distance.queries, factor)):
+        for layer, table in tables.items():
+            by_head = (table * scale).reshape(len(table), heads, head).transpose(1, 0, 2)
+            padded = np.pad(by_head, ((0, 0), (0, rows - len(table)), (0, stride - head)))
+            stored.append(_table(tensor, np.ascontiguousarray(padded.reshape(heads * rows, stride)), layer))
+    return stored
 
 
 def _rotary(angles: Floats, stride: int) -> Floats:

@@ -39,6 +39,7 @@ Header random_header(Random& random) {
     h.norm_first = draw(random, 0, 3) == 0;
     h.window = draw(random, 0, 3) ? 0 : word(random, 1, 40);
     h.gated = draw(random, 0, 3) == 0;
+    h.distances = h.relative_bias || draw(random, 0, 2) ? 0 : 32 * word(random, 1, draw(random, 0, 3) ? 3 : 32);
     h.epsilon = 1e-6f;
     std::memcpy(h.family, "random", 6);
     return h;
@@ -79,6 +80,18 @@ public:
         add(id + 3, layer, Type::f32, 1, n, 0, 0.1f);
     }
 
+    // A row for every distance: that of the distance before or the next.
+    void places(uint64_t longest, uint32_t rows) {
+        std::vector<uint8_t> data(4 * (2 * longest - 1));
+        const uint64_t slow = draw(random_, 0, 2);
+        uint32_t at = word(random_, 0, slow ? rows - 1 : rows / 2);
+        for (uint64_t i = 0; i < 2 * longest - 1; i++) {
+            if (i && at + 1 < rows && !draw(random_, 0, slow)) at++;
+            std::memcpy(&data[4 * i], &at, 4);
+        }
+        put(static_cast<uint32_t>(Tensor::places), 0, Type::u32, 1, 2 * longest - 1, std::move(data));
+    }
+
     std::vector<Entry> entries;
     std::vector<std::vector<uint8_t>> contents;
 
@@ -97,12 +110,13 @@ RandomModel random_model(Random& random) {
     auto id = [](Tensor t) { return static_cast<uint32_t>(t); };
     b.add(id(Tensor::word), 0, Type::f32, h.vocabulary, h.embedding, 0, 1);
     for (uint32_t i = 0; i < h.rotary; i++) b.add(id(Tensor::rotary), i, Type::f32, h.positions, h.head_stride, 0, 1);
-    if (!h.rotary) b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
+    if (h.distances ? draw(random, 0, 1) : !h.rotary) b.add(id(Tensor::position), 0, Type::f32, h.positions, h.embedding, 0, 1);
     if (h.token_types) b.add(id(Tensor::token_type), 0, Type::f32, h.token_types, h.embedding, 0, 1);
     b.add(id(Tensor::embedding_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
     b.add(id(Tensor::embedding_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
     const uint64_t longest = h.positions - h.position_offset;
     if (h.relative_bias) b.add(id(Tensor::relative_bias), 0, Type::f32, h.heads, (2 * longest + 31) / 16 * 16 + 16, 0, 1);
+    if (h.distances) b.places(longest, h.distances);
     std::vector<uint8_t> map(4 * h.layers);
     for (uint32_t i = 0; i < h.layers; i++) {
         const uint32_t stored = word(random, 0, h.stored_layers - 1);
@@ -125,6 +139,8 @@ RandomModel random_model(Random& random) {
         b.linear(Tensor::attention_out, i, h.hidden, context, int8());
         b.linear(Tensor::ffn_in, i, h.intermediate * (h.gated ? 2 : 1), h.hidden, int8());
         b.linear(Tensor::ffn_out, i, h.hidden, h.intermediate, int8());
+        for (const Tensor t : {Tensor::distance_keys, Tensor::distance_queries})
+            if (h.distances) b.add(id(t), i, Type::f32, uint64_t{h.heads} * h.distances, h.head_stride, 0, 0.3f);
         for (const Tensor t : {Tensor::attention_gain, Tensor::ffn_gain}) b.add(id(t), i, Type::f32, 1, h.hidden, 1, 0.1f);
         // A few channels far beyond the others, more of them than a quantised row excepts too.
         for (const Tensor t : {Tensor::attention_shift, Tensor::ffn_shift}) {
@@ -156,7 +172,7 @@ std::vector<uint8_t> damage(const RandomModel& model, Random& random) {
     const uint64_t described = sizeof(Header) + model.table.size() * sizeof(Entry);
     if (draw(random, 0, 5) == 0) bytes.resize(draw(random, 0, bytes.size()));
     for (uint64_t n = draw(random, 1, 3); n--;) {
-        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{136} : described) - 1);
+        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{140} : described) - 1);
         if (at >= bytes.size()) continue;
         if (draw(random, 0, 1)) bytes[at] = static_cast<uint8_t>(random());
         else bytes[at] = static_cast<uint8_t>(bytes[at] + (draw(random, 0, 1) ? 1 : -1));

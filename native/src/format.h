@@ -6,7 +6,7 @@
 namespace bertopt_native {
 
 inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
-inline constexpr uint32_t LAYOUT_VERSION = 2;  // the newest; in files of version 1 the fields behind `family` are 0
+inline constexpr uint32_t LAYOUT_VERSION = 3;  // the newest; fields that a file's version does not know are 0
 inline constexpr uint64_t ALIGNMENT = 64;
 inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
 
@@ -43,7 +43,8 @@ struct Header {
     uint32_t gated;       // 1: the activation of one product gates another
     uint32_t norm_first;  // 1: norms are of what products read; a layer's `ffn` norm is the next layer's first, or the network's last
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
-    uint8_t reserved[120];
+    uint32_t distances;   // rows of the tables by distance, a multiple of 32: scores are the sum of three products; 0: there are none
+    uint8_t reserved[116];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 
@@ -52,7 +53,7 @@ enum class Part : uint32_t { weight, scale, sum, bias };
 
 enum class Tensor : uint32_t {
     word = 0,
-    position = 1,
+    position = 1,  // not where there are rotary tables; a network with tables by distance may do without
     token_type = 2,
     embedding_gain = 3,
     embedding_shift = 4,
@@ -64,6 +65,9 @@ enum class Tensor : uint32_t {
     ffn_gain = 10,
     ffn_shift = 11,
     layer_window = 12,  // for each layer 1 where it has a window
+    places = 13,            // [1, 2 * longest - 1] a row of the tables for each distance key - query
+    distance_keys = 14,     // [heads * distances, head_stride] what a query is multiplied with
+    distance_queries = 15,  // and a key; it carries what queries do
     projection = 16,  // a linear product: + Part
     qkv = 20,
     attention_out = 24,

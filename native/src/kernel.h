@@ -51,12 +51,18 @@ struct Scratch {
     uint8_t* values;
     uint8_t* weights;  // [QUERY_ROWS][weight_stride] softmax
     float* scores;     // [QUERY_ROWS][score_stride]
+    // Of networks with tables by distance: a head's two, as products take them; their products with a block of queries
+    // [QUERY_ROWS][BY_QUERY] and with a panel of keys [BY_KEY][32]; the sums [QUERY_ROWS][score_stride].
+    uint8_t *distance_keys, *distance_queries;
+    float *by_query, *by_key, *distance_scores;
     float* row;        // [H]
     Inner inner;
     size_t head_rows, weight_stride, score_stride;
 };
 
 inline constexpr size_t QUERY_ROWS = 32;  // that attention works on together, at most; two tiles of AMX
+// Between as many queries and a panel of keys there are 63 distances: rows of a table, and of panels three at most.
+inline constexpr size_t BY_KEY = 64, BY_QUERY = 96;
 
 struct Kernel {
     const char* name;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -96,6 +97,8 @@ void Model::check_header() {
     within("gates", h.gated, 0, 1);
     within("norms first", h.norm_first, 0, 1);
     within("window", h.window, 0, MOST);
+    if (h.distances) multiple_of_32("number of rows by distance", h.distances);
+    within("number of rows by distance", h.distances, 0, h.relative_bias ? 0 : 1 << 20);
     for (const char c : h.family)
         if (c && (c < 32 || c > 126)) bad("the file's family must be a word of ASCII letters");
     if (!(h.epsilon > 0 && h.epsilon < 1)) bad("the file's layer normalisation epsilon must be between 0 and 1");
@@ -115,6 +118,10 @@ const Entry& Model::find(Tensor tensor, uint32_t part, uint32_t layer) const {
     for (const Entry& e : table_)
         if (e.tensor == id && e.layer == layer) return e;
     bad("the file lacks tensor " + number(id) + " of layer " + number(layer));
+}
+
+bool Model::has(Tensor tensor) const {
+    return std::any_of(table_.begin(), table_.end(), [&](const Entry& e) { return e.tensor == static_cast<uint32_t>(tensor); });
 }
 
 const uint8_t* Model::bytes(const Entry& e, Type type, uint64_t rows, uint64_t cols) const {
@@ -175,7 +182,8 @@ void Model::connect(bool huge_pages) {
     n.activation = static_cast<Activation>(h.activation);
     n.epsilon = h.epsilon;
     n.word = floats(Tensor::word, 0, h.vocabulary, h.embedding);
-    n.position = h.rotary ? nullptr : floats(Tensor::position, 0, h.positions, h.embedding);
+    const bool positions = h.distances ? has(Tensor::position) : !h.rotary;
+    n.position = positions ? floats(Tensor::position, 0, h.positions, h.embedding) : nullptr;
     const float* rotary[2] = {};
     for (uint32_t i = 0; i < h.rotary; i++) rotary[i] = floats(Tensor::rotary, i, h.positions, h.head_stride);
     n.gated = h.gated;
@@ -187,8 +195,9 @@ void Model::connect(bool huge_pages) {
     n.bias_stride = (2 * n.longest + 31) / 16 * 16 + 16;
     n.relative_bias = h.relative_bias ? floats(Tensor::relative_bias, 0, h.heads, n.bias_stride) : nullptr;
 
-    bool has_projection = false;
-    for (const Entry& e : table_) has_projection |= e.tensor == static_cast<uint32_t>(Tensor::projection);
+    if (h.distances) read_places();
+
+    const bool has_projection = has(Tensor::projection);
     if (has_projection) {
         projection_ = linear(Tensor::projection, 0, h.hidden, h.embedding);
         if (projection_.int8) bad("the projection of the embeddings must be bf16");
@@ -209,6 +218,10 @@ void Model::connect(bool huge_pages) {
         y.attention_shift = floats(Tensor::attention_shift, i, 1, h.hidden);
         y.ffn_gain = floats(Tensor::ffn_gain, i, 1, h.hidden);
         y.ffn_shift = floats(Tensor::ffn_shift, i, 1, h.hidden);
+        if (h.distances) {
+            y.distance_keys = floats(Tensor::distance_keys, i, uint64_t{h.heads} * h.distances, h.head_stride);
+            y.distance_queries = floats(Tensor::distance_queries, i, uint64_t{h.heads} * h.distances, h.head_stride);
+        }
         stored.push_back(y);
     }
     if (huge_pages) copy_weights(stored);
@@ -225,6 +238,22 @@ void Model::connect(bool huge_pages) {
     }
     n.layer = layers_.data();
     products_ = 4 * layers_.size() + has_projection;
+}
+
+void Model::read_places() {
+    const auto longest = static_cast<int64_t>(network_.longest), count = 2 * longest - 1;
+    const auto* row = reinterpret_cast<const uint32_t*>(bytes(find(Tensor::places, 0, 0), Type::u32, 1, static_cast<uint64_t>(count)));
+    // Vectors of keys read behind the last distance.
+    for (int64_t i = 0; i < count + PANEL; i++) {
+        const uint32_t at = row[std::min(i, count - 1)], before = i ? static_cast<uint32_t>(places_.back()) : at;
+        if (at >= header_.distances || at < before || at > before + 1)
+            bad("row " + number(at) + " by distance must be the one before, " + number(before) + ", or the next, of " + number(header_.distances));
+        places_.push_back(static_cast<int32_t>(at));
+        diagonals_.push_back(static_cast<int32_t>(int64_t{at} * PANEL + i - (longest - 1)));
+    }
+    network_.distances = header_.distances;
+    network_.place = places_.data() + (longest - 1);
+    network_.diagonal = diagonals_.data() + (longest - 1);
 }
 
 void Model::copy_weights(std::vector<Layer>& layers) {

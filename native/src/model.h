@@ -32,10 +32,12 @@ private:
     void check_header();
     void read_table();
     const Entry& find(Tensor tensor, uint32_t part, uint32_t layer) const;
+    bool has(Tensor tensor) const;
     const uint8_t* bytes(const Entry& entry, Type type, uint64_t rows, uint64_t cols) const;
     const float* floats(Tensor tensor, uint32_t layer, uint64_t rows, uint64_t cols) const;
     Linear linear(Tensor tensor, uint32_t layer, uint64_t n, uint64_t k) const;
     void connect(bool huge_pages);
+    void read_places();
     void copy_weights(std::vector<Layer>& layers);
 
     Mapping file_, weights_;
@@ -46,6 +48,7 @@ private:
     std::vector<Entry> table_;
     Linear projection_{};
     std::vector<Layer> layers_;
+    std::vector<int32_t> places_, diagonals_;
     size_t int8_products_ = 0, products_ = 0;
     mutable std::vector<std::unique_ptr<uint8_t, void (*)(void*)>> copies_;  // BN_EXACT only
 };

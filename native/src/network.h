@@ -25,6 +25,7 @@ struct Layer {
     const float *attention_gain, *attention_shift, *ffn_gain, *ffn_shift;
     const float* rotary;  // [positions][head_stride]: for each panel of a head 16 cosines and 16 sines, or null; a panel's channels
                           // i and 16 + i are turned together
+    const float *distance_keys, *distance_queries;  // [heads][distances][head_stride], or null
     size_t window;        // tokens on each side that a token attends to; longer than any text where it attends to all
 };
 
@@ -38,6 +39,9 @@ struct Network {
     const float *word, *position, *token_type, *embedding_gain, *embedding_shift;
     bool gated, norm_first;
     const float* relative_bias;  // [heads][bias_stride], entry (key - query) + longest - 1, times log2(e); or null
+    size_t distances;            // rows of the tables by distance, 0 where there are none
+    const int32_t *place, *diagonal;  // at distance key - query a row of these tables, and 32 times it plus the distance: entries from
+                                      // -(longest - 1) to longest + 30
     const Linear* projection;    // null where embedding == hidden and the network has none
     const Layer* layer;          // [layers], shared weights repeated as pointers
 };

@@ -72,7 +72,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         uint8_t** place;
         size_t bytes;
     };
-    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores, *row;
+    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores, *row, *by_query, *by_key, *distance_scores;
     const Buffer buffers[] = {
         {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
         {&position, tokens * 4},
@@ -90,6 +90,11 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
         {&scores, QUERY_ROWS * scratch.score_stride * 4},
         {&row, n.norm_first ? n.hidden * 4 : 64},
+        {&scratch.distance_keys, n.distances * n.head_stride * kernel.attention_bytes},
+        {&scratch.distance_queries, n.distances ? (n.distances + 32) * n.head_stride * kernel.attention_bytes : 0},  // AMX reads blocks of 32
+        {&by_query, n.distances ? QUERY_ROWS * BY_QUERY * 4 : 0},
+        {&by_key, n.distances ? BY_KEY * PANEL * 4 : 0},
+        {&distance_scores, n.distances ? QUERY_ROWS * scratch.score_stride * 4 : 0},
     };
 #ifdef BN_EXACT
     for (const Buffer& b : buffers) *b.place = allocate(b.bytes);
@@ -112,6 +117,9 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     scratch.inner = work.inner;
     scratch.scores = reinterpret_cast<float*>(scores);
     scratch.row = reinterpret_cast<float*>(row);
+    scratch.by_query = reinterpret_cast<float*>(by_query);
+    scratch.by_key = reinterpret_cast<float*>(by_key);
+    scratch.distance_scores = reinterpret_cast<float*>(distance_scores);
 }
 
 }  // namespace bertopt_native

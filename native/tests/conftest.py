@@ -45,6 +45,11 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
         }
     if kind == "modernbert":  # windows of 8 on each side, in the second and third layer
         sizes |= {"local_attention": 16, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    if kind == "deberta-v2":  # as DeBERTa-v3, in buckets from a distance of 4
+        sizes |= {
+            "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
+        }  # fmt: skip
     if kind == "gte":
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert"):

@@ -12,7 +12,7 @@ from bertopt_native import layout
 from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
-KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert")
+KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "deberta-v2")
 
 
 def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:
@@ -74,6 +74,14 @@ def test_one_wrong_number_differs(tensor: int, layer: int, change: float, tmp_pa
     assert bertopt_native.compare(path, config, tensors)[1] is not None
 
 
+@pytest.mark.parametrize("name", ["encoder.rel_embeddings.weight", "encoder.LayerNorm.bias"])
+def test_another_table_by_distance_differs(name: str, tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path, "deberta-v2")
+    other = tensors[name].copy()
+    other[(5,) * other.ndim] += 0.01 * np.abs(other).max()
+    assert "DISTANCE_KEYS of layer 0 is not the checkpoint's" in str(bertopt_native.compare(path, config, {**tensors, name: other})[1])
+
+
 def test_a_channel_without_weights_is_not_half_a_step_off(tmp_path: Path) -> None:
     """Zeros get the scale 1, of which every small weight is within half a step."""
     path, config, tensors = packed(tmp_path)
@@ -88,7 +96,7 @@ def test_a_channel_without_weights_is_not_half_a_step_off(tmp_path: Path) -> Non
 def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> None:
     path, config, tensors = packed(tmp_path)
     whole = path.read_bytes()
-    for damaged in (whole[:-64], whole[:8] + b"\x03\0\0\0" + whole[12:], b"", b"something else" * 40):
+    for damaged in (whole[:-64], whole[:8] + b"\x04\0\0\0" + whole[12:], b"", b"something else" * 40):
         path.write_bytes(damaged)
         with pytest.raises(bertopt_native.BadFile):
             bertopt_native.compare(path, config, tensors)

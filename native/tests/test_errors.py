@@ -95,15 +95,16 @@ def test_cut_files(packed: Packed, tmp_path: Path) -> None:
 def test_other_magic_and_version(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="first bytes"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(0, 0)))
-    with pytest.raises(BadFile, match="layout version must be from 1 to 2; the file has 3: pack the checkpoint again"):
-        Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, 3)))
+    with pytest.raises(BadFile, match="layout version must be from 1 to 3; the file has 4: pack the checkpoint again"):
+        Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, layout.LAYOUT_VERSION + 1)))
 
 
-def test_every_word_of_header_and_table(packed: Packed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
+def test_every_word_of_header_and_table(kind: str, packed: Packed, tmp_path: Path) -> None:
     """Whatever a word says, the file is refused or runs: nothing outside it is read."""
-    good = packed().read_bytes()
+    good = packed(kind).read_bytes()
     entries = struct.unpack_from("<I", good, 32)[0]
-    words = [*range(0, 136, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
+    words = [*range(0, 140, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
     refused = 0
     for at in words:
         for value in (0, 1, 31, 33, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1):
@@ -157,7 +158,39 @@ def test_pack_refuses_rotary_positions(change: dict[str, Any], error: type[Excep
 
 def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> None:
     """An older library opens the others."""
-    assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert")] == [1, layout.LAYOUT_VERSION]
+    assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert", "deberta-v2")] == [1, 2, layout.LAYOUT_VERSION]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"pos_att_type": ["c2p"]}, Unsupported, r"pos_att_type c2p and p2c; got \['c2p'\]"),
+    ({"pos_att_type": None}, Unsupported, "pos_att_type c2p and p2c; got None"),
+    ({"relative_attention": False}, Unsupported, "relative_attention must have pos_att_type c2p and p2c"),
+    ({"embedding_size": 32}, Unsupported, "embedding_size must be 64; got 32"),
+    ({"attention_head_size": 16}, Unsupported, "attention_head_size must be 32; got 16"),
+    ({"conv_kernel_size": 3}, Unsupported, "conv_kernel_size must be 0; got 3"),
+    ({"position_buckets": 80}, Unsupported, "neighbouring distances into neighbouring buckets; got 80 for 80"),
+    ({"max_relative_positions": 5}, Unsupported, "max_relative_positions must be above half of position_buckets, 4; got 5"),
+    ({"position_buckets": 16}, ValueError, r"must have shape \[32, 64\]; got \[16, 64\]"),
+    ({"share_att_key": False}, ValueError, "expected a tensor 'encoder.layer.0.attention.self.pos_key_proj.weight'"),
+    ({"max_position_embeddings": None}, ValueError, "config must have max_position_embeddings"),
+], ids=str)  # fmt: skip
+def test_pack_refuses_relative_positions(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    model = network("deberta-v2")
+    with pytest.raises(error, match=message):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))
+
+
+@pytest.mark.parametrize("rows", [(5, 4), (3, 5), (16, 17), (2**31, 2**31)])
+def test_rows_by_distance_that_leave_the_table_or_jump_are_refused(rows: tuple[int, int], packed: Packed, tmp_path: Path) -> None:
+    whole = bytearray(packed("deberta-v2").read_bytes())
+    stored = layout.read(packed("deberta-v2"))[1][layout.Tensor.PLACES, 0]
+    data = stored.data.copy()
+    data[-2:] = rows
+    at = whole.find(stored.data.tobytes())
+    whole[at : at + data.nbytes] = data.tobytes()
+    (tmp_path / "m").write_bytes(whole)
+    with pytest.raises(BadFile, match="by distance must be the one before"):
+        Encoder(tmp_path / "m")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
-KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert"]
+KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "deberta-v2"]
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # ModernBERT's residual stream is never normalised, so that the errors of all layers add up. One token of torch's own bf16
@@ -111,6 +111,30 @@ def test_windows_and_norms_first(options: dict[str, Any], isa: str, tmp_path: Pa
     model = network("modernbert", max_position_embeddings=300, **options)
     compare(model, tmp_path / "m", "bf16", isa, 0.99995, MODERNBERT_LEAST[isa], lengths=[*LENGTHS, 130, 257, 8, 9, 17, 95, 96, 97, 159, 160, 161])
     compare(model, tmp_path / "m", "int8", isa, 0.999, 0.995)
+
+
+@pytest.mark.parametrize("options", [
+    {"position_buckets": 256, "max_position_embeddings": 512},  # as DeBERTa-v3's
+    {"position_buckets": 32, "max_position_embeddings": 300},
+    {"position_buckets": 20, "max_position_embeddings": 300, "max_relative_positions": 150},  # rows that fill no panel
+    {"position_buckets": -1, "max_position_embeddings": 300},  # a row for every distance
+    {"position_buckets": -1, "max_position_embeddings": 300, "max_relative_positions": 24},  # far ones share the last
+    {"share_att_key": False},
+    {"norm_rel_ebd": "none"},
+    {"position_biased_input": True, "type_vocab_size": 2},
+    {"pos_att_type": "c2p|p2c"},
+    {"hidden_size": 96, "num_attention_heads": 4},  # heads of 24
+    {"hidden_size": 128, "num_attention_heads": 2},
+    {"hidden_size": 256, "num_attention_heads": 2, "num_hidden_layers": 1},  # heads of 128
+    {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1, "position_buckets": 256},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_relative_positions(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    """Texts of every length around a panel's end, and beyond what has a row of its own."""
+    model = network("deberta-v2", **options)
+    lengths = [*LENGTHS, 130, 257, 8, 9, 17, 63, 65, 95, 96, 97, 159, 160, 161, 300, 512]
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998, lengths=lengths)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997, lengths=lengths)
 
 
 def test_gte_without_token_types(tmp_path: Path) -> None:

@@ -76,10 +76,18 @@ struct Pass {
         const size_t panels = net.head_stride / PANEL, row_bytes = net.head_stride * ELEMENT;
         const size_t matrix_bytes = scratch.head_rows * row_bytes;
         const bool floats = layer.attention_out.int8;
+        size_t longest = 1;
+        for (size_t text = text0; text < text1; text++) longest = larger(longest, length(text));
         share(team, net.heads, [&](size_t h) {
             linear<ToHead>(layer.qkv, work.input, work.input_stride, 0, tokens, 3 * panels * h, 3 * panels * (h + 1), layer.rotary, work.position,
                            scratch.heads, matrix_bytes, row_bytes, panels, 3 * panels * h);
-            const float* bias = net.relative_bias ? net.relative_bias + h * net.bias_stride + (net.longest - 1) : nullptr;
+            Relative relative{};
+            if (net.relative_bias) relative.bias = net.relative_bias + h * net.bias_stride + (net.longest - 1);
+            if (net.distances) {
+                const size_t table = h * net.distances * net.head_stride;
+                pack_tables(net, layer.distance_keys + table, layer.distance_queries + table, longest, scratch);
+                relative = {nullptr, scratch.distance_keys, scratch.distance_queries, net.place, net.diagonal};
+            }
             Byte* column = work.context + h * net.head_stride * (floats ? 4 : ELEMENT);
             size_t row = 0;
             for (size_t text = text0; text < text1; text++) {
@@ -87,7 +95,7 @@ struct Pass {
                 const Byte* q = scratch.heads + start(text) * row_bytes;
                 const Head head{q, q + matrix_bytes, q + 2 * matrix_bytes, row_bytes, panels};
                 const size_t queries = firsts ? 1 : length(text);
-                attend(head, length(text), queries, layer.window, bias, scratch, column + row * work.context_stride, work.context_stride, floats);
+                attend(head, length(text), queries, layer.window, relative, scratch, column + row * work.context_stride, work.context_stride, floats);
                 row += queries;
             }
         });

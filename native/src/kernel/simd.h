@@ -3,6 +3,7 @@
 constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+constexpr size_t round_down(size_t n, size_t to) { return n / to * to; }
 
 // An element of attention's and of not quantised products' inputs.
 #if BN_BF16

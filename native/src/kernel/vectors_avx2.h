@@ -77,6 +77,12 @@ BN_INLINE Vec load_lanes(Lanes lanes, const float* p) {  // 0 elsewhere
 }
 BN_INLINE Vec load_lanes(Vec otherwise, Lanes lanes, const float* p) { return choose(otherwise, lanes, load_lanes(lanes, p)); }
 
+// p[index[i]] in lane i.
+BN_INLINE Vec gather(const float* p, const int32_t* index) {
+    const auto* eights = reinterpret_cast<const __m256i*>(index);
+    return {_mm256_i32gather_ps(p, _mm256_loadu_si256(eights), 4), _mm256_i32gather_ps(p, _mm256_loadu_si256(eights + 1), 4)};
+}
+
 // Lanes that hold integers, as sums of INT8 products do.
 BN_INLINE Vec from_integers(Vec v) {
     return {_mm256_cvtepi32_ps(_mm256_castps_si256(v.low)), _mm256_cvtepi32_ps(_mm256_castps_si256(v.high))};

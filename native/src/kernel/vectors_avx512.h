@@ -37,6 +37,9 @@ BN_INLINE Vec maximum_of(Vec x, Lanes lanes, Vec y) { return _mm512_mask_max_ps(
 BN_INLINE Vec load_lanes(Vec otherwise, Lanes lanes, const float* p) { return _mm512_mask_loadu_ps(otherwise, lanes, p); }
 BN_INLINE Vec load_lanes(Lanes lanes, const float* p) { return _mm512_maskz_loadu_ps(lanes, p); }  // 0 elsewhere
 
+// p[index[i]] in lane i.
+BN_INLINE Vec gather(const float* p, const int32_t* index) { return _mm512_i32gather_ps(_mm512_loadu_si512(index), p, 4); }
+
 // Lanes that hold integers, as sums of INT8 products do.
 BN_INLINE Vec from_integers(Vec v) { return _mm512_cvtepi32_ps((__m512i)v); }
 

@@ -41,6 +41,8 @@ MODELS = [
     ("gte", "text-classification", None), ("gte", "token-classification", None),
     ("modernbert", "feature-extraction", "mean"), ("modernbert", "feature-extraction", "cls"), ("modernbert", "text-classification", None),
     ("modernbert", "token-classification", None), ("modernbert", "question-answering", None),
+    ("deberta-v2", "feature-extraction", "mean"), ("deberta-v2", "text-classification", None), ("deberta-v2", "token-classification", None),
+    ("deberta-v2", "question-answering", None),
 ]  # fmt: skip
 
 
@@ -99,9 +101,20 @@ def test_a_field_of_modernberts_configuration_means_nothing_in_another_family(ti
     assert head is not None and head.pooling == "first"
 
 
-def test_another_function_in_the_head_of_modernbert_is_unsupported(tmp_path: Path) -> None:
-    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "modernbert", extra={"classifier_activation": "relu"}))
-    with pytest.raises(Unsupported, match="classifier_activation 'gelu'; got 'relu'"):
+@pytest.mark.parametrize(("family", "field"), [("modernbert", "classifier_activation"), ("deberta-v2", "pooler_hidden_act")])
+def test_another_function_in_the_head_is_unsupported(family: str, field: str, tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", family, extra={field: "relu"}))
+    with pytest.raises(Unsupported, match=f"{field} 'gelu'; got 'relu'"):
+        built(reference, tmp_path / "built")
+
+
+@pytest.mark.parametrize(("extra", "why"), [
+    ({"pos_att_type": ["c2p"]}, r"pos_att_type c2p and p2c; got \['c2p'\]"), ({"conv_kernel_size": 3}, "conv_kernel_size must be 0; got 3"),
+    ({"position_buckets": 64}, "neighbouring distances into neighbouring buckets; got 64 for 64"),
+])  # fmt: skip
+def test_other_kinds_of_relative_positions_are_unsupported(extra: dict[str, Any], why: str, tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "deberta-v2", extra=extra))
+    with pytest.raises(Unsupported, match=why):
         built(reference, tmp_path / "built")
 
 
@@ -185,7 +198,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("family", "task", "why"), [
-    ("deberta-v2", "feature-extraction", "native encoder runs .*modernbert; got deberta-v2: use"), ("eurobert", "text-classification", "got eurobert: use"),
+    ("eurobert", "text-classification", "native encoder runs .*deberta-v2; got eurobert: use"),
     ("bert", "fill-mask", "no head for fill-mask"),
 ])  # fmt: skip
 def test_unknown_families_and_tasks_are_unsupported(family: str, task: str, why: str, tiny: Tiny, tmp_path: Path) -> None:
