@@ -74,7 +74,9 @@ def inductor(source: str, out: str, texts: str, samples: int) -> None:
         return encoded["input_ids"], encoded["attention_mask"]
 
     # A tuple can be saved, transformers' own outputs cannot; a pooler that nothing reads ends the quantiser.
-    network = AutoModel.from_pretrained(source, dtype=torch.float32, return_dict=False, add_pooling_layer=False).eval()
+    network = AutoModel.from_pretrained(source, dtype=torch.float32, return_dict=False).eval()
+    if hasattr(network, "pooler"):
+        network.pooler = None
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=network.config.max_position_embeddings)}
     example = inputs(chosen[:2])
     quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())

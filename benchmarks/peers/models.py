@@ -82,6 +82,7 @@ CHECKPOINTS = {
         Checkpoint("base12", "a 12-layer encoder of BERT-base's shape, random weights", work=8),
         Checkpoint("large24", "a 24-layer encoder of BERT-large's shape, random weights", work=26),
         Checkpoint("modern22", "a 22-layer encoder of ModernBERT-base's shape, random weights", work=11),
+        Checkpoint("deberta12", "a 12-layer encoder of DeBERTa-v3-base's shape, random weights", work=14),
         Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
     )
 }
@@ -93,7 +94,9 @@ def source_of(name: str, folder: Path, shared: Path) -> Path:
         return source.resolve(MINILM)
     if name == "classifier":
         return existing(shared / "checkpoints" / "debian-sections-minilm")
-    makers: dict[str, Callable[[Path], None]] = {"minilm512": _longer, "base12": _base12, "large24": _large24, "modern22": _modern22}
+    makers: dict[str, Callable[[Path], None]] = {
+        "minilm512": _longer, "base12": _base12, "large24": _large24, "modern22": _modern22, "deberta12": _deberta12,
+    }  # fmt: skip
     directory = folder / "models" / name / "source"
     if not directory.is_dir():
         part = directory.with_suffix(".part")
@@ -136,6 +139,17 @@ def _modern22(directory: Path) -> None:
 
     ids = {"pad_token_id": 0, "bos_token_id": 101, "cls_token_id": 101, "eos_token_id": 102, "sep_token_id": 102}
     _random(directory, lambda: ModernBertModel(ModernBertConfig(vocab_size=30522, **ids)))
+
+
+def _deberta12(directory: Path) -> None:
+    """DeBERTa-v3-base but for its vocabulary, which is MiniLM's."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = DebertaV2Config(
+        vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, relative_attention=True,
+        pos_att_type=["p2c", "c2p"], position_buckets=256, share_att_key=True, norm_rel_ebd="layer_norm", position_biased_input=False,
+    )  # fmt: skip
+    _random(directory, lambda: DebertaV2Model(config))
 
 
 def _random_bert(directory: Path, **shape: int) -> None:

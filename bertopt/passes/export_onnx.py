@@ -42,13 +42,14 @@ class ExportOnnx(Pass[Eager, Onnx]):
     def __call__(self, model: Eager, ctx: Context) -> Result[Onnx]:
         import contextlib
         import copy
+        import sys
         import warnings
 
         import torch
 
         try:
             import onnx_ir  # noqa: F401
-            import onnxscript  # noqa: F401
+            from onnxscript import optimizer
         except ImportError as error:
             raise Unsupported(f"ONNX export needs {error.name}; pip install 'bertopt[cpu]'") from error
 
@@ -76,6 +77,9 @@ class ExportOnnx(Pass[Eager, Onnx]):
         if graph.opset_imports.get("") != self.opset:
             raise Unsupported(f"expected opset {self.opset}; the exporter wrote {graph.opset_imports.get('')}: state that one")
         _check_names(graph, model)
+        # The exporter leaves those that several products share, DeBERTa's, to be transposed in each call, and quantisers pass them by.
+        optimizer.fold_constants(graph, output_size_limit=sys.maxsize, should_fold=_transposes_a_weight)
+        optimizer.remove_unused_nodes(graph)
         for node in graph.graph:
             node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
         path = onnx_files.save(graph, ctx.workdir / "onnx")
@@ -97,6 +101,11 @@ class ExportOnnx(Pass[Eager, Onnx]):
             return {"Attention nodes": (model.spec.layers, native)} | found
         # Spelled out, every attention has one softmax.
         return {"Attention nodes or softmaxes": (model.spec.layers, native + kinds.count("Softmax"))} | found
+
+
+def _transposes_a_weight(node: Any) -> bool:
+    """Whether a node transposes a weight that is read in no other way: a head may transpose the embeddings, which would be stored twice."""
+    return node.op_type == "Transpose" and all(reader.op_type == "Transpose" for reader in node.inputs[0].consumers())
 
 
 def open_null() -> Any:

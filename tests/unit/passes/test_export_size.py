@@ -1,15 +1,21 @@
-"""An exported graph holds every weight once."""
+"""An exported graph holds every weight once, as products read it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from bertopt.core import Context
 from bertopt.errors import Unsupported
+from bertopt.modeling import checkpoint
+from bertopt.passes import ExportOnnx, QuantizeInt8
 from bertopt.passes.export_onnx import _check_size
+from bertopt.stages import certificates
+from tests.support.tiny_models import write_tiny
 
 
 def graph(*sizes: int) -> Any:
@@ -26,3 +32,19 @@ def test_a_layer_that_is_written_many_times_is_refused_and_shared_embeddings_are
     _check_size(graph(embeddings, embeddings, layer), network)
     with pytest.raises(Unsupported, match="wrote 64 MiB of weights where the network has 20: it stored some of them several times"):
         _check_size(graph(embeddings, *[layer] * 12), network)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "albert", "mpnet"])
+def test_weights_that_several_products_share_are_quantised_too(family: str, tmp_path: Path) -> None:
+    """Weights of 9,216 elements: smaller ones the exporter transposes itself, whatever reads them."""
+    onnx_ir = pytest.importorskip("onnx_ir")
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", family, extra={"hidden_size": 96, "intermediate_size": 128}))
+    for name in ("graph", "int8"):
+        (tmp_path / name).mkdir()
+    exported = ExportOnnx()(reference, Context(tmp_path / "graph")).model
+    graph = onnx_ir.load(exported.path).graph
+    assert [node.name for node in graph if node.op_type == "Transpose" and node.inputs[0].is_initializer()] == []
+    assert certificates.certify(exported, reference).status == "certified"
+    found = QuantizeInt8()(exported, Context(tmp_path / "int8")).changes
+    # Six products a layer, and the head's.
+    assert found["MatMulInteger"] >= 6 * reference.spec.layers, found
