@@ -32,7 +32,9 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "deberta-v2": ("pooler.dense", "gelu", "classifier"),
+    "eurobert": ("dense", "gelu", "classifier"),
 }
+_POOLED = ("mean", "late")
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
 _MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
 
@@ -40,15 +42,16 @@ _MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
 @dataclass(frozen=True)
 class FloatHead:
     """Linear layers, norms and functions, one after the other. `tensors` has `<name>.weight` [D, H] and `<name>.bias` [D]; of a norm
-    `<name>.weight` [H], `<name>.bias` [H] and `<name>.epsilon` [1]. A first step `mean` is the encoder's."""
+    `<name>.weight` [H], `<name>.bias` [H] and `<name>.epsilon` [1]. A first step `mean` is the encoder's; `late`, whoever calls takes
+    the mean of the answers to a text's tokens."""
 
     steps: tuple[str, ...]
     tensors: Mapping[str, Array]
 
     @property
     def pooling(self) -> str:
-        """What a classifier reads of a text: its `first` token, or the `mean` of its tokens."""
-        return "mean" if self.steps[0] == "mean" else "first"
+        """What a classifier reads of a text: its `first` token, the `mean` of its tokens, or (`late`) each of them."""
+        return self.steps[0] if self.steps[0] in _POOLED else "first"
 
     @classmethod
     def of(cls, spec: Spec, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> FloatHead | None:
@@ -74,8 +77,8 @@ class FloatHead:
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
-        if spec.family == "modernbert" and spec.granularity == "text" and config["classifier_pooling"] == "mean":
-            steps = ("mean", *steps)
+        if spec.granularity == "text" and spec.family in ("modernbert", "eurobert") and config["classifier_pooling"] in _POOLED:
+            steps = (config["classifier_pooling"], *steps)
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
 
     @classmethod
@@ -101,7 +104,7 @@ class FloatHead:
         """Return the outputs [N, D] of hidden states [N, H]. Rows do not depend on each other where `linear`'s do not; a
         BLAS's do, to the last bit."""
         values: Any = hidden
-        for step in self.steps[1:] if self.pooling == "mean" else self.steps:
+        for step in self.steps[self.pooling in _POOLED :]:
             if step in _FUNCTIONS:
                 values = _FUNCTIONS[step](values)
             elif f"{step}.epsilon" in self.tensors:

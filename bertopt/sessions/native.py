@@ -74,8 +74,8 @@ class NativeSession(Session):
         """The answers, one array for each of `spec.outputs`: [N, D] for texts, [T, D] or [T] for their tokens."""
         spec = self.spec
         by_text = spec.granularity == "text"
-        unpooled = "first" if self._head is None else self._head.pooling
-        output = (_POOLED[spec.pooling] if spec.pooling else unpooled) if by_text else "tokens"
+        head = "first" if self._head is None else self._head.pooling
+        output = (_POOLED[spec.pooling] if spec.pooling else head) if by_text and head != "late" else "tokens"
         # Of a pooled vector its length does not matter where it is made 1 at once.
         normalizes = spec.normalize and by_text and not spec.dense
         try:
@@ -88,6 +88,9 @@ class NativeSession(Session):
             values *= np.sqrt(np.diff(ragged.starts), dtype=np.float32)[:, None]
         if self._head is not None:
             values = self._head(values, self._linear)
+        if head == "late":
+            sums = np.add.reduceat(values.astype(np.float64), ragged.starts[:-1], axis=0)
+            values = (sums / np.diff(ragged.starts)[:, None]).astype(np.float32)
         if spec.granularity == "span":
             return values[:, 0], values[:, 1]
         return (values,)

@@ -78,7 +78,12 @@ _MODERNBERT = {
     "attention_norm": "mlp_norm",
     "ffn_in": "mlp.Wi",
     "ffn_out": "mlp.Wo",
+    "first_norm": "attn_norm",
+    "last_norm": "final_norm",
 }
+_EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
+#: Families whose norms are of what a product reads, and `Network.norm_first` of each.
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2}
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
     "modernbert": Family("model.", "layers.{}.", _MODERNBERT, token_types=False, rotary=True, word="embeddings.tok_embeddings",
                          norm="embeddings.norm"),
+    "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm"),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -150,8 +156,11 @@ class Network:
     angles: tuple[Floats, ...] = ()
     """Rotary positions: what a head's channels i and i + half are turned by at each position, [positions, half], in radians. Layers with
     a window take the last."""
-    norm_first: bool = False
-    """Norms are of what a product reads, not of the residual stream; `ffn_norm` is the next layer's first, or the last of all."""
+    norm_first: int = 0
+    """1: norms are of what a product reads, not of the residual stream; `ffn_norm` is the next layer's first, or the last of all. 2: that
+    of the embeddings too, which is the first layer's."""
+    uncentred: bool = False
+    """Norms divide by the root mean square and do not subtract the mean."""
     window: int = 0
     """Tokens on each side that layers with a window attend to."""
     windowed: tuple[bool, ...] = ()
@@ -194,7 +203,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     width = number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
     reader = Reader(tensors, family.prefix)
 
-    norm_bias = kind != "modernbert" or bool(config.get("norm_bias"))
+    norm_bias = bool(config.get("norm_bias")) if kind in _NORMS_FIRST else True
     reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
     # Of the families with relative positions, DeBERTa alone may have no others.
     if not family.rotary and (kind != "deberta-v2" or config.get("position_biased_input", True)):
@@ -207,7 +216,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
         reader.linear("embeddings.projection", family.projection, hidden, width)
 
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
-    read_layers = _modernbert_layers if kind == "modernbert" else _layers
+    read_layers = _layers_with_norms_first if kind in _NORMS_FIRST else _layers
     read_layers(reader, config, family, sorted(set(layer_map)), hidden, inner)
 
     pad = config.get("pad_token_id")
@@ -221,11 +230,12 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     bias = None
     if kind == "mpnet":
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
-    epsilon = 1e-12 if kind == "distilbert" else float(config.get("layer_norm_eps") or config.get("norm_eps") or 1e-12)
+    epsilons = (config.get(name) for name in ("layer_norm_eps", "norm_eps", "rms_norm_eps"))
+    epsilon = 1e-12 if kind == "distilbert" else float(next(filter(None, epsilons), 1e-12))
     by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind == "deberta-v2" else None
     return Network(
         kind, ACTIVATIONS[act], heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
-        norm_first=kind == "modernbert", window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
+        norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind == "eurobert", window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
     )  # fmt: skip
 
 
@@ -244,19 +254,32 @@ def _layers(
             reader.norm(f"layers.{i}.{norm}", at + family.names[norm], hidden)
 
 
-def _modernbert_layers(
+def _layers_with_norms_first(
     reader: Reader, config: Mapping[str, Any], family: Family, layers: Sequence[int], hidden: int, inner: int
 ) -> None:
     attention, mlp, norm = (bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm"))
+    heads = number(config, "num_attention_heads")
+    key_heads = number(config, "num_key_value_heads", "num_attention_heads")
+    if heads % key_heads:
+        raise ValueError(f"num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {key_heads}")
+    names = family.names
     for i in layers:
         at, to = family.layer.format(i), f"layers.{i}"
-        reader.linear((f"{to}.query", f"{to}.key", f"{to}.value"), at + family.names["qkv"], hidden, hidden, attention)
-        reader.linear(f"{to}.attention_out", at + family.names["attention_out"], hidden, hidden, attention)
-        reader.linear((f"{to}.ffn_in", f"{to}.{GATED}"), at + family.names["ffn_in"], inner, hidden, mlp)
-        reader.linear(f"{to}.ffn_out", at + family.names["ffn_out"], hidden, inner, mlp)
-        reader.norm(f"{to}.attention_norm", at + family.names["attention_norm"], hidden, norm)
-        # The first layer reads the embeddings, which have a norm already.
-        following = "final_norm" if i == layers[-1] else family.layer.format(i + 1) + "attn_norm"
+        if "qkv" in names:  # products that lie one after the other in one tensor
+            reader.linear((f"{to}.query", f"{to}.key", f"{to}.value"), at + names["qkv"], hidden, hidden, attention)
+            reader.linear((f"{to}.ffn_in", f"{to}.{GATED}"), at + names["ffn_in"], inner, hidden, mlp)
+        else:
+            reader.linear(f"{to}.query", at + names["query"], hidden, hidden, attention)
+            for name in ("key", "value"):
+                reader.linear(f"{to}.{name}", at + names[name], hidden // heads * key_heads, hidden, attention)
+                reader.repeat_heads(f"{to}.{name}", key_heads, heads // key_heads)
+            for name in ("ffn_in", GATED):
+                reader.linear(f"{to}.{name}", at + names[name], inner, hidden, mlp)
+        reader.linear(f"{to}.attention_out", at + names["attention_out"], hidden, hidden, attention)
+        reader.linear(f"{to}.ffn_out", at + names["ffn_out"], hidden, inner, mlp)
+        reader.norm(f"{to}.attention_norm", at + names["attention_norm"], hidden, norm)
+        # The first layer's first norm is the embeddings'.
+        following = names["last_norm"] if i == layers[-1] else family.layer.format(i + 1) + names["first_norm"]
         reader.norm(f"{to}.ffn_norm", following, hidden, norm)
 
 

@@ -24,7 +24,7 @@ LAYOUT_VERSION = 3
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
-HEADER = struct.Struct("<8sIIQQ17If16s5I116s")
+HEADER = struct.Struct("<8sIIQQ17If16s6I112s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -115,11 +115,12 @@ class Sizes:
     norm_first: int = 0
     window: int = 0
     distances: int = 0
+    uncentred: int = 0
 
     @property
     def version(self) -> int:
         """The oldest layout that has what the network needs, so that older libraries open it."""
-        if self.distances:
+        if self.distances or self.uncentred or self.norm_first > 1:
             return LAYOUT_VERSION
         return 2 if self.rotary or self.gated or self.norm_first or self.window else _FIRST_VERSION
 
@@ -153,10 +154,10 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
     s = sizes
     numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
     more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
-    newer = s.rotary, s.gated, s.norm_first, s.window, s.distances
+    newer = s.rotary, s.gated, s.norm_first, s.window, s.distances, s.uncentred
     head = HEADER.pack(
         MAGIC, s.version, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
-        s.epsilon, s.family.encode()[:16], *newer, bytes(116),
+        s.epsilon, s.family.encode()[:16], *newer, bytes(112),
     )  # fmt: skip
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -180,7 +181,7 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
         raise BadFile(f"'{path.name}' is no packed file")
     _, version, _, size, table, count, *middle, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
-    numbers, (epsilon, family), newer = middle[:-7], middle[-7:-5], middle[-5:]
+    numbers, (epsilon, family), newer = middle[:-8], middle[-8:-6], middle[-6:]
     if not _FIRST_VERSION <= version <= LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
         raise BadFile(f"'{path.name}' must have layout {_FIRST_VERSION} to {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
     tensors: dict[tuple[int, int], Stored] = {}

@@ -224,9 +224,10 @@ def content(network: families.Network, copies: bool) -> Content:
         family=network.family,
         rotary=len(network.angles),
         gated=int(families.GATED in network.products),
-        norm_first=int(network.norm_first),
+        norm_first=network.norm_first,
         window=network.window,
         distances=_rows(network.distances) if network.distances else 0,
+        uncentred=int(network.uncentred),
     )
     return Content(sizes, stored, _linear(network, head, stride, inner))
 

@@ -52,6 +52,12 @@ class Reader:
         for part, whole in parts.items():
             self.out |= {f"{one}.{part}": values for one, values in zip(names, np.split(whole, len(names)), strict=True)}
 
+    def repeat_heads(self, name: str, heads: int, times: int) -> None:
+        """Repeat each of a product's `heads`, which as many heads of queries share."""
+        for part in ("weight", "bias"):
+            values = self.out[f"{name}.{part}"]
+            self.out[f"{name}.{part}"] = np.repeat(values.reshape(heads, -1, *values.shape[1:]), times, axis=0).reshape(-1, *values.shape[1:])
+
 
 def number(config: Mapping[str, Any], *names: str) -> int:
     for name in names:

@@ -36,7 +36,8 @@ Header random_header(Random& random) {
     h.pad_id = h.position_rule ? h.position_offset - 1 : 0;
     h.relative_bias = draw(random, 0, 3) == 0;
     h.rotary = draw(random, 0, 3) ? 0 : word(random, 1, 2);
-    h.norm_first = draw(random, 0, 3) == 0;
+    h.norm_first = draw(random, 0, 3) ? 0 : word(random, 1, 2);
+    h.uncentred = draw(random, 0, 3) == 0;
     h.window = draw(random, 0, 3) ? 0 : word(random, 1, 40);
     h.gated = draw(random, 0, 3) == 0;
     h.distances = h.relative_bias || draw(random, 0, 2) ? 0 : 32 * word(random, 1, draw(random, 0, 3) ? 3 : 32);
@@ -172,7 +173,7 @@ std::vector<uint8_t> damage(const RandomModel& model, Random& random) {
     const uint64_t described = sizeof(Header) + model.table.size() * sizeof(Entry);
     if (draw(random, 0, 5) == 0) bytes.resize(draw(random, 0, bytes.size()));
     for (uint64_t n = draw(random, 1, 3); n--;) {
-        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{140} : described) - 1);
+        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{144} : described) - 1);
         if (at >= bytes.size()) continue;
         if (draw(random, 0, 1)) bytes[at] = static_cast<uint8_t>(random());
         else bytes[at] = static_cast<uint8_t>(bytes[at] + (draw(random, 0, 1) ? 1 : -1));

@@ -41,10 +41,12 @@ struct Header {
     char family[16];
     uint32_t rotary;      // rotary tables, 0 to 2: queries and keys are turned by their position, and there is no position table
     uint32_t gated;       // 1: the activation of one product gates another
-    uint32_t norm_first;  // 1: norms are of what products read; a layer's `ffn` norm is the next layer's first, or the network's last
+    uint32_t norm_first;  // 1: norms are of what products read; a layer's `ffn` norm is the next layer's first, or the network's last.
+                          // 2: that of the embeddings too, which is the first layer's
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
     uint32_t distances;   // rows of the tables by distance, a multiple of 32: scores are the sum of three products; 0: there are none
-    uint8_t reserved[116];
+    uint32_t uncentred;     // 1: norms do not subtract the mean (root mean square)
+    uint8_t reserved[112];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 

@@ -95,7 +95,8 @@ void Model::check_header() {
     within("relative bias", h.relative_bias, 0, 1);
     within("number of rotary tables", h.rotary, 0, 2);
     within("gates", h.gated, 0, 1);
-    within("norms first", h.norm_first, 0, 1);
+    within("norms first", h.norm_first, 0, 2);
+    within("norms without mean", h.uncentred, 0, 1);
     within("window", h.window, 0, MOST);
     if (h.distances) multiple_of_32("number of rows by distance", h.distances);
     within("number of rows by distance", h.distances, 0, h.relative_bias ? 0 : 1 << 20);
@@ -188,6 +189,8 @@ void Model::connect(bool huge_pages) {
     for (uint32_t i = 0; i < h.rotary; i++) rotary[i] = floats(Tensor::rotary, i, h.positions, h.head_stride);
     n.gated = h.gated;
     n.norm_first = h.norm_first;
+    n.raw_embeddings = h.norm_first == 2;
+    n.uncentred = h.uncentred;
     n.token_type = h.token_types ? floats(Tensor::token_type, 0, h.token_types, h.embedding) : nullptr;
     n.embedding_gain = floats(Tensor::embedding_gain, 0, 1, h.embedding);
     n.embedding_shift = floats(Tensor::embedding_shift, 0, 1, h.embedding);

@@ -37,7 +37,7 @@ struct Network {
     Activation activation;
     float epsilon;
     const float *word, *position, *token_type, *embedding_gain, *embedding_shift;
-    bool gated, norm_first;
+    bool gated, norm_first, raw_embeddings, uncentred;  // raw: the residual stream begins before the embeddings' norm
     const float* relative_bias;  // [heads][bias_stride], entry (key - query) + longest - 1, times log2(e); or null
     size_t distances;            // rows of the tables by distance, 0 where there are none
     const int32_t *place, *diagonal;  // at distance key - query a row of these tables, and 32 times it plus the distance: entries from

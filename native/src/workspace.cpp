@@ -89,7 +89,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
         {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
         {&scores, QUERY_ROWS * scratch.score_stride * 4},
-        {&row, n.norm_first ? n.hidden * 4 : 64},
+        {&row, n.norm_first ? std::max(n.hidden, n.embedding) * 4 : 64},
         {&scratch.distance_keys, n.distances * n.head_stride * kernel.attention_bytes},
         {&scratch.distance_queries, n.distances ? (n.distances + 32) * n.head_stride * kernel.attention_bytes : 0},  // AMX reads blocks of 32
         {&by_query, n.distances ? QUERY_ROWS * BY_QUERY * 4 : 0},

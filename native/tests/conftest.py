@@ -50,6 +50,8 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
             "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
             "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
         }  # fmt: skip
+    if kind == "eurobert":  # two heads of queries share one of keys
+        sizes |= {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
     if kind == "gte":
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert"):
@@ -71,7 +73,7 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:
                 p.copy_((0.5 if near else 0.1) * draw(p.shape))
-            elif "embeddings" in name and "project" not in name:
+            elif ("embeddings" in name and "project" not in name) or "embed_tokens" in name:
                 p.copy_(0.5 * draw(p.shape))
             elif "relative_attention_bias" in name:
                 p.copy_(draw(p.shape))

@@ -12,7 +12,7 @@ from bertopt_native import layout
 from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
-KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "deberta-v2")
+KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2")
 
 
 def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:

@@ -104,7 +104,7 @@ def test_every_word_of_header_and_table(kind: str, packed: Packed, tmp_path: Pat
     """Whatever a word says, the file is refused or runs: nothing outside it is read."""
     good = packed(kind).read_bytes()
     entries = struct.unpack_from("<I", good, 32)[0]
-    words = [*range(0, 140, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
+    words = [*range(0, 144, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
     refused = 0
     for at in words:
         for value in (0, 1, 31, 33, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1):

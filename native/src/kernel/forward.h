@@ -55,8 +55,9 @@ struct Pass {
                     if (position) sum = add(sum, load(position + i));
                     store(out + i, sum);
                 }
-                normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon, out);
-                emit_row(out, width, int8, work, r);
+                float* normalised = net.raw_embeddings ? scratch.row : out;
+                normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon, net.uncentred, normalised);
+                emit_row(normalised, width, int8, work, r);
             }
         });
         if (!net.projection) return;
@@ -132,11 +133,11 @@ struct Pass {
     void normalise(size_t r0, size_t r1, const float* gain, const float* shift, bool int8, bool emit) const {
         for (size_t r = r0; r < r1; r++) {
             float* row = work.hidden + r * net.hidden;
-            if (ROW_IN_REGISTERS && emit && !net.norm_first && net.hidden == 384) {
+            if (ROW_IN_REGISTERS && emit && !net.norm_first && !net.uncentred && net.hidden == 384) {
                 normalise_and_emit<24>(row, gain, shift, net.epsilon, int8, work, r);
             } else {
                 float* out = emit && net.norm_first ? scratch.row : row;
-                normalise_row(row, net.hidden, gain, shift, net.epsilon, out);
+                normalise_row(row, net.hidden, gain, shift, net.epsilon, net.uncentred, out);
                 if (emit) emit_row(out, net.hidden, int8, work, r);
             }
         }

@@ -118,10 +118,10 @@ BN_INLINE void emit_row(const float* v, size_t n, bool int8, const Work& work, s
     for (size_t i = 0; i < n; i += 32) store_elements(out, i, load(v + i), load(v + i + 16));
 }
 
-// To `out`, which may be `v`.
-BN_INLINE void normalise_row(const float* v, size_t n, const float* gain, const float* shift, float epsilon, float* out) {
+// To `out`, which may be `v`. Uncentred: by the root mean square, as if the mean were 0.
+BN_INLINE void normalise_row(const float* v, size_t n, const float* gain, const float* shift, float epsilon, bool uncentred, float* out) {
     Vec s0 = zeros(), s1 = s0;
-    for (size_t i = 0; i < n; i += 32) {
+    for (size_t i = 0; i < n && !uncentred; i += 32) {
         s0 = add(s0, load(v + i));
         s1 = add(s1, load(v + i + 16));
     }

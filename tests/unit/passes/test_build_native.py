@@ -42,7 +42,8 @@ MODELS = [
     ("modernbert", "feature-extraction", "mean"), ("modernbert", "feature-extraction", "cls"), ("modernbert", "text-classification", None),
     ("modernbert", "token-classification", None), ("modernbert", "question-answering", None),
     ("deberta-v2", "feature-extraction", "mean"), ("deberta-v2", "text-classification", None), ("deberta-v2", "token-classification", None),
-    ("deberta-v2", "question-answering", None),
+    ("deberta-v2", "question-answering", None), ("eurobert", "feature-extraction", "mean"), ("eurobert", "text-classification", None),
+    ("eurobert", "token-classification", None),
 ]  # fmt: skip
 
 
@@ -92,6 +93,18 @@ def test_a_classifier_of_modernbert_reads_the_mean_where_its_configuration_says_
     assert head.pooling == "mean"
     dataclasses.replace(head, steps=head.steps[1:]).write(model.path.with_name(FILE))
     assert certificates.certify(model, reference).status == "contradicted"
+
+
+@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+def test_a_classifier_of_eurobert_reads_what_its_configuration_says(pooling: str, tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "eurobert", extra={"classifier_pooling": pooling, "num_key_value_heads": 1}))
+    model = built(reference, tmp_path / "built", precision="bf16")
+    assert FloatHead.read(model.path.with_name(FILE)).pooling == {"bos": "first"}.get(pooling, pooling)
+    ours, theirs = open_session(model, threads=2), open_session(reference, threads=1)
+    for probe in probes.grid(reference.spec, [(5, 24)], None):
+        if probes.packable(reference.spec, probe):
+            answers = [parity.answer(each, probe, reference.spec) for each in (ours, theirs)]
+            assert parity.compare(probe, reference.spec, *answers).cosine_mean > 0.999, probe.name
 
 
 def test_a_field_of_modernberts_configuration_means_nothing_in_another_family(tiny: Tiny) -> None:
@@ -197,13 +210,12 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
         built(reference, tmp_path / "nan")
 
 
-@pytest.mark.parametrize(("family", "task", "why"), [
-    ("eurobert", "text-classification", "native encoder runs .*deberta-v2; got eurobert: use"),
-    ("bert", "fill-mask", "no head for fill-mask"),
-])  # fmt: skip
-def test_unknown_families_and_tasks_are_unsupported(family: str, task: str, why: str, tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=why):
-        built(checkpoint.load(tiny(family=family, task=task)), tmp_path / "out")
+def test_unknown_families_and_tasks_are_unsupported(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="no head for fill-mask"):
+        built(checkpoint.load(tiny(family="bert", task="fill-mask")), tmp_path / "out")
+    spec = checkpoint.load(tiny(family="bert")).spec.model_copy(update={"family": "funnel"})
+    with pytest.raises(Unsupported, match=r"native encoder runs .*, eurobert; got funnel: use convert_openvino"):
+        FloatHead.of(spec, {}, {})
 
 
 def test_without_the_module_the_install_line_is_given(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
