@@ -29,7 +29,7 @@ from bertopt.modeling.sentence_transformers import (
 )
 from bertopt.modeling.source import read_json, resolve, scrub, weight_files
 from bertopt.modeling.spec_from_config import find_task, make_spec
-from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer
+from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
 from bertopt.system.untrusted import plain
 
 #: Tensors of whole numbers that older versions of transformers stored with the weights; no network needs them.
@@ -101,7 +101,7 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
 
 def write_snapshot(model: Eager, out: Path) -> None:
     """Copy what makes up the checkpoint to `out`: scrubbed configuration, safetensors, and the tokenizer as the one
-    `tokenizer.json` that transformers would use."""
+    `tokenizer.json` that transformers would use, with what that leaves to transformers' class stated beside it."""
     import json
 
     source = model.checkpoint
@@ -113,12 +113,14 @@ def write_snapshot(model: Eager, out: Path) -> None:
     for name in module_files(source):
         (out / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, out / name)
-    for name in ("config.json", "tokenizer_config.json"):
-        if (source / name).is_file():
-            fields, _ = scrub(read_json(source / name))
-            (out / name).write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
     with quiet():
-        backend = open_tokenizer(source).backend_tokenizer
+        tokenizer = open_tokenizer(source)
+    for name, left_out in (("config.json", {}), ("tokenizer_config.json", told(tokenizer))):
+        fields, _ = scrub(read_json(source / name)) if (source / name).is_file() else ({}, [])
+        fields |= {key: value for key, value in left_out.items() if key not in fields}
+        if fields:
+            (out / name).write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.save(str(out / "tokenizer.json"))

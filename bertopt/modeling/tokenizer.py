@@ -46,6 +46,18 @@ def open_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
+#: The tokens that a predictor looks for where no file states others.
+_USUAL = {"unk_token": "[UNK]", "mask_token": "[MASK]"}
+
+
+def told(tokenizer: Any) -> dict[str, str]:
+    """Return what transformers' tokenizer takes from its class or from tokenizer.json where tokenizer_config.json leaves it out: unusual tokens
+    for a mask and for what it does not know, and that texts lose their beginning (by default their end). An artefact is read without that class."""
+    tokens = {key: getattr(tokenizer, key) for key in _USUAL}
+    left = {"truncation_side": "left"} if tokenizer.truncation_side == "left" else {}
+    return {**{key: str(token) for key, token in tokens.items() if token not in (None, _USUAL[key])}, **left}
+
+
 #: Texts that are encoded to see what the tokenizer adds, and how many tokens a character may become.
 _SAMPLE, _MOST_TOKENS = "The quick brown fox jumps over the lazy dog", 16
 

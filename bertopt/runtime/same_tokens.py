@@ -34,7 +34,8 @@ def check(ours: Tokenizer, theirs: Any) -> None:
     added = sorted(theirs.get_added_vocab())[:ADDED]
     texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
     texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
-    texts += long_pairs(ours.limit)
+    # Its two ends differ: which of them is cut off shows.
+    texts += [*long_pairs(ours.limit), " ".join(map(str, range(ours.limit + 1)))]
     typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
     read = list[tuple[list[int], list[int]]]()
     located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")

@@ -80,6 +80,38 @@ def test_entities(tmp_path: Path, strategy: Any, kind: str) -> None:
     assert any(len(entity["word"].split()) > 1 for text in got for entity in text)
 
 
+def write_unigram(directory: Path) -> None:
+    """Give a checkpoint of XLM-RoBERTa a tokenizer whose tokens for a mask and for what it does not know transformers' class alone
+    states, as many checkpoints of that family have it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *PLAIN, *(f"▁{word}" for word in WORDS), "[MASK]"]
+    fast: Any = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=3))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    fast.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+def test_entities_where_the_class_alone_states_the_unknown_token(tmp_path: Path, strategy: Any) -> None:
+    directory = write_tiny(tmp_path, "xlm-roberta", "token-classification", extra={"pad_token_id": 1, "max_position_embeddings": 66})
+    write_unigram(directory)
+    assert any("漢字" in text for text in TEXTS)
+    same(predictor(directory)(TEXTS, aggregation_strategy=strategy), pipeline("token-classification", directory, aggregation_strategy=strategy))
+
+
+def test_a_mask_where_the_class_alone_states_its_token(tmp_path: Path) -> None:
+    import transformers
+
+    directory = write_tiny(tmp_path, "xlm-roberta", "fill-mask", extra={"pad_token_id": 1, "max_position_embeddings": 66})
+    write_unigram(directory)
+    expected = transformers.pipeline("fill-mask", str(directory))("the <mask> sat")
+    (got,) = predictor(directory)(["the <mask> sat"])[0]
+    same(got, [{key: each[key] for key in ("score", "token", "token_str")} for each in expected])
+
+
 def test_top_k_of_a_mask(tmp_path: Path) -> None:
     predict = predictor(write_tiny(tmp_path, task="fill-mask"))
     text = "the [MASK] sat on a [MASK]"

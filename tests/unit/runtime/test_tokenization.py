@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Fast
 
 from bertopt.checks import probes
 from bertopt.modeling import checkpoint
@@ -32,7 +33,7 @@ def texts() -> list[Text]:
     return [*singles, *pairs]
 
 
-@pytest.fixture(params=["tiny", "minilm", "left"])
+@pytest.fixture(params=["tiny", "minilm", "left", "left in tokenizer.json"])
 def tokenizers(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> tuple[Any, Tokenizer]:
     import transformers
 
@@ -45,6 +46,12 @@ def tokenizers(request: pytest.FixtureRequest, tiny: Tiny, tmp_path: Path) -> tu
         source = shutil.copytree(source, tmp_path / "source")
         config = json.loads((source / "tokenizer_config.json").read_text())
         (source / "tokenizer_config.json").write_text(json.dumps({**config, "truncation_side": "left"}))
+    if request.param == "left in tokenizer.json":
+        # As transformers 4 saves a tokenizer that was told to cut at the left.
+        source = shutil.copytree(source, tmp_path / "source")
+        fast: Any = Fast.from_file(str(source / "tokenizer.json"))
+        fast.enable_truncation(LIMIT, direction="left")
+        fast.save(str(source / "tokenizer.json"))
     model = checkpoint.load(source)
     out = tmp_path / "out"
     out.mkdir()
