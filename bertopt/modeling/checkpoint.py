@@ -88,7 +88,7 @@ def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | No
             # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
             limit = modules.max_seq_length or int(tokenizer.model_max_length)
             if task == "text-classification":
-                warn_of_other_scores(config)
+                warn_of_other_scores(config, directory)
             spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
         else:
             spec = rewrites_spec

@@ -16,7 +16,9 @@ MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 #: Names of the transformer's settings, of which sentence-transformers reads the first that is there.
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 #: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
-OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs")
+OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs", "processing_kwargs")
+#: Settings that cut or lengthen queries and documents, each in its own way.
+_TASKS = ("query_length", "document_length", "query_expansion")
 #: The modules that bertopt has.
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 #: Where a Dense has its weights.
@@ -156,7 +158,7 @@ def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
 def _length(name: str, settings: dict[str, Any]) -> Any:
     """Return the longest text that the settings state, as sentence-transformers reads them: what it gives the tokenizer first."""
     length, where = settings.get("max_seq_length"), f"{name}: max_seq_length"
-    unread = []
+    unread = [key for key in _TASKS if settings.get(key) is not None]
     for key in OPTIONS:
         options = settings.get(key)
         for option, value in options.items() if isinstance(options, dict) else ():
@@ -179,19 +181,25 @@ def _warn_of_dropped(directory: Path) -> None:
     if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
         offered = name in read_prompts(directory)
         way = f"give prompt_name={plain(ascii(name))} with texts that need it" if offered else "and cannot, since the pooling leaves prompts out"
+        if fields.get("model_type") == "CrossEncoder":
+            way = f"put {plain(ascii(prompts[name]))} before the first text of each pair yourself"
         warnings.warn(f"{PROMPTS}: an artefact puts no prompt before a text by default: {way}", stacklevel=4)
     if dimensions is not None:
         shown = plain(ascii(dimensions))
         warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", stacklevel=4)
 
 
-def warn_of_other_scores(config: Any) -> None:
-    """Name the function that CrossEncoder puts one label's score through, where it is not the sigmoid that an artefact gives."""
+def warn_of_other_scores(config: Any, directory: Path) -> None:
+    """Name the function that CrossEncoder puts one label's score through, where an artefact gives another: the value itself of what was
+    trained as a regression, else its sigmoid. Newer versions state the function in a file of their own."""
     stated = getattr(config, "sentence_transformers", None)
-    function = stated.get("activation_fn") if isinstance(stated, dict) else getattr(config, "sbert_ce_default_activation_function", None)
-    if config.num_labels == 1 and config.problem_type is None and isinstance(function, str) and not function.endswith(".Sigmoid"):
-        shown = plain(ascii(function.rpartition(".")[2]))
-        warnings.warn(f"config.json: CrossEncoder scores by {shown}, an artefact by the sigmoid, in the same order: predictor.logits gives raw scores", stacklevel=4)
+    older = stated.get("activation_fn") if isinstance(stated, dict) else getattr(config, "sbert_ce_default_activation_function", None)
+    newer = _prompt_fields(directory).get("activation_fn")
+    name, function = (PROMPTS, newer) if newer is not None else ("config.json", older)
+    usual, given = ("Identity", "the value itself") if config.problem_type == "regression" else ("Sigmoid", "the sigmoid")
+    if config.num_labels == 1 and isinstance(function, str) and (shown := function.rpartition(".")[2]) != usual:
+        shown = plain(ascii(shown))
+        warnings.warn(f"{name}: CrossEncoder scores by {shown}, an artefact by {given}, in the same order: predictor.logits gives raw scores", stacklevel=4)
 
 
 def check_length(name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -114,6 +115,14 @@ def test_a_default_prompt_is_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
+def test_the_default_prompt_of_a_cross_encoder_is_named_with_what_to_do(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", extra={"num_labels": 1})
+    (model / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]))
+    edited(model / "config_sentence_transformers.json", model_type="CrossEncoder", prompts={"query": "the cat: "}, default_prompt_name="query")
+    with pytest.warns(UserWarning, match=r"by default: put 'the cat: ' before the first text of each pair yourself"):
+        checkpoint.load(model)
+
+
 PROMPTS = {"query": "the cat: ", "document": "", "odd": 3, "broken": "\ud800", "\ud800": "broken"}
 
 
@@ -156,22 +165,31 @@ def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
 @pytest.mark.parametrize(
-    ("stated", "warns"),
+    ("stated", "newer", "named"),
     [
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0"}}, True),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, True),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, False), ({}, False),
+        ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "5.0"}}, None, "Identity"),
+        ({"sbert_ce_default_activation_function": IDENTITY}, None, "Identity"),
+        ({"sbert_ce_default_activation_function": SIGMOID}, None, None), ({}, None, None),
+        # Where a new version states it, the older statement does not count.
+        ({}, IDENTITY, "Identity"), ({"sbert_ce_default_activation_function": IDENTITY}, SIGMOID, None), ({}, SIGMOID, None),
+        # Of a regression an artefact gives the value itself.
+        ({"problem_type": "regression"}, IDENTITY, None), ({"problem_type": "regression"}, SIGMOID, "Sigmoid"),
     ],
 )  # fmt: skip
-def test_scores_that_are_not_cross_encoder_s_are_named(stated: dict[str, Any], warns: bool, tmp_path: Path) -> None:
+def test_scores_that_are_not_cross_encoder_s_are_named(stated: dict[str, Any], newer: str | None, named: str | None, tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model", extra={"num_labels": 1})
     edited(model / "config.json", **stated)
+    if newer is not None:
+        edited(model / "config_sentence_transformers.json", activation_fn=newer)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         checkpoint.load(model)
     said = [str(each.message) for each in seen if "CrossEncoder" in str(each.message)]
-    assert len(said) == warns and all("scores by 'Identity'" in each and "predictor.logits" in each for each in said)
+    assert len(said) == (named is not None) and all(f"scores by '{named}'" in each and "predictor.logits" in each for each in said)
 
 
 def test_the_longest_text_is_sentence_transformers_own_also_where_the_tokenizer_s_is_shorter(folder: Path, tmp_path: Path) -> None:
@@ -189,9 +207,23 @@ def test_the_longest_text_may_be_an_option_of_the_tokenizer(folder: Path, tmp_pa
     assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
 
 
-def test_options_that_are_not_read_are_named(folder: Path) -> None:
-    edited(folder / "sentence_bert_config.json", model_args={"attention": "x"})
-    with pytest.warns(UserWarning, match=r"does not read 'model_args\.attention'"):
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model_args": {"attention": "x"}}, "model_args.attention"), ({"processing_kwargs": {"text": {"max_length": 8}}}, "processing_kwargs.text"),
+        ({"query_length": 8, "document_length": 16}, "query_length, document_length"), ({"query_expansion": {"length": 8}}, "query_expansion"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_read_are_named(folder: Path, settings: dict[str, Any], named: str) -> None:
+    edited(folder / "sentence_bert_config.json", **settings)
+    with pytest.warns(UserWarning, match=f"does not read '{re.escape(named)}'"):
+        checkpoint.load(folder)
+
+
+def test_settings_that_say_nothing_are_not_named(folder: Path) -> None:
+    edited(folder / "sentence_bert_config.json", query_length=None, document_length=None, query_expansion=None, processing_kwargs={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         checkpoint.load(folder)
 
 
