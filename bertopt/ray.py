@@ -29,6 +29,7 @@ import numpy as np
 from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
+from bertopt.runtime.text_inputs import usual_pair
 from bertopt.runtime.tokenization import Text
 
 if TYPE_CHECKING:
@@ -40,28 +41,39 @@ BATCH_ROWS = 2048
 
 
 class BatchPredictor:
-    """Adds the column `embedding` [N, H], or `answer` as JSON texts, to batches {column: array [N]}."""
+    """Adds the column `embedding` [N, H], or `answer` as JSON texts, to batches {column: array [N]}.
+
+    Without `pair` a classifier or a model that answers questions takes the column `text_pair` where there is one beside `text`.
+    """
 
     def __init__(
         self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None, prompt_name: str | None = None,
         key: str | Path | None = None,
     ) -> None:  # fmt: skip
         self._predictor = load(directory, threads=threads, key=key)
-        self._columns = [column] if pair is None else [column, pair]
+        self._column, self._pair = column, pair
         self._prompt_name = prompt_name
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
-        """Raises UsageError for a column that is not there, TypeError for what is no text."""
-        missing = [name for name in self._columns if name not in batch]
+        """Raises UsageError for a column that is not there, or that an answer would replace, TypeError for what is no text."""
+        spec = self._predictor.spec
+        pooled = spec.task == "feature-extraction" and spec.granularity == "text"
+        answer = "embedding" if pooled else "answer"
+        if answer in batch:
+            raise UsageError(f"the rows have a column '{answer}' already, which the answers would replace; name it otherwise")
+        usual = usual_pair(spec.task, self._column)
+        pair = usual if self._pair is None and usual in batch else self._pair
+        names = [self._column] if pair is None else [self._column, pair]
+        missing = [name for name in names if name not in batch]
         if missing:
             raise UsageError(f"the rows have no column '{missing[0]}'; they have {', '.join(batch)}")
-        columns = [batch[name].tolist() for name in self._columns]
+        columns = [batch[name].tolist() for name in names]
         texts: list[Text] = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
         values = self._predictor(texts, prompt_name=self._prompt_name)
-        if self._predictor.spec.task == "feature-extraction" and self._predictor.spec.granularity == "text":
-            return {**batch, "embedding": values}
+        if pooled:
+            return {**batch, answer: values}
         answers = [json.dumps(task_outputs.plain(one)) for one in values]
-        return {**batch, "answer": np.array(answers, object)}
+        return {**batch, answer: np.array(answers, object)}
 
 
 def predict(

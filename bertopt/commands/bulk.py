@@ -23,7 +23,7 @@ from bertopt.commands.bulk_files import Row, Rows
 from bertopt.errors import UsageError, WrongAnswer
 from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.runtime.load import load
-from bertopt.runtime.text_inputs import prompted
+from bertopt.runtime.text_inputs import prompted, usual_pair
 from bertopt.runtime.tokenization import Text
 from bertopt.system import atomic_write
 
@@ -31,8 +31,6 @@ PART_ROWS = 10_000
 STATE = "bulk.json"
 #: Held by the one call that writes to a directory.
 LOCK = ".bulk.lock"
-#: The column of second texts, as in labelled texts.
-SECOND = "text_pair"
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ def bulk(
         prompted([] if pair is None else [("", "")], prompts, prompt_name)
     if not source.is_file():
         raise UsageError(f"'{source}' must be a file, which is read again where a call goes on; write what comes from a pipe to one")
-    if pair is None and column == "text" and manifest.spec.task in ("text-classification", "question-answering"):
-        pair = SECOND if SECOND in bulk_files.columns(source) else None
+    usual = usual_pair(manifest.spec.task, column) if pair is None else None
+    pair = usual if usual is not None and usual in bulk_files.columns(source) else pair
     wanted = {
         "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
@@ -89,7 +87,7 @@ def bulk(
         _check_state(out, wanted)
         key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
-        return _Bulk(source, out, columns, prompt, part_rows, key, wanted).run(artefact, public_key, threads, progress, actors)
+        return _Bulk(source, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
     finally:
         lock.release()
 
@@ -105,6 +103,8 @@ class _Bulk:
     part_rows: int
     key: str
     wanted: dict[str, Any]
+    left_out: str | None
+    """A column that would make pairs, and that the first row has not: no other may have it."""
 
     def run(self, artefact: Path, public_key: Path | None, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> int:
         """Answer the parts that are missing; return the rows of all."""
@@ -143,6 +143,8 @@ class _Bulk:
 
     def _text(self, row: Row, number: int) -> Text:
         found, place = [], bulk_files.place(self.source, number)
+        if self.left_out in row:
+            raise UsageError(f"{place}: a column '{self.left_out}', but the first row has none: give all rows one, or none")
         for name in self.columns:
             if name not in row:
                 raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}: name columns with --column and --pair")

@@ -22,7 +22,7 @@ from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.task_outputs import TopK
-from bertopt.runtime.text_inputs import as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
+from bertopt.runtime.text_inputs import PAIRED, as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
 
@@ -218,7 +218,7 @@ class Predictor:
                 progress(done)
 
     def _checked(self, texts: Sequence[Text], first: int) -> Sequence[Text]:
-        if self.spec.task in ("text-classification", "question-answering"):
+        if self.spec.task in PAIRED:
             refuse_lone_pair(texts)
         check(texts, self.spec.task == "question-answering", first)
         return texts

@@ -8,6 +8,11 @@ from typing import Any
 from bertopt.errors import UsageError
 from bertopt.runtime.tokenization import Text
 
+#: The columns of texts and of second texts, as in labelled texts.
+FIRST, SECOND = "text", "text_pair"
+#: Tasks of models that take pairs.
+PAIRED = ("text-classification", "question-answering")
+
 
 def refuse_others(texts: Any) -> None:
     """Raise TypeError, saying what to give instead, for what iterates over something else than texts in order."""
@@ -44,6 +49,12 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
 def asked(task: str, texts: Sequence[str]) -> list[Text]:
     """Return texts as a model for `task` takes them: where it answers questions, as contexts of one question."""
     return [("what?", text) for text in texts] if task == "question-answering" else list(texts)
+
+
+def usual_pair(task: str, column: str) -> str | None:
+    """Return the column of second texts that goes with `column` where a table has it: left out, a re-ranker's scores would be of
+    queries alone, and look right."""
+    return SECOND if task in PAIRED and column == FIRST else None
 
 
 def from_json(texts: Sequence[Any]) -> list[Any]:

@@ -48,6 +48,14 @@ def test_pairs_and_other_tasks_get_json(tiny: Tiny, tmp_path: Path) -> None:
     assert [json.loads(one)["label"] for one in got["answer"]] == [one["label"] for one in right]
 
 
+def test_second_texts_of_the_usual_name_make_pairs(tiny: Tiny, tmp_path: Path) -> None:
+    """Scored without them, a re-ranker's answers would be wrong and look right."""
+    directory = write_artefact(tiny(task="text-classification"), tmp_path / "artefact")
+    pairs = {"text": TEXTS[:3], "text_pair": TEXTS[3:6]}
+    got, right = BatchPredictor(directory)(pairs), BatchPredictor(directory, pair="text_pair")(pairs)
+    assert got["answer"].tolist() == right["answer"].tolist() != BatchPredictor(directory)({"text": TEXTS[:3]})["answer"].tolist()
+
+
 def test_with_a_key_an_unsigned_artefact_is_refused(artefact: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     with pytest.raises(IntegrityError, match="is not signed"):
@@ -60,6 +68,8 @@ def test_wrong_columns_are_named(artefact: Path) -> None:
         answer({"id": np.arange(2), "title": TEXTS[:2]})
     with pytest.raises(TypeError, match=r"texts\[1\]"):
         answer({"text": np.array(["a", None], object)})
+    with pytest.raises(UsageError, match="have a column 'embedding' already"):
+        answer({"text": TEXTS[:2], "embedding": TEXTS[:2]})
 
 
 def test_actors_open_the_artefact_once_each(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,17 @@ def test_second_texts_of_the_usual_name_make_pairs(form: str, tiny: Tiny, tmp_pa
         assert [answer["score"] for answer in got] == pytest.approx([answer["score"] for answer in expected])
 
 
+def test_a_second_text_that_the_first_row_has_not_is_not_left_out(tiny: Tiny, tmp_path: Path) -> None:
+    artefact = write_artefact(tiny("bert"), tmp_path / "artifact")
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a cat"}\n{"text": "a cat", "text_pair": "a good film"}\n')
+    with pytest.raises(UsageError, match=r"in.jsonl:2: a column 'text_pair', but the first row has none"):
+        command.bulk(source, tmp_path / "out", artefact)
+    # Whoever names another column means that alone.
+    source.write_text('{"a": "a cat"}\n{"a": "a cat", "text_pair": "a good film"}\n')
+    assert command.bulk(source, tmp_path / "out", artefact, column="a") == 2
+
+
 def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
     with (tmp_path / "in.csv").open("w", newline="") as file:
         writer = csv.writer(file)
