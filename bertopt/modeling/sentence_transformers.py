@@ -25,8 +25,8 @@ _KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 WEIGHTS = "model.safetensors"
 #: torch's classes that may follow a Dense's product.
 _ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
-#: Options of a Dense that change what it computes, and their values without effect.
-_DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
+#: Options of a Dense or Normalize that change what it computes, and their values without effect.
+_DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
 #: What to do with a model whose last steps bertopt does not have.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
@@ -57,6 +57,11 @@ def read_sentence_transformers(directory: Path) -> Modules:
         _folder(module["path"]): (_kind(module), _read(directory / _folder(module["path"]) / "config.json"))
         for module in modules if _kind(module) in ("Pooling", "Dense")
     }  # fmt: skip
+    for module in modules:
+        # Older versions write no folder for it.
+        if _kind(module) == "Normalize" and (directory / str(module["path"]) / "config.json").is_file() and module["path"] not in ("", "."):
+            folder = _folder(module["path"])
+            _check_usual(folder, _read(directory / folder / "config.json"))
     folders = [_folder(module["path"]) for module in modules if _kind(module) in ("Pooling", "Dense")]
     for key, stated in (("name", [str(module["name"]) for module in modules if "name" in module]), ("path", folders)):
         if len(set(stated)) < len(stated):
@@ -214,14 +219,19 @@ def _dense(folder: str, fields: dict[str, Any]) -> DenseLayer:
     if activation is None:
         shown = plain(ascii(named))
         raise Unsupported(f"{folder}: activation_function must be torch.nn's {', '.join(_ACTIVATIONS)}; got {shown}: {_ADVICE}")
-    other = next((key for key, value in _DENSE_DEFAULTS.items() if fields.get(key) not in (None, value)), None)
-    if other is not None:
-        shown = plain(ascii(fields[other]))
-        raise Unsupported(f"{folder}: {other} must be {_DENSE_DEFAULTS[other]}; got {shown}: {_ADVICE}")
+    _check_usual(folder, fields)
     check_length(f"{folder}/config.json: out_features", size)
     if size is None:
         raise IntegrityError(f"{folder}/config.json must state out_features; restore the checkpoint")
     return DenseLayer(folder=folder, size=size, activation=activation)
+
+
+def _check_usual(folder: str, fields: dict[str, Any]) -> None:
+    """Raise Unsupported for a module that reads or writes something else than the text's vector, or adds what it read."""
+    other = next((key for key, value in _DEFAULTS.items() if fields.get(key) not in (None, value)), None)
+    if other is not None:
+        shown = plain(ascii(fields[other]))
+        raise Unsupported(f"{folder}: {other} must be {_DEFAULTS[other]}; got {shown}: {_ADVICE}")
 
 
 def _pooling_mode(fields: dict[str, Any]) -> Literal["mean", "cls", "max", "mean_sqrt_len"]:

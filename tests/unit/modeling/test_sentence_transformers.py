@@ -105,6 +105,15 @@ def test_modules_in_another_order_are_refused(folder: Path, order: tuple[int, ..
         checkpoint.load(folder)
 
 
+def test_a_normalisation_of_something_else_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "2_Normalize").mkdir()
+    edited(folder / "2_Normalize" / "config.json", module_input_name="sentence_embedding", module_output_name="sentence_embedding")
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+    edited(folder / "2_Normalize" / "config.json", module_input_name="token_embeddings", module_output_name="token_embeddings")
+    with pytest.raises(Unsupported, match="2_Normalize: module_input_name must be sentence_embedding; got 'token_embeddings'"):
+        checkpoint.load(folder)
+
+
 def test_a_default_prompt_is_named(folder: Path) -> None:
     prompts = {"query": "the cat: ", "document": ""}
     edited(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="query")
