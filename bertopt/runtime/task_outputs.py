@@ -86,11 +86,16 @@ def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str,
 
 
 def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]:
-    """Start and end logits [S] of one (question, context) pair to the best span of the context."""
+    """Start and end logits [S] of one (question, context) pair to the best span of the context.
+
+    The first token takes its share of the probability, as in transformers' pipeline: models that know questions without an answer
+    point there, and any span then has a score near 0.
+    """
     context = text[1]
     inside = np.array([side == 1 for side in tokens.sequence])
     n = len(tokens)
-    starts, ends = softmax(np.where(inside, start[:n], -1e9)), softmax(np.where(inside, end[:n], -1e9))
+    shared = inside | ((np.arange(n) == 0) & np.array(tokens.special, bool))
+    starts, ends = (softmax(np.where(shared, logits[:n], -1e9)) * inside for logits in (start, end))
     scores = np.triu(np.outer(starts, ends)) - np.triu(np.outer(starts, ends), MAX_ANSWER_TOKENS)
     first, last = np.unravel_index(int(scores.argmax()), scores.shape)
     begin, finish = tokens.offsets[first][0], tokens.offsets[last][1]
