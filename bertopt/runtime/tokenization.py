@@ -59,8 +59,9 @@ class Tokenizer:
         self.spec, self._content = spec, path.read_bytes()
         self.limit = min(spec.text_length if max_length is None else max_length, spec.max_length)
         self.fast = self._open()
-        self._side = _truncation_side(directory)
-        self.fast.enable_truncation(self.limit, direction=self._side)
+        #: The end at which a long text is cut, `left` or `right`.
+        self.side = _truncation_side(directory)
+        self.fast.enable_truncation(self.limit, direction=self.side)
         self._uncut: Any = None
         #: Whether texts have token types at all, and whether a single one has others than 0.
         self.gives_types = _gives_types(directory)
@@ -130,7 +131,7 @@ class Tokenizer:
     def _short_pair(self, first: str, second: str) -> tuple[str, str]:
         """Return a pair that is cut to the same tokens. Of two long texts the tokenizers library keeps every combination of
         what it cuts off, which takes hours for a megabyte. (Where the beginning is cut off, offsets would move: those are left as they are.)"""
-        if self._side == "left" or min(len(first), len(second)) <= LONG_PARTS * self.limit:
+        if self.side == "left" or min(len(first), len(second)) <= LONG_PARTS * self.limit:
             return first, second
         one, other = self.whole.encode_batch([first, second], add_special_tokens=False)
         if min(len(one.ids), len(other.ids)) <= self.limit:

@@ -68,7 +68,7 @@ class ServedModel:
         self.name, self.settings = name, settings
         self.manifest = stages.read_manifest(directory)
         self.predictor = load(directory, threads=settings.threads, streams=settings.streams, key=settings.key, check=True)
-        self.spec = self.predictor.spec
+        self.spec, self.side = self.predictor.spec, self.predictor.tokenizer.side
         self.load_s = time.perf_counter() - start
         self.warm_up_s: float | None = None
         if settings.warm_up:

@@ -19,7 +19,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     model = call.model
     if not model.embeds:
         raise RequestError(400, f"'{model.name}' gives no embedding a text: it is made for {model.spec.task}", "model")
-    refuse_options(asked, model.spec.embedding_size)
+    refuse_options(asked, model.spec.embedding_size, model.side)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     outputs = await call.outputs(texts, None, "input")
     vectors = normalised(model, model.vectors(outputs), asked.dimensions).astype("<f4", copy=False)

@@ -134,10 +134,12 @@ class KServeInfer(Payload):
     parameters: dict[str, Any] | None = None
 
 
-def refuse_options(asked: Any, hidden: int) -> None:
-    """Raise RequestError for options that an artefact cannot follow: it would be another model, or has fewer than these dimensions."""
-    if str(getattr(asked, "truncation_direction", None) or "right").lower() != "right":
-        raise RequestError(422, "truncation_direction: the artefact cuts as its tokenizer says; leave it out", "truncation_direction")
+def refuse_options(asked: Any, hidden: int, side: str) -> None:
+    """Raise RequestError for options that an artefact cannot follow: it would be another model, which cuts texts at another `side`, or has
+    fewer than these dimensions."""
+    direction = getattr(asked, "truncation_direction", None)
+    if direction is not None and direction.lower() != side:
+        raise RequestError(422, f"truncation_direction: the artefact cuts at the {side}, as its tokenizer says; leave it out", "truncation_direction")
     dimensions = getattr(asked, "dimensions", None)
     if dimensions is not None and not 1 <= dimensions <= hidden:
         raise RequestError(422, f"dimensions: expected 1 to {hidden}, as many as the model gives; got {dimensions}", "dimensions")

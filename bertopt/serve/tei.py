@@ -23,7 +23,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     model = call.model
     _only_embeddings(model)
     texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-    refuse_options(asked, model.spec.embedding_size)
+    refuse_options(asked, model.spec.embedding_size, model.side)
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
     vectors = await _embeddings(call, _prompted(model, texts, asked.prompt_name), asked.truncate)
@@ -40,7 +40,7 @@ async def predict(call: Call, asked: Predict) -> Any:
     if model.embeds:
         raise RequestError(424, f"'{model.name}' is no classifier but an embedding model; use /embed")
     texts, single = _sequences(asked.inputs)
-    refuse_options(asked, 0)
+    refuse_options(asked, 0, model.side)
     outputs = await call.outputs(texts, asked.truncate)
     if model.spec.task != "text-classification":
         answers = await model.answers(texts, outputs, call.until)
@@ -51,7 +51,7 @@ async def predict(call: Call, asked: Predict) -> Any:
 
 async def rerank(call: Call, asked: Rerank) -> Any:
     """Return the texts' numbers with scores for the query, best first, `top_n` at most."""
-    refuse_options(asked, 0)
+    refuse_options(asked, 0, call.model.side)
     found, _ = await ranked(call, asked.query, asked.texts, bool(asked.raw_scores), asked.truncate, "texts")
     return [{"index": i, **({"text": asked.texts[i]} if asked.return_text else {}), "score": score} for i, score in found[: asked.top_n]]
 
@@ -74,7 +74,7 @@ async def similarity(call: Call, asked: Similarity) -> Any:
     if not asked.inputs.sentences:
         raise RequestError(422, "inputs.sentences: expected at least one text; got none", "inputs.sentences")
     parameters = asked.parameters or SimilarityParameters()
-    refuse_options(parameters, 0)
+    refuse_options(parameters, 0, call.model.side)
     texts = _prompted(call.model, [asked.inputs.source_sentence, *asked.inputs.sentences], parameters.prompt_name)
     vectors = await _embeddings(call, texts, parameters.truncate)
     unit = normalised(call.model, vectors)

@@ -7,6 +7,7 @@ import base64
 import importlib
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_with_scales_per_token_a_served_answer_is_the_predictors_to_the_bit(arte
     for got in ([answer.json()[0] for answer in answers], together, [row["embedding"] for row in bits]):
         assert np.array_equal(np.array(got, np.float32), expected)
     assert all(len(answer.content) < 13 * expected.shape[1] for answer in answers), "more digits than float32 has"
+
+
+def test_a_text_is_never_cut_at_another_end_than_was_asked(tiny: Tiny, tmp_path: Path) -> None:
+    source = shutil.copytree(tiny(task="feature-extraction", pooling="mean"), tmp_path / "left")
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**config, "truncation_side": "left"}))
+    server = InProcess({"left": write_artefact(source, tmp_path / "artefact", "eager")})
+    try:
+        text = "the dog " * 60 + "a very good film"
+        left, right, either = (server.post("/embed", {"inputs": text, "truncation_direction": end}) for end in ("Left", "Right", None))
+        assert left.json() == either.json() != server.post("/embed", {"inputs": "the dog " * 60}).json()
+        assert right.status_code == 422 and "the artefact cuts at the left" in right.json()["error"]
+    finally:
+        server.close()
 
 
 def test_similarity(embedder: InProcess, artefact: Artefact) -> None:
