@@ -119,11 +119,22 @@ class _Bulk:
             if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
                 place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
+            self._check_input()  # before the write, so that a part that stands is of the input as it was
             bulk_files.write(part.path, part.rows, self.key, values)
             if progress is not None:
                 progress(part.end)
+        self._check_input()
         _write_state(self.out, self.wanted, rows=rows, complete=True)
         return rows
+
+    def _check_input(self) -> None:
+        """Raise UsageError where the input is no longer the file whose rows were checked."""
+        stat = self.source.stat()
+        if (stat.st_size, stat.st_mtime_ns) != (self.wanted["input_bytes"], self.wanted["input_modified_ns"]):
+            raise UsageError(
+                f"'{self.source}' must stay the same until all its rows are answered; its size or time changed during the call: "
+                "start again with another directory, on a file that nobody writes to"
+            )
 
     def _missing(self, progress: Callable[[int], None]) -> Iterator[_Part]:
         for part in self._parts():

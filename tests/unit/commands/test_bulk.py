@@ -106,6 +106,21 @@ def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
     assert json.loads((out / "bulk.json").read_text())["complete"] is True
 
 
+@pytest.mark.parametrize("change", ["grows", "shrinks"])
+def test_an_input_that_changes_during_the_call_is_refused(artefact: Path, tmp_path: Path, change: str) -> None:
+    source, out = jsonl(tmp_path), tmp_path / "out"
+    lines = source.read_text().splitlines(keepends=True)
+
+    def changing(rows: int) -> None:
+        if rows == 10:
+            source.write_text("".join(lines + lines if change == "grows" else lines[:20]))
+
+    with pytest.raises(UsageError, match="its size or time changed during the call"):
+        command.bulk(source, out, artefact, part_rows=10, progress=changing)
+    assert [row["id"] for row in read(out)] == list(range(10))
+    assert json.loads((out / "bulk.json").read_text())["complete"] is False
+
+
 def test_parts_of_another_call_are_not_mixed_in(artefact: Path, tmp_path: Path) -> None:
     source, out = jsonl(tmp_path), tmp_path / "out"
     command.bulk(source, out, artefact, part_rows=10)
