@@ -54,9 +54,19 @@ def _discard(stream: io.FileIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def _open_closed() -> None:
+    """Open what the caller closed of standard input, output and error; a socket or a file would get its number otherwise."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+
+
 @contextlib.contextmanager
 def quiet_ends() -> Iterator[None]:
     """Wrap standard output and error while a command runs; those of a test or a notebook stay as they are."""
+    _open_closed()
     if sys.stdout is sys.__stdout__:
         sys.stdout = _over(sys.stdout, _Output)
     if sys.stderr is sys.__stderr__:

@@ -68,3 +68,14 @@ def test_a_full_disk_is_one_line(python: tuple[str, ...], monkeypatch: pytest.Mo
     assert done.returncode == 5 and done.stderr.splitlines() == [
         "the output cannot be written: No space left on device; free some space, or write elsewhere"
     ]
+
+
+@pytest.mark.parametrize("closed", ["<&- 2>&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_socket_never_gets_the_number_of_a_closed_stream(closed: str) -> None:
+    """The server of the workers was given its socket under a number that was also its standard output, and crashed."""
+    code = (
+        "import socket\nfrom bertopt.cli.pipes import quiet_ends\n"
+        "with quiet_ends():\n    print('said')\n    raise SystemExit(min(one.fileno() for one in socket.socketpair()) <= 2)\n"
+    )
+    done = subprocess.run(["bash", "-c", f"exec '{sys.executable}' -c \"$0\" {closed}", code], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0
