@@ -44,4 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bertopt`."""
     signal.signal(signal.SIGTERM, _terminated)
     with quiet_ends():
-        app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")
+        try:
+            app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")
+        except KeyboardInterrupt:  # while typer reads the command line; `exit_codes` has those of a command
+            print("interrupted", file=sys.stderr)
+            sys.exit(130)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import typer
 
+from bertopt import __main__ as program
+from bertopt import cli
 from bertopt.cli.app import exit_codes
 from bertopt.errors import BertoptError, IntegrityError, UsageError, WorkerCrashed
 
@@ -75,3 +78,21 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_missing_module_of_the_server_names_its_extra(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(ModuleNotFoundError(f"No module named '{module}'", name=module)) == 4
     assert "pip install 'bertopt[serve]'" in capsys.readouterr().err
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_a_command_begins_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that came while typer read the options, or during the imports, ended in a traceback."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cli, "app", _interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert end.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+    monkeypatch.setattr("builtins.__import__", _interrupted)
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    monkeypatch.undo()
+    assert end.value.code == 130
