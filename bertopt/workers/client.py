@@ -130,6 +130,8 @@ class Workers:
         for worker in self._workers:
             worker.close()
         self._control.close()
+        if not self._workers:  # it may still import torch, seconds in which it reads no socket; a worker that it just forked dies with it
+            self._server.kill()
         try:
             self._server.wait(timeout=process_tree.END_S + 2)
         except subprocess.TimeoutExpired:

@@ -349,6 +349,14 @@ def test_no_workers_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         Workers()
 
 
+def test_a_server_without_workers_ends_at_once() -> None:
+    """An interrupt in the first seconds of a command waited five more for the server, which imported torch."""
+    started = Workers()
+    before = time.monotonic()
+    started.close()
+    assert time.monotonic() - before < 2
+
+
 @pytest.mark.parametrize(("limit", "raised"), [(None, WorkerCrashed), (2**29, ResourceError)])
 def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch, limit: int | None, raised: type[BertoptError]) -> None:
     monkeypatch.setattr(client, "SERVER_S", 0.2)
