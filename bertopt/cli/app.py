@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
-from bertopt.system import limits
+from bertopt.system import atomic_write, limits
 from bertopt.system.environment import missing_module
 
 if TYPE_CHECKING:
@@ -153,6 +153,13 @@ def _typed(error: BaseException) -> BertoptError | None:
     if error.errno in _PATHS:
         return UsageError(f"{where}{error.strerror}; check the path and its permissions, or name another place")
     return None
+
+
+def check_ci_files(junit: Path | None, summary: Path | None) -> None:
+    """Raise UsageError where `ci_files` could not write: before the work, which may take hours."""
+    for path in (junit, summary):
+        if path is not None:
+            atomic_write.check(path)
 
 
 def ci_files(junit: Path | None, summary: Path | None, report: Report | None, diff: Diff | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Junit, Summary, Verbose, app, ci_files, exit_codes
+from bertopt.cli.app import Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, exit_codes
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff, Tolerances
@@ -46,6 +46,7 @@ def compare(
     with exit_codes(verbose):
         from bertopt.commands.compare import compare as compare_with
 
+        check_ci_files(junit, summary)
         diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
         ci_files(junit, summary, None, diff)
         if json_:

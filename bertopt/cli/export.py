@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Junit, Override, RecipeName, Summary, Verbose, app, ci_files, exit_codes, table
+from bertopt.cli.app import (
+    Json,
+    Junit,
+    Override,
+    RecipeName,
+    Summary,
+    Verbose,
+    app,
+    check_ci_files,
+    ci_files,
+    exit_codes,
+    table,
+)
 
 if TYPE_CHECKING:
     from bertopt.results import Report
@@ -55,6 +67,7 @@ def export(
 
 def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | None = None) -> Report:
     """Run a recipe, and write the files for continuous integration, also of a run that an error ended."""
+    check_ci_files(junit, summary)
     report: Report | None = None
 
     def keep(so_far: Report) -> None:

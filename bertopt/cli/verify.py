@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertopt.cli import compare
-from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, ci_files, exit_codes, table
+from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, exit_codes, table
 from bertopt.cli.compare import Bigger, LimitValues, Memory, QualityDrop, Slower
 from bertopt.errors import UsageError
 
@@ -65,6 +65,7 @@ def verify(
             against = _checkpoint(baseline, against)
         if texts is not None and against is None:
             raise UsageError("--texts are what the checkpoint's answers are compared on; give --against CHECKPOINT too, or a --baseline that names one")
+        check_ci_files(junit, summary)
         report = check(directory, against, texts, key)
         if baseline is not None and report.stages:
             diff = with_baseline(report, baseline, tolerated)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from bertopt.errors import UsageError
 
+#: Where a file cannot be written, whatever it holds.
+_PLACES = {
+    errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ENAMETOOLONG,
+}  # fmt: skip
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a file to write beside `path`. It takes the place of `path` at the end, and goes where an error is raised."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    new = _beside(path)
     try:
         yield new
         with new.open("rb") as file:
@@ -26,11 +32,33 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write(path: Path, text: str) -> None:
     """Write `text` as UTF-8 in one exchange. Raises UsageError where the place cannot be written."""
-    try:
+    with _refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
             new.write_text(text, "utf-8", "backslashreplace")
-    except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        raise UsageError(
-            f"'{path}' cannot be written ({error.strerror}); give a file in a directory of yours"
-        ) from error
+
+
+def check(path: Path) -> None:
+    """Raise UsageError where `write` would: before the work whose result it is to write. A file that is there stays."""
+    with _refusing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        new = _beside(path)
+        new.touch()
+        new.unlink()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raise UsageError, which names `path` and not the file beside it, where the place cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _PLACES:
+            raise
+        raise UsageError(f"'{path}' cannot be written ({error.strerror}); give a file in a directory of yours") from error

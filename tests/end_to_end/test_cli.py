@@ -306,6 +306,16 @@ def test_files_for_continuous_integration(recipe: Path, tmp_path: Path) -> None:
     assert "swap_labels" in {case.attrib["classname"] for case in suites.iter("testcase") if case.find("failure") is not None}  # fmt: skip
 
 
+def test_one_that_cannot_be_written_is_refused_before_the_run(recipe: Path, tmp_path: Path) -> None:
+    """It was noticed after the last stage, and took the place of the table and of the reason for another exit code."""
+    (tmp_path / "file").write_text("")
+    for command in (("export", str(recipe), "--out", str(tmp_path / "out")), ("verify", str(tmp_path)), ("compare", "a", "b")):
+        for option in ("--junit", "--summary"):
+            found = call(*command, option, str(tmp_path / "file" / "x"))
+            assert found.exit_code == 2 and last_line(found).startswith(f"'{tmp_path / 'file' / 'x'}' cannot be written (File exists)")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_raises_midway_leaves_them_too(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise UsageError("'artifact' appeared during the run and is not a bertopt artefact")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bertopt.errors import UsageError
 from bertopt.system import atomic_write
 
 
@@ -34,3 +35,16 @@ def test_what_an_error_stops_leaves_the_old_file_alone(tmp_path: Path) -> None:
     with atomic_write.replacing(path) as new:
         new.write_text("new")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_place_is_checked_before_there_is_anything_to_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    for place in (tmp_path, tmp_path / "file" / "x", tmp_path / ("x" * 300), Path("/proc/x.xml")):
+        with pytest.raises(UsageError) as checked:
+            atomic_write.check(place)
+        with pytest.raises(UsageError) as written:
+            atomic_write.write(place, "new")
+        assert all(str(each.value).startswith(f"'{place}' cannot be written (") for each in (checked, written))
+    atomic_write.check(tmp_path / "file")
+    atomic_write.check(tmp_path / "new" / "j.xml")
+    assert (tmp_path / "file").read_text() == "old" and not list((tmp_path / "new").iterdir())
