@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bertopt import stages
 from bertopt.core import Device
-from bertopt.errors import BY_NAME, StepTimeout, WorkerCrashed, WrongAnswer
+from bertopt.errors import BY_NAME, BertoptError, ResourceError, StepTimeout, WorkerCrashed, WrongAnswer
 from bertopt.passes import registry
 from bertopt.runtime import replay, weight_figures
 from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
-from bertopt.system import environment, temporary_directory
+from bertopt.system import disk_full, environment, limits, temporary_directory
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
@@ -85,6 +87,18 @@ def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, 
         except subprocess.TimeoutExpired as error:
             raise StepTimeout(f"the delivered artefact did not answer within {TIMEOUT_S:g} s in a new interpreter") from error
         if ended.returncode or not out.is_file():
-            raise WorkerCrashed(f"the delivered artefact ended a new interpreter with {ended.returncode}", ended.stderr)
+            raise _ended(ended.returncode, ended.stderr)
         found: dict[str, Any] = json.loads(out.read_text("utf-8"))
     return found
+
+
+def _ended(code: int, log: str) -> BertoptError:
+    """Return the error of an interpreter that ended with `code` (negative for a signal) and without answers, having written `log`."""
+    how, last = f"the delivered artefact ended a new interpreter with {code}", (log.strip().splitlines() or ["no message"])[-1]
+    error: BertoptError = WorkerCrashed(how)
+    if disk_full.said(log):
+        error = ResourceError(f"{how} ({last}); free space there or in TMPDIR ({tempfile.gettempdir()}), and run again")
+    elif code == -signal.SIGKILL or limits.no_memory(log):
+        error = ResourceError(f"{how} ({last}), as where memory ends; free memory, or run elsewhere")
+    error.log = log
+    return error

@@ -254,6 +254,8 @@ class Job:
             delivered = artifact.deliver(row, path, self.report.recipe, self.store.out, partial(self._run_copy, row, path))
         except (WrongAnswer, WorkerCrashed, StepTimeout) as error:
             self.report.exit_code, self.report.reason = error.exit_code, f"'{row.name}' is not delivered: {error}"
+            if error.log:
+                row.facts["log"] = error.log
             return
         self.report.delivered = Delivered(stage=row.name, path=self._relative(delivered))
         if signed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 from bertopt.errors import ResourceError
 
@@ -12,6 +13,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def is_full(error: BaseException) -> bool:
     """Return whether `error` says that nothing more can be written: the disk is full, a quota, or a file's largest size."""
     return isinstance(error, OSError) and error.errno in _FULL
+
+
+def said(log: str) -> bool:
+    """Return whether the log of a process that ended says so."""
+    return any(os.strerror(number) in log for number in _FULL)
 
 
 def resource_error(error: BaseException) -> ResourceError:

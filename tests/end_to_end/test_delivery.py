@@ -19,7 +19,7 @@ import bertopt
 from bertopt import stages
 from bertopt.cli import app
 from bertopt.commands.verify import verify
-from bertopt.errors import IntegrityError, WrongAnswer
+from bertopt.errors import IntegrityError, WorkerCrashed, WrongAnswer
 from bertopt.passes import registry
 from bertopt.pipeline import clean_run
 from bertopt.pipeline.clean_run import answers as in_a_new_interpreter
@@ -338,3 +338,15 @@ def test_answers_that_are_to_be_checked_must_be_there(tiny: Tiny, tmp_path: Path
         bertopt.load(artifact, check=True)
     resealed(artifact, answers=None, sources=None)
     bertopt.load(artifact, check=True)  # of an earlier bertopt
+
+
+def test_the_log_of_a_copy_that_crashes_is_in_the_report(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 came without a traceback, and without a log in the report."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise WorkerCrashed("it ended", "Traceback: why")
+
+    monkeypatch.setattr(clean_run, "answers", crash)
+    report = run(tmp_path, tiny(), {"pass": "use_sdpa"})
+    assert report.exit_code == 1 and report.delivered is None
+    assert report.stages[-1].facts["log"] == "Traceback: why"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bertopt.errors import WorkerCrashed
+from bertopt.errors import BertoptError, ResourceError, WorkerCrashed
 from bertopt.pipeline import clean_run
 
 
@@ -28,3 +28,22 @@ def test_products_are_as_exact_as_in_the_workers_that_measured(monkeypatch: pyte
         clean_run.answers(tmp_path, "cuda", compiled=False)
     assert given["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     assert not [name for name in given if "TF32" in name]
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "raised", "says"),
+    [
+        (1, "Traceback …\nOSError: [Errno 28] No space left on device", ResourceError, "No space left on device); free space there or in TMPDIR"),
+        (-9, "", ResourceError, "with -9 (no message), as where memory ends"),
+        (1, "MemoryError", ResourceError, "as where memory ends"),
+        (1, "Traceback …\nKeyError: 'x'", WorkerCrashed, "with 1"),
+    ],
+)
+def test_an_interpreter_that_ends_for_want_of_disk_or_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, log: str, raised: type[BertoptError], says: str
+) -> None:
+    """A full TMPDIR, or the kernel that killed it, ended the run with exit code 1, as for a bug."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), code, "", log))
+    with pytest.raises(raised) as error:
+        clean_run.answers(tmp_path, "cpu", compiled=False)
+    assert says in str(error.value) and error.value.log == log
