@@ -31,7 +31,7 @@ _FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "e
 
 
 #: What is said of a run that was stopped from outside.
-KEPT = "finished stages are kept: run the same command again to continue"
+KEPT = "what export, optimize and bulk have finished is kept: the same command goes on from there"
 
 
 class _Commands(TyperGroup):
@@ -145,7 +145,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     if not isinstance(error, OSError):
         little = limits.little_address_space()
         return ResourceError(f"{type(error).__name__}: {error}; {little}") if little else None
-    where = f"'{error.filename}': " if error.filename else ""
+    nameless = "the current directory: " if error.errno == errno.ENOENT else ""  # os.getcwd, of one that was removed
+    where = f"'{error.filename}': " if error.filename else nameless
     if error.errno in _RESOURCES:
         return ResourceError(f"{where}{error.strerror}; free some of it, or run elsewhere")
     if error.errno == errno.EEXIST:  # of mkdir, where anything but a directory lies there

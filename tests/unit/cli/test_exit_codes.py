@@ -66,6 +66,15 @@ def test_the_errors_that_the_system_raises(tmp_path: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
+def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(typer.Exit) as end, exit_codes(False):
+        Path("x").absolute()
+    assert end.value.exit_code == 2 and capsys.readouterr().err.startswith("the current directory: No such file or directory; ")
+
+
 def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(MemoryError()) == 5
     assert fail(RecursionError("maximum recursion depth exceeded")) == 2
