@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -12,8 +13,8 @@ from types import TracebackType
 
 from bertopt.system import process_tree
 
-#: Those of this process. In a container the next process may have the same id.
-_made: set[str] = set()
+#: Part of the names of this process's directories: in a container the next process may have the same id.
+_RUN = secrets.token_hex(4)
 
 
 class TemporaryDirectory:
@@ -44,6 +45,7 @@ def _remove(name: str, owner: int) -> None:
 
 def make() -> TemporaryDirectory:
     """Return a new directory named after this process, after removing those of processes that are gone."""
+    ours = f"bertopt-{os.getpid()}-{_RUN}-"
     for path in Path(tempfile.gettempdir()).glob("bertopt-*-*"):
         owner = path.name.split("-")[1]
         try:
@@ -51,9 +53,7 @@ def make() -> TemporaryDirectory:
         except FileNotFoundError:  # its owner has ended since
             continue
         mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        lives = path.name in _made if owner == str(os.getpid()) else owner.isdecimal() and process_tree.runs(int(owner))
+        lives = path.name.startswith(ours) if owner == str(os.getpid()) else owner.isdecimal() and process_tree.runs(int(owner))
         if mine and owner.isdecimal() and not lives:
             shutil.rmtree(path, ignore_errors=True)
-    made = TemporaryDirectory(f"bertopt-{os.getpid()}-")
-    _made.add(Path(made.name).name)
-    return made
+    return TemporaryDirectory(ours)

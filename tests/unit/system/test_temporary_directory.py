@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,32 @@ def test_a_directory_that_its_owner_removes_meanwhile_is_passed_over(
     monkeypatch.setattr(Path, "is_dir", lambda self, **named: self == removed or is_dir(self, **named))
     with temporary_directory.make() as made:
         assert Path(made).is_dir() and not left.exists()
+
+
+def test_a_directory_that_another_thread_has_just_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that loaded artefacts side by side removed each other's private copies."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mkdtemp = tempfile.mkdtemp
+
+    def beside_another(prefix: str) -> str:
+        monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+        name = mkdtemp(prefix=prefix)
+        thread = threading.Thread(target=temporary_directory.make)
+        thread.start()
+        thread.join()
+        return name
+
+    monkeypatch.setattr(tempfile, "mkdtemp", beside_another)
+    with temporary_directory.make() as made:
+        assert Path(made).is_dir()
+
+
+def test_a_directory_of_an_earlier_process_with_this_id_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"bertopt-{os.getpid()}-left"
+    left.mkdir()
+    with temporary_directory.make():
+        assert not left.exists()
 
 
 def test_a_fork_that_ends_leaves_the_directory_of_its_parent() -> None:
