@@ -64,6 +64,14 @@ def is_own(cls: type[AnyPass]) -> bool:
     return cls.__module__.startswith("bertopt.passes.")
 
 
+def source_file(cls: type[AnyPass]) -> Path | None:
+    """Return the file that defines a pass; None for one from an interactive session."""
+    try:
+        return Path(inspect.getfile(cls))
+    except (OSError, TypeError):
+        return None
+
+
 @contextlib.contextmanager
 def at_work(apply: AnyPass) -> Iterator[None]:
     """While a pass works: have an error of one that is not part of bertopt say so, and where it was raised."""
@@ -74,9 +82,9 @@ def at_work(apply: AnyPass) -> Iterator[None]:
     except Exception as error:
         if is_own(type(apply)):
             raise
-        file = inspect.getsourcefile(type(apply))
+        file = source_file(type(apply))
         frames = traceback.extract_tb(error.__traceback__)
-        place = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        place = next((frame for frame in reversed(frames) if Path(frame.filename) == file), frames[-1])
         raise PassFailed(
             f"pass '{apply.name()}', which is not part of bertopt, raised {type(error).__name__}: {error} "
             f"({place.filename}:{place.lineno}, in {place.name}); mend the pass: the report shows the traceback"

@@ -216,14 +216,10 @@ def key(
 
 
 def _source_hash(record: Rewrite) -> str:
-    import inspect
+    from bertopt.passes import registry
 
-    from bertopt import passes
-
-    try:
-        return source_hash.of_files([Path(inspect.getfile(passes.require(record.name)))])
-    except (OSError, TypeError):  # defined in an interactive session
-        return ""
+    file = registry.source_file(registry.require(record.name))
+    return "" if file is None else source_hash.of_files([file])
 
 
 def _fsync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,15 +56,17 @@ def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
 
 def _pass(name: str) -> dict[str, str]:
     """Return the entry of one pass; none for bertopt's own, which its version names."""
-    if _is_ours(name):
+    cls = registry.require(name)
+    if registry.is_own(cls):
         return {}
-    file = _defining(name)
+    file = registry.source_file(cls)
     return {f"pass {name}": "" if file is None else sha256(file)}
 
 
 def _imported(name: str) -> dict[str, str]:
     """Return an entry for each file that the file of a pass imports, also where it does so only when texts are run."""
-    file = None if _is_ours(name) else _defining(name)
+    cls = registry.require(name)
+    file = None if registry.is_own(cls) else registry.source_file(cls)
     if file is None:
         return {}
     found: dict[str, list[str]] = {}
@@ -74,18 +75,6 @@ def _imported(name: str) -> dict[str, str]:
         own = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
         found.setdefault(f"import of pass {name}: {own}", []).append(sha256(path))
     return {key: " ".join(sorted(hashes)) for key, hashes in found.items()}
-
-
-def _is_ours(name: str) -> bool:
-    return registry.require(name).__module__.split(".")[0] == "bertopt"
-
-
-def _defining(name: str) -> Path | None:
-    """Return the file that defines a pass; None for one from an interactive session."""
-    try:
-        return Path(inspect.getfile(registry.require(name)))
-    except (OSError, TypeError):
-        return None
 
 
 def _file(name: str | None) -> Path | None:

@@ -206,3 +206,11 @@ def test_a_class_registered_anew_is_not_the_old_one() -> None:
 def test_a_pass_that_is_not_registered_cannot_be_restored() -> None:
     with pytest.raises(UsageError, match="'no_such_pass' is not registered here"):
         registry.restore(Rewrite(name="no_such_pass", options={}))
+
+
+def test_an_error_of_a_pass_from_an_interactive_session_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook has no file to look the line up in: that was the error which its author read."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    monkeypatch.setattr(DropHead, "__module__", "__main__")
+    with pytest.raises(PassFailed, match=r"'drop_head'.*raised ValueError: wrong layer"), registry.at_work(DropHead()):
+        raise ValueError("wrong layer")
