@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.errors import Unsupported, UsageError
+from bertopt.system.untrusted import first_line
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
@@ -32,14 +33,10 @@ def push(directory: Path, repository: str, private: bool = False, revision: str 
             commit_message=message or f"{manifest.stage}: {manifest.form}, {manifest.precision}",
         )  # fmt: skip
     except errors.HFValidationError as error:
-        raise UsageError(f"the hub takes no repository of the name '{repository}' ({_first_line(error)})") from error
+        raise UsageError(f"the hub takes no repository of the name '{repository}' ({first_line(error)})") from error
     except Exception as error:  # the hub's client raises those of httpx or requests, by its version
         raise Unsupported(
-            f"'{repository}' could not be written ({type(error).__name__}: {_first_line(error)}); check the network, log in with "
+            f"'{repository}' could not be written ({type(error).__name__}: {first_line(error)}); check the network, log in with "
             "'hf auth login', and that the token may write there"
         ) from error
     return str(done.commit_url)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")

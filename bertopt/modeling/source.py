@@ -12,7 +12,7 @@ from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import check_config, check_size
-from bertopt.system.untrusted import plain
+from bertopt.system.untrusted import first_line, plain
 
 HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 #: What bertopt ever downloads of a hub repository: no code, no pickles.
@@ -205,8 +205,7 @@ def read_json(path: Path) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def scrub(fields: Any) -> tuple[Any, list[str]]:

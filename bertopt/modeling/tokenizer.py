@@ -11,7 +11,7 @@ from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import sentence_transformers
 from bertopt.modeling.source import read_json, scrub
 from bertopt.system import temporary_directory
-from bertopt.system.untrusted import plain
+from bertopt.system.untrusted import first_line, plain
 
 
 def open_tokenizer(directory: Path) -> Any:
@@ -34,7 +34,7 @@ def open_tokenizer(directory: Path) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
-            raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(str(error).splitlines()[0])}); give one with tokenizer.json") from error
+            raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(first_line(error))}); give one with tokenizer.json") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise Unsupported(
             f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"

@@ -23,7 +23,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         # A name or a module that is missing is never the file's doing.
         raise
     except BaseException as error:  # the tokenizers library panics with something that is no Exception
-        first = plain(str(error).strip().splitlines()[0] if str(error).strip() else "no message")
+        first = plain(first_line(error))
         kind = type(error).__name__
         if isinstance(error, MemoryError) or limits.no_memory(first):
             raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
@@ -34,6 +34,11 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         if little := limits.little_address_space():
             raise ResourceError(f"{what} could not be read ({kind}: {first}); {little}") from error
         raise IntegrityError(f"{what} cannot be read ({kind}: {first}); {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, `no message` where it has none."""
+    return next(iter(str(error).strip().splitlines()), "no message")
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from bertopt.core import Eager
@@ -555,3 +556,12 @@ def test_snapshot_answers_alike_and_holds_no_code_fields(tiny: Tiny, tmp_path: P
         assert "evil" not in path.read_text()
     assert not list(out.rglob("*.py"))
     assert not [path for path in out.rglob("*") if path.is_symlink()]
+
+
+def test_a_tokenizer_that_transformers_refuses_without_a_word(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(UsageError, match=r"no tokenizer that transformers can load \(no message\)"):
+        open_tokenizer(tiny())
