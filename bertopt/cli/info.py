@@ -50,8 +50,9 @@ def passes(
         for key, cls in found.items():
             if name in (None, key):
                 takes, gives = (form.__name__ for form in cls.forms())
+                described = (cls.__doc__ or "").strip()
                 print(f"{key}  ({takes} → {gives})")
-                print(f"  {(cls.__doc__ or '').strip() if name else (cls.__doc__ or '').strip().splitlines()[0]}")
+                print("  " + (described if name else described.partition("\n")[0]))
                 for option in _options(cls) if name else ():
                     print(f"  {option['name']}: {option['type']} = {json.dumps(option['default'])}\n      {option['description']}")
 

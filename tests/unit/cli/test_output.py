@@ -10,6 +10,8 @@ import pytest
 
 from bertopt.cli import export, main
 from bertopt.cli.app import escaping
+from bertopt.core import Context, Eager, Pass, Result
+from bertopt.passes import registry
 from tests.support.reports import LONG, full
 
 
@@ -49,6 +51,19 @@ def test_doubtful_timings_are_one_line_with_the_delivered_stage_first(capsys: py
         stage.latency = None
     report.recipe["timing"] = {}
     assert said() == []
+
+
+def test_passes_lists_one_that_says_nothing_of_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of a package without a docstring ended the list in an IndexError."""
+
+    class Quiet(Pass[Eager, Eager]):
+        def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+            return model.rewritten(self)
+
+    monkeypatch.setattr(registry, "_registered", {**registry._registered, "quiet": Quiet})
+    with pytest.raises(SystemExit, match="0"):
+        main(["passes"])
+    assert capsys.readouterr().out.endswith("quiet  (Eager → Eager)\n  \n")
 
 
 def test_a_failed_run_says_where_its_report_is_and_ends_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
