@@ -9,8 +9,11 @@ class BertoptError(Exception):
     """Base of all errors raised on purpose. `exit_code` is the process's when the error ends a run."""
 
     exit_code: ClassVar[int] = 1
-    #: Last lines that a worker wrote, where the error is about one.
-    log: str = ""
+
+    def __init__(self, message: str = "", log: str = "") -> None:
+        super().__init__(message)
+        #: Last lines that a worker wrote, where the error is about one.
+        self.log = log
 
 
 class UsageError(BertoptError):
@@ -61,10 +64,6 @@ class StepTimeout(BertoptError):
 
 class WorkerCrashed(BertoptError):
     """A worker process died or raised something nobody foresaw. `log` holds its last lines."""
-
-    def __init__(self, message: str, log: str = "") -> None:
-        super().__init__(message)
-        self.log = log
 
 
 _WORKERS_RAISE: tuple[type[BertoptError], ...] = (

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TypeVar
 
 from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrashed
 from bertopt.system import limits
 
 LOG_TAIL = 30
-_Error = TypeVar("_Error", bound=BertoptError)
 
 
 def server_ended(code: int, log: str) -> BertoptError:
@@ -33,7 +31,7 @@ def server_hung(seconds: float, log: str) -> BertoptError:
     """
     hung = f"the server of the workers did not start within {seconds:g} s"
     if _limited():
-        return _with_log(ResourceError(f"{hung}, as where memory ends while libraries are loaded; raise the limit (ulimit -v, the container's)"), log)
+        return ResourceError(f"{hung}, as where memory ends while libraries are loaded; raise the limit (ulimit -v, the container's)", log)
     return WorkerCrashed(f"{hung}; look for a library that cannot be imported (bertopt doctor), or for a machine that is overloaded", log)
 
 
@@ -45,20 +43,16 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
     if code is None:
         return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
     if code == -signal.SIGKILL:
-        return _with_log(
-            ResourceError(
-                f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
-                f"use a smaller batch, free memory, or run elsewhere{_undead(left)}"
-            ),
+        return ResourceError(
+            f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
+            f"use a smaller batch, free memory, or run elsewhere{_undead(left)}",
             log,
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if limits.no_memory(log) or (code < 0 and _limited()):
-        return _with_log(
-            ResourceError(
-                f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
-                f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}"
-            ),
+        return ResourceError(
+            f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
+            f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}",
             log,
         )
     return WorkerCrashed(f"the worker ended with {how} during '{op}'{_undead(left)}", log)
@@ -66,22 +60,17 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
 
 def took_too_much(op: str, used: int, allowed: int, left: list[int], log: str) -> ResourceError:
     """Return the error of a worker that was killed for using more than `allowed` bytes of memory."""
-    return _with_log(
-        ResourceError(
-            f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
-            f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, shorter texts (max_seq_length in sentence_bert_config.json, or "
-            f"model_max_length in tokenizer_config.json), or a machine with more{_undead(left)}"
-        ),
+    return ResourceError(
+        f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
+        f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, shorter texts (max_seq_length in sentence_bert_config.json, or "
+        f"model_max_length in tokenizer_config.json), or a machine with more{_undead(left)}",
         log,
     )
 
 
 def took_too_long(op: str, timeout: float, left: list[int], log: str) -> StepTimeout:
     """Return the error of a worker that was killed after `timeout` seconds without an answer."""
-    return _with_log(
-        StepTimeout(f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}"),
-        log,
-    )
+    return StepTimeout(f"'{op}' took longer than {timeout:g} s; raise the step's timeout, or look at what it does{_undead(left)}", log)
 
 
 def tail(log: Path) -> str:
@@ -90,11 +79,6 @@ def tail(log: Path) -> str:
         return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:])
     except OSError:
         return ""
-
-
-def _with_log(error: _Error, log: str) -> _Error:
-    error.log = log
-    return error
 
 
 def _limited() -> bool:
