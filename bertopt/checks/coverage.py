@@ -121,11 +121,11 @@ def failures(found: Coverage, limits: Limits) -> list[Failure]:
     batches larger than those of the real texts, which are held to what rounding costs, may differ `LARGER` times as much as in
     those. So may rows of any length, or of a second text of any, compared with all rows: real texts are mostly short.
     """
-    missed: list[tuple[str | None, str]] = [] if found.finite else [(None, "outputs of the coverage sweeps must be finite")]
+    missed = [] if found.finite else [Failure(gate="coverage", metric=None, text="outputs of the coverage sweeps must be finite")]
     for name, output in found.outputs.items():
         if beyond := next((each for each in held(name, output, limits) if not each.value <= each.limit), None):
-            missed.append(("rel_l2" if math.isfinite(output.worst) else None, beyond.text))
-    return [Failure(gate="coverage", metric=metric, text=text) for metric, text in missed]
+            missed.append(Failure.of_figure("coverage", "rel_l2", output.worst, beyond.text))
+    return missed
 
 
 class Held(NamedTuple):

@@ -158,18 +158,18 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
     quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
     if limits.metric_drop_max is not None and quality and not -quality.change <= limits.metric_drop_max:
         text = f"{quality.metric} may drop by at most {limits.metric_drop_max:g}; got {quality.change:+.4f}"
-        failures.append(Failure(gate="quality", metric=_waivable("metric_drop_max", quality.change), text=text))
+        failures.append(Failure.of_figure("quality", "metric_drop_max", quality.change, text))
     if limits.invariance_max is not None and steady and not steady.max_abs <= limits.invariance_max:
         text = (
             f"a text's output may change by at most {limits.invariance_max:g} when batched with other texts; "
             f"got {steady.max_abs:.6g} ({steady.where})"
         )
-        failures.append(Failure(gate="invariance", metric=_waivable("invariance_max", steady.max_abs), text=text))
+        failures.append(Failure.of_figure("invariance", "invariance_max", steady.max_abs, text))
     for metric, value in (("spearman", ranking.spearman), ("top_k_overlap", ranking.top_k_overlap)) if ranking else ():
         limit = getattr(limits, f"{metric}_min")
         if limit is not None and not value >= limit:
             text = f"{metric} must be at least {limit:g}; got {value:.6g}"
-            failures.append(Failure(gate="ranking", metric=_waivable(f"{metric}_min", value), text=text))
+            failures.append(Failure.of_figure("ranking", f"{metric}_min", value, text))
     return failures
 
 
@@ -180,7 +180,7 @@ def rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
         value, limit = getattr(rounding, metric), getattr(limits, f"{metric}_max")
         if value is not None and limit is not None and not value <= limit:
             text = f"{words} must be at most {limit:g}; got {value:.4g}"
-            failures.append(Failure(gate="rounding", metric=_waivable(f"{metric}_max", value), text=text))
+            failures.append(Failure.of_figure("rounding", f"{metric}_max", value, text))
     return failures
 
 
@@ -252,8 +252,3 @@ def _parity(
 
 def _effects(measurements: StageMeasurements) -> list[tuple[str, tuple[int, int]]]:
     return [*(measurements.effects | measurements.placed).items()]
-
-
-def _waivable(metric: str, value: float) -> str | None:
-    """NaN and infinity are no figures that somebody could accept."""
-    return metric if math.isfinite(value) else None

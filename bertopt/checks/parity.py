@@ -21,6 +21,7 @@ from bertopt.results import (
     Margin,
     Parity,
     Worst,
+    holds,
     is_least,
     nan_as_inf,
     nan_max,
@@ -219,10 +220,7 @@ def judge(cases: Sequence[Case], limits: Limits, vs_parent: Comparison | None) -
 
 
 def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
-    """Return every limit of parity that `cases` miss. A comparison with NaN is false, so NaN never passes.
-
-    How many outputs are sampled under the clock, and of which inputs, depends on the clock: these are judged by gross faults
-    alone, so that a run's verdict repeats.
+    """Return every limit of parity that `cases` miss.
 
     A failure without a metric cannot be waived: values that are not finite.
     """
@@ -231,29 +229,32 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
         for case in cases
         if not case.finite
     ][:1]
+    missed += _under_the_clock([case for case in cases if case.padding == TIMED], limits)
+    for metric, value, limit in _held(_probed(cases), limits):
+        if not holds(metric, value, limit):
+            text = f"{metric} must be {'at least' if is_least(metric) else 'at most'} {limit:g}; got {value:.6g}"
+            missed.append(Failure.of_figure("parity", metric, value, text))
+    return missed
+
+
+def _under_the_clock(cases: Sequence[Case], limits: Limits) -> list[Failure]:
+    """Return the first gross fault of outputs that were sampled while the stage was timed, if there is one.
+
+    How many there are, and of which inputs, depends on the clock: held to no more than this, a run's verdict repeats.
+    """
     if limits.rel_l2 is not None:
         allowed = max(limits.rel_l2, min(TIMED_ROOM * limits.rel_l2, TIMED_GROSS))
-        text = "rel_l2 of outputs computed under the clock must be at most {:g}; got {:.6g} ({})"
-        wrong = (case for case in cases if case.padding == TIMED and not case.rel_l2 <= allowed)
-        missed += [
-            Failure(gate="parity", metric="rel_l2" if math.isfinite(case.rel_l2) else None,
-                    text=text.format(allowed, case.rel_l2, case.where))
-            for case in wrong
-        ][:1]  # fmt: skip
-    clocked = [case for case in cases if case.padding == TIMED]
+        wrong = next((case for case in cases if not case.rel_l2 <= allowed), None)
+        if wrong is None:
+            return []
+        text = f"rel_l2 of outputs computed under the clock must be at most {allowed:g}; got {wrong.rel_l2:.6g} ({wrong.where})"
+        return [Failure.of_figure("parity", "rel_l2", wrong.rel_l2, text)]
     # Reduced precision has no limit of rel_l2 unless a recipe states one.
-    if limits.rel_l2 is None and limits.cosine_median_min is not None and clocked:
-        median = cosine_median(clocked)
-        if not median >= limits.cosine_median_min:
-            text = f"the median cosine of outputs computed under the clock must be at least {limits.cosine_median_min:g}; got {median:.6g}"
-            metric = "cosine_median_min" if math.isfinite(median) else None
-            missed.append(Failure(gate="parity", metric=metric, text=text))
-    for metric, value, limit in _held(_probed(cases), limits):
-        least = is_least(metric)
-        if not (value >= limit if least else value <= limit):
-            text = f"{metric} must be {'at least' if least else 'at most'} {limit:g}; got {value:.6g}"
-            missed.append(Failure(gate="parity", metric=metric if math.isfinite(value) else None, text=text))
-    return missed
+    median = cosine_median(cases)
+    if limits.cosine_median_min is None or median >= limits.cosine_median_min:
+        return []
+    text = f"the median cosine of outputs computed under the clock must be at least {limits.cosine_median_min:g}; got {median:.6g}"
+    return [Failure.of_figure("parity", "cosine_median_min", median, text)]
 
 
 def _probed(cases: Sequence[Case]) -> list[Case]:

@@ -24,7 +24,7 @@ from bertopt.checks.probes import Text
 from bertopt.core import Precision, Spec
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
-from bertopt.results import Limits, is_least
+from bertopt.results import Limits, holds
 from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
 
@@ -164,8 +164,7 @@ def _judged(
 def _missed(values: Mapping[str, float], limits: Mapping[str, float | None]) -> list[str]:
     """Return a text for each value that misses its limit; NaN misses any."""
     held = [(name, value, limit) for name, value in values.items() if (limit := limits[name]) is not None]
-    missed = [(name, value, limit) for name, value, limit in held if not (value >= limit if is_least(name) else value <= limit)]
-    return [f"{name} {value:.6g} (limit {limit:g})" for name, value, limit in missed]
+    return [f"{name} {value:.6g} (limit {limit:g})" for name, value, limit in held if not holds(name, value, limit)]
 
 
 def _timed(ask: Ask, text: Text) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, is_least
+from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, holds, is_least
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
@@ -193,9 +193,8 @@ def changes(counts: Mapping[str, int], most: int = 2) -> str:
 def parity(found: Parity) -> str:
     """`cosine_min 0.9931 ≥ 0.98`, or how the limit was missed."""
     worst = found.worst
-    least = is_least(worst.metric)
-    held = worst.value >= worst.limit if least else worst.value <= worst.limit
-    return f"{worst.metric} {beside(worst.value, worst.limit, least)}" + (", failed" if held and not found.passed else "")
+    failed = holds(worst.metric, worst.value, worst.limit) and not found.passed
+    return f"{worst.metric} {beside(worst.value, worst.limit, is_least(worst.metric))}" + (", failed" if failed else "")
 
 
 def margin(found: Margin) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from bertopt.report import formatting
-from bertopt.results import Case, Comparison, Limits, Parity, Report, Stage, Worst, is_least
+from bertopt.results import Case, Comparison, Limits, Parity, Report, Stage, Worst, holds, is_least
 
 _CASE_METRICS = ("max_abs", "rel_l2", "cosine_min", "cosine_mean")
 #: Tokens shown on each side of the worst one.
@@ -43,10 +43,8 @@ def case_cells(case: Case, limits: Limits) -> list[tuple[str, bool]]:
     found = []
     for metric in _CASE_METRICS:
         value, limit = getattr(case, metric), getattr(limits, metric)
-        least = is_least(metric)
-        held = limit is None or (value >= limit if least else value <= limit)
         # Seven digits: a cosine of 0.9999998 is not 1.
-        found.append((formatting.figure(value, 7 if least else 3), not held))
+        found.append((formatting.figure(value, 7 if is_least(metric) else 3), limit is not None and not holds(metric, value, limit)))
     return found
 
 

@@ -14,6 +14,7 @@ from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.results.limits import Limits as Limits
 from bertopt.results.margin import Gate as Gate
 from bertopt.results.margin import Margin as Margin
+from bertopt.results.margin import holds as holds
 from bertopt.results.margin import is_least as is_least
 from bertopt.results.timing import DEAD_BAND as DEAD_BAND
 from bertopt.results.timing import Latency as Latency
@@ -176,6 +177,11 @@ class Failure(_Result):
     text: str
     waiver: Waiver | None = None
     """What covers it."""
+
+    @classmethod
+    def of_figure(cls, gate: Gate, metric: str, value: float, text: str) -> Failure:
+        """Return the failure of a figure that misses its limit. NaN and infinity are no figures that somebody could accept."""
+        return cls(gate=gate, metric=metric if math.isfinite(value) else None, text=text)
 
 
 class Stage(_Result):

@@ -17,6 +17,11 @@ def is_least(metric: str) -> bool:
     return metric.startswith("cosine") or metric.endswith("_min")
 
 
+def holds(metric: str, value: float, limit: float) -> bool:
+    """Whether a value keeps the limit of this name. NaN keeps none."""
+    return value >= limit if is_least(metric) else value <= limit
+
+
 class Margin(BaseModel):
     """One figure beside its limit."""
 
