@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -222,18 +223,16 @@ def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:
 def _layers(network: Any) -> dict[str, int]:
     """Layers that multiply matrices, by the precision of their output, as they enter the strongly typed build."""
     kinds = {"MATRIX_MULTIPLY", "ATTENTION", "ATTENTION_INPUT", "FULLY_CONNECTED", "CONVOLUTION", "EINSUM"}
-    counts: dict[str, int] = {}
+    short = {"HALF": "fp16", "FLOAT": "fp32", "BF16": "bf16"}
+    counts = Counter[str]()
     for i in range(network.num_layers):
         layer = network.get_layer(i)
         if layer.type.name in kinds:
-            name = {"HALF": "fp16", "FLOAT": "fp32", "BF16": "bf16"}.get(
-                layer.get_output(0).dtype.name, layer.get_output(0).dtype.name.lower()
-            )
-            counts[f"{name}_products"] = counts.get(f"{name}_products", 0) + 1
+            dtype = layer.get_output(0).dtype.name
+            counts[f"{short.get(dtype, dtype.lower())}_products"] += 1
         if layer.type.name == "DEQUANTIZE":
-            counts["dequantize_layers"] = counts.get("dequantize_layers", 0) + 1
-    counts["layers"] = network.num_layers
-    return counts
+            counts["dequantize_layers"] += 1
+    return {**counts, "layers": network.num_layers}
 
 
 def _check_precision(layers: dict[str, int], precision: str) -> None:

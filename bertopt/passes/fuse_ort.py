@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -47,7 +48,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
                 f"none of ONNX Runtime's fused operators fits this {model.spec.family} graph; leave fuse_ort out"
             )
         path = onnx_files.save(graph, ctx.workdir / "onnx")
-        changes = {kind: fused.get(kind, 0) - before.get(kind, 0) for kind in sorted(fused)}
+        changes = {kind: fused[kind] - before[kind] for kind in sorted(fused)}
         return Result(Onnx(model.spec, model.precision, path), changes)
 
     def effects(self, model: Onnx, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
@@ -63,9 +64,5 @@ def _attention(graph: Any) -> int:
     return sum(node.op_type in ("Attention", "MultiHeadAttention") for node in graph.graph)
 
 
-def _fused(graph: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for node in graph.graph:
-        if node.domain == "com.microsoft":
-            counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
+def _fused(graph: Any) -> Counter[str]:
+    return Counter(node.op_type for node in graph.graph if node.domain == "com.microsoft")

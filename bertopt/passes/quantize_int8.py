@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -140,9 +141,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         for written in ctx.workdir.glob("quantised.onnx*"):
             written.unlink()
         after = _products(onnx.load(path, load_external_data=False))
-        return Result(
-            Onnx(model.spec, "int8", path), {kind: after[kind] - before.get(kind, 0) for kind in sorted(after)}
-        )
+        return Result(Onnx(model.spec, "int8", path), {kind: after[kind] - before[kind] for kind in sorted(after)})
 
     def _seven_bits(self, ctx: Context) -> bool:
         """Whether weights have 7 bits: asked for, or not said and the sum of two products of 8 bits would saturate here."""
@@ -197,10 +196,6 @@ def _quantised(value: Any) -> Any:
     return made.inputs[0] if made is not None and made.op_type == "DequantizeLinear" else None
 
 
-def _products(graph: Any) -> dict[str, int]:
+def _products(graph: Any) -> Counter[str]:
     kinds = ("MatMulInteger", "QAttention", "DynamicQuantizeMatMul", "QGemm")
-    counts: dict[str, int] = {}
-    for node in graph.graph.node:
-        if node.op_type in kinds:
-            counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
+    return Counter(node.op_type for node in graph.graph.node if node.op_type in kinds)
