@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result, RuntimeFacts, ShapeLimits
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.system import tensorrt_import
+from bertopt.system import atomic_write, tensorrt_import
 
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
 
@@ -200,9 +199,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
             return
         path = Path(self.timing_cache)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + f".{os.getpid()}.part")
-        part.write_bytes(memoryview(config.get_timing_cache().serialize()))
-        part.replace(path)
+        with atomic_write.replacing(path) as new:
+            new.write_bytes(memoryview(config.get_timing_cache().serialize()))
 
 
 def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bertopt.system import atomic_write
+
 
 class KernelCache:
     """Creates the execution context of an engine and keeps the kernels that TensorRT-RTX compiled for it.
@@ -48,9 +50,8 @@ class KernelCache:
             return
         with contextlib.suppress(OSError):  # a full or read-only disk costs time at the next start, nothing else
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-            part.write_bytes(memoryview(self._cache.serialize()))
-            part.replace(self.path)
+            with atomic_write.replacing(self.path) as new:
+                new.write_bytes(memoryview(self._cache.serialize()))
 
 
 def folder() -> Path:

@@ -16,7 +16,7 @@ from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.source import sha256
 from bertopt.stages import signature
 from bertopt.stages.signature import SIGNATURE
-from bertopt.system import environment
+from bertopt.system import atomic_write, environment
 
 MANIFEST = "manifest.json"
 #: 2: the manifest holds a hash of itself, and OpenVINO files are named as sentence-transformers looks for them.
@@ -128,13 +128,9 @@ def write(directory: Path, fields: Mapping[str, Any]) -> Manifest:
 def sign(directory: Path, private: Path) -> Path:
     """Write the signature of the artefact in `directory`, once its files were verified, and return its path."""
     verify(directory)
-    path = directory / SIGNATURE
-    new = path.with_suffix(".part")
-    try:
-        new.write_bytes(signature.sign((directory / MANIFEST).read_bytes(), private))
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    path, signed = directory / SIGNATURE, signature.sign((directory / MANIFEST).read_bytes(), private)
+    with atomic_write.replacing(path) as new:
+        new.write_bytes(signed)
     return path
 
 
