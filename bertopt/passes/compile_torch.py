@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,8 +42,6 @@ class CompileTorch(Pass[Eager, Compiled]):
         return super().conflict(before)
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Compiled]:
-        import copy
-
         import torch
         from torch._dynamo.utils import counters
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -40,11 +45,6 @@ class ExportOnnx(Pass[Eager, Onnx]):
         return None
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Onnx]:
-        import contextlib
-        import copy
-        import sys
-        import warnings
-
         import torch
 
         try:
@@ -64,8 +64,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
             )
         named = model.spec.dimensions
         dims = {dim: torch.export.Dim(dim) for dims in named.values() for dim in dims}
-        sink = open_null()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sink), torch.no_grad():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 network, network.example(2, 16), dynamo=True, opset_version=self.opset, verbose=False, optimize=True,
@@ -106,12 +105,6 @@ class ExportOnnx(Pass[Eager, Onnx]):
 def _transposes_a_weight(node: Any) -> bool:
     """Whether a node transposes a weight that is read in no other way: a head may transpose the embeddings, which would be stored twice."""
     return node.op_type == "Transpose" and all(reader.op_type == "Transpose" for reader in node.inputs[0].consumers())
-
-
-def open_null() -> Any:
-    import io
-
-    return io.StringIO()
 
 
 def _check_size(graph: Any, network: Any) -> None:
