@@ -56,7 +56,7 @@ class Comparer:
 
     def _swept(self, name: str) -> SweptOutput:
         every = np.concatenate(list(self.errors[name].values()))
-        at = int(np.argmax(np.where(np.isnan(every), np.inf, every)))
+        at = int(every.argmax())  # of NaN the first NaN
         places = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))]
         probe, row = places[at]
         sizes: dict[bool, list[Array]] = {False: [], True: []}
@@ -65,7 +65,7 @@ class Comparer:
                 sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
-            median=float(np.median(every)), worst=nan_max(map(float, every)), where=f"{name}[{row}], {probe}",
+            median=float(np.median(every)), worst=float(every[at]), where=f"{name}[{row}], {probe}",
             small_batches=small, large_batches=large, lengths=self._by_length(name), one_number=self.one_number(name),
         )  # fmt: skip
 
@@ -127,8 +127,8 @@ def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: 
         if key in got and got[key].shape == expected.shape:
             error = float(np.linalg.norm(got[key] - expected)) / max(float(np.linalg.norm(expected)), floor)
         errors[int(number)] = nan_max((float(errors[int(number)]), error))
-    at = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
-    return SweptOutput(median=float(np.median(errors)), worst=nan_max(map(float, errors)), where=f"text {str(texts[at])[:60]!r}")
+    at = int(errors.argmax())  # of NaN the first NaN
+    return SweptOutput(median=float(np.median(errors)), worst=float(errors[at]), where=f"text {str(texts[at])[:60]!r}")
 
 
 def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
