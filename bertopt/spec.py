@@ -153,7 +153,7 @@ class Spec(BaseModel):
 
     def random_ids(self, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return int64 ids of the vocabulary, never the padding's: RoBERTa counts its positions by that."""
-        ids = rng.integers(0, self.vocabulary - 1, shape)
+        ids = rng.integers(0, self.vocabulary - (self.pad_id < self.vocabulary), shape)
         return ids + (ids >= self.pad_id)
 
     def differences(self, other: Spec) -> str:

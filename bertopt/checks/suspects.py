@@ -52,7 +52,7 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
     """Replace the error of each short row by that of its worst id: the median over `TIMES` rows beside other ids."""
     ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for probe, row in rows]
     repeated = np.repeat(np.concatenate(ids), TIMES)
-    beside = _random_ids(spec, (len(repeated), min(ID_LENGTH, spec.max_length)), rng)
+    beside = spec.random_ids((len(repeated), min(ID_LENGTH, spec.max_length)), rng)
     beside[np.arange(len(beside)), rng.integers(beside.shape[1], size=len(beside))] = repeated
     parts = np.array_split(beside, -(-len(beside) // ID_ROWS))  # none of one row, of which some sessions give fewer outputs
     probes = [sweep_plan.make_probe(spec, "suspects", i, np.ones_like(part), part.ravel(), rng) for i, part in enumerate(parts)]
@@ -84,12 +84,6 @@ def _settle_batches(
             if probe.name in errors:
                 every = [compared.row_errors(each, got[each.name][name], reference[each.name][name], name) for each in again]
                 errors[probe.name][of_batch] = np.median(every, axis=0)[of_batch]
-
-
-def _random_ids(spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return random ids other than the padding's."""
-    ids = rng.integers(0, spec.vocabulary - (spec.pad_id < spec.vocabulary), shape)
-    return np.asarray(ids + (ids >= spec.pad_id))
 
 
 def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -> Array:
