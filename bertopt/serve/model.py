@@ -200,8 +200,6 @@ class ServedModel:
     def _warm_up(self) -> None:
         """Run short, long and many texts, so that costs are measured and shapes prepared before the first request."""
         texts: list[Text] = [(text, text) if self.spec.task == "question-answering" else text for text in _WARM_UP]
-        if self.spec.task == "fill-mask":
-            texts = list(_WARM_UP)
         for text in texts:
             self.predictor([text])
         self.predictor(texts * 8)
