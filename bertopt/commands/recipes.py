@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from bertopt.commands import mix_up
 from bertopt.errors import UsageError
+from bertopt.recipe.suggest import closest
 from bertopt.stages import MANIFEST
 
 #: Data of the package, so that wheels and checkouts hold the same files at the same place.
@@ -50,8 +50,8 @@ def find(recipe: str | Path) -> Path:
     if name in names and path.suffix in ("", ".yaml"):
         return FOLDER / f"{name}.yaml"
     if path.parent == Path() and path.suffix == "" and not path.exists():
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean '{near[0]}'?" if near else "give a YAML file, or a name that `bertopt recipes` lists"
+        near = closest(name, names)
+        hint = f"did you mean '{near}'?" if near else "give a YAML file, or a name that `bertopt recipes` lists"
         raise UsageError(f"'{recipe}' is neither a file here nor a shipped recipe; {hint}")
     return path
 
