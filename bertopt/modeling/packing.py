@@ -251,12 +251,17 @@ def _slots(row: Array, column: Array) -> Array:
     return slot
 
 
+def by_length(rows: Rows) -> Array:
+    """Return the place [N] of each text's row in the order of the rows by length, longest first."""
+    rank = np.empty(len(rows.used), np.int64)
+    rank[np.argsort(-rows.used, kind="stable")] = np.arange(len(rows.used))
+    return np.asarray(rank[rows.row])
+
+
 def batches(spec: Spec, of: Flat, rows: Rows, spans: Sequence[tuple[int, int]]) -> Iterator[Batch]:
     """Batches, made when asked for, of neighbouring rows: each from one place to another in their order by length, longest
     first."""
-    rank = np.empty(len(rows.used), np.int64)
-    rank[np.argsort(-rows.used, kind="stable")] = np.arange(len(rows.used))
-    place = rank[rows.row]
+    place = by_length(rows)
     order = np.argsort(place, kind="stable")
     for (first, _), (low, high) in zip(spans, np.searchsorted(place[order], spans).tolist(), strict=True):
         chosen = order[low:high]
