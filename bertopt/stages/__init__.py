@@ -21,7 +21,7 @@ from bertopt.stages.signature import SIGNATURE
 from bertopt.system import environment
 
 __all__ = [
-    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "FileModel", "Manifest", "commit", "describe", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
+    "DEVICE_FORMS", "MANIFEST", "CommittedStage", "FileModel", "Manifest", "commit", "describe", "files_beside", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
     "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ def write_form(model: Model, out: Path) -> None:
     elif isinstance(model, FileModel) and not model.path.is_relative_to(out):
         target = out / _model_file(model)
         link(model.path, target)
-        for path in _files_beside(model):
+        for path in files_beside(model):
             # OpenVINO looks for weights of the model's name.
             link(path, target.with_suffix(".bin") if isinstance(model, OpenVino) else target.with_name(path.name))
 
@@ -104,7 +104,7 @@ def _model_file(model: FileModel) -> str:
     return _MODEL_FILES[model.form]
 
 
-def _files_beside(model: FileModel) -> list[Path]:
+def files_beside(model: FileModel) -> list[Path]:
     """Return the other files of a form: large weights of ONNX, those of OpenVINO, a task head of the native encoder."""
     if isinstance(model, Onnx):
         data = model.path.with_name("model.onnx_data")

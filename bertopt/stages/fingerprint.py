@@ -9,8 +9,9 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
-from bertopt.stages import FileModel
+from bertopt.core import Compiled, Eager, Model, Onnx
+from bertopt.modeling.source import sha256
+from bertopt.stages import FileModel, files_beside
 
 #: Where a model was read from is no part of what it is; torch.compile's own bookkeeping differs from run to run.
 _NOT_THE_MODEL = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "_compiled_call_impl"})
@@ -30,16 +31,8 @@ def fingerprint(model: Model) -> str:
     if isinstance(model, Onnx):
         return _graph_hash(model)
     assert isinstance(model, FileModel), f"form '{model.form}' has no file"
-    digest = hashlib.sha256(model.form.encode())
-    files = [model.path]
-    if isinstance(model, OpenVino):
-        files.append(model.path.with_suffix(".bin"))
-    elif isinstance(model, Native):
-        files = sorted(model.path.parent.iterdir())
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    hashes = (sha256(path) for path in (model.path, *files_beside(model)))
+    return hashlib.sha256(" ".join([model.form, *hashes]).encode()).hexdigest()
 
 
 def fingerprint_network(network: Any) -> str:
