@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from bertopt.core import Spec
 from bertopt.errors import Unsupported
 from bertopt.quantization import calibration_inputs
@@ -52,9 +54,9 @@ def quantize(
         if options.min_cosine is None:
             break
         scores = _cosines(truth, _answers(quantized, spec, held))
-        if min(scores) >= options.min_cosine:
+        worst = int(np.argmin(scores))  # of NaN the first NaN
+        if scores[worst] >= options.min_cosine:
             break
-        worst = scores.index(min(scores))
         more = _most_to_gain(quantized, spec, [held[worst]], [truth[worst]])
         if not more:
             break
@@ -135,7 +137,6 @@ def _answers(graph: Any, spec: Spec, samples: Sequence[Mapping[str, Any]]) -> li
 
 def _cosines(truth: Sequence[Any], got: Sequence[Any]) -> list[float]:
     """Mean cosine of each sample's vectors."""
-    import numpy as np
 
     def cosine(a: Any, b: Any) -> float:
         norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import openvino as ov
+import pytest
 from openvino import opset13 as op
 
+from bertopt.core import Spec
 from bertopt.quantization import openvino_ptq
+
+SPEC = Spec(family="bert", task="text-classification", inputs=("input_ids", "attention_mask"), outputs=("logits",),
+            layers=1, heads=2, hidden=16, vocabulary=100, token_types=1, pad_id=0, max_length=32, text_length=32,
+            parameters=1)  # fmt: skip
 
 
 def test_products_of_constants_alone_are_none() -> None:
@@ -19,3 +25,18 @@ def test_products_of_constants_alone_are_none() -> None:
     projected.set_friendly_name("of tokens")
     graph = ov.Model([op.matmul(projected, position, False, True)], [tokens])
     assert [node.get_friendly_name() for node in openvino_ptq.products(graph)] == ["of tokens"]
+
+
+@pytest.mark.parametrize("scores", [[0.99, float("nan")], [float("nan"), 0.99], [0.99, 0.5]])
+def test_a_held_out_answer_that_is_no_number_is_the_worst(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
+    """Wherever it stands among the others, its products go back to float32."""
+    answers = iter([scores, [1.0, 1.0]])
+    monkeypatch.setattr(openvino_ptq, "products", lambda graph: [])
+    monkeypatch.setattr(openvino_ptq, "_answers", lambda graph, spec, samples: list(samples))
+    monkeypatch.setattr(openvino_ptq, "_once", lambda graph, samples, kept, options: graph)
+    monkeypatch.setattr(openvino_ptq, "_cosines", lambda truth, got: next(answers))
+    monkeypatch.setattr(openvino_ptq, "_most_to_gain", lambda graph, spec, samples, truth: (f"of sample {samples[0]['row']}",))
+    samples = [{"row": row} for row in range(openvino_ptq.HELD_OUT + 1)]  # rows 0 and 7 are held out
+    options = openvino_ptq.Options("mixed", "mean_min_max", None, False, (), min_cosine=0.9)
+    _, kept = openvino_ptq.quantize(None, SPEC, samples, options)
+    assert kept == (f"of sample {0 if scores[0] != scores[0] else 7}",)
