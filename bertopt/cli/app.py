@@ -58,6 +58,7 @@ Override = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
 
 

@@ -14,6 +14,7 @@ from bertopt.cli.app import (
     Json,
     Junit,
     Override,
+    Quick,
     RecipeName,
     Summary,
     Verbose,
@@ -42,7 +43,7 @@ def export(
         bool, typer.Option("--build-only", help="Accept a stage that this machine can build but not run.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Build everything again; ignore the stages of earlier runs.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")] = False,
+    quick: Quick = False,
     json_: Json = False,
     junit: Junit = None,
     summary: Summary = None,
@@ -90,17 +91,12 @@ def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | No
 
 def show(report: Report, where: Path, as_json: bool, verbose: bool) -> None:
     """Print the table or the JSON document; to stderr what was delivered, the warnings, and why the run failed."""
-    from bertopt.report.stage_details import doubtful_timings
-
     if as_json:
         print(report.model_dump_json(by_alias=True))
     else:
         table(report)
-    for warning in report.model.get("warnings", ()):
-        print(f"warning: {warning}", file=sys.stderr)
-    if found := doubtful_timings(report):
-        advice = "after noise, repeat on a calmer machine, or with larger timing.shape_s and timing.mix_s"
-        print(f"warning: {found}; {where / 'report.html'} lists all; {advice}", file=sys.stderr)
+    advice = "after noise, repeat on a calmer machine, or with larger timing.shape_s and timing.mix_s"
+    print_warnings(report, f"{where / 'report.html'} lists all; {advice}")
     if report.delivered:
         print(
             f"{where / report.delivered.path} holds '{report.delivered.stage}'; report: {where / 'report.html'}",
@@ -112,6 +108,16 @@ def show(report: Report, where: Path, as_json: bool, verbose: bool) -> None:
         print(*(row.facts["log"] for row in report.stages if "log" in row.facts), sep="\n", file=sys.stderr)
     if report.exit_code:
         print(report.reason, file=sys.stderr)
+
+
+def print_warnings(report: Report, advice: str) -> None:
+    """Print the warnings of a report to stderr, and which timings are doubtful, with advice on them."""
+    from bertopt.report.stage_details import doubtful_timings
+
+    for warning in report.model.get("warnings", ()):
+        print(f"warning: {warning}", file=sys.stderr)
+    if found := doubtful_timings(report):
+        print(f"warning: {found}; {advice}", file=sys.stderr)
 
 
 def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bertopt.cli.app import Json, Verbose, app, exit_codes
+from bertopt.cli.app import Json, Quick, Verbose, app, exit_codes
 from bertopt.cli.export import show, watched
 
 Model = Annotated[
@@ -39,9 +39,7 @@ def optimize(
     portable: Annotated[
         bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers opens too.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")
-    ] = False,
+    quick: Quick = False,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:

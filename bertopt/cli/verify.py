@@ -11,6 +11,7 @@ import typer
 from bertopt.cli import compare
 from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, exit_codes, table
 from bertopt.cli.compare import Bigger, LimitValues, Memory, QualityDrop, Slower
+from bertopt.cli.export import print_warnings
 from bertopt.errors import UsageError
 
 
@@ -79,12 +80,7 @@ def verify(
             table(report)
         if diff is not None and not json_:
             compare.show(diff)
-        for warning in report.model.get("warnings", []):
-            print(f"warning: {warning}", file=sys.stderr)
-        from bertopt.report.stage_details import doubtful_timings
-
-        if found := doubtful_timings(report):
-            print(f"warning: {found}; after noise, repeat on a calmer machine", file=sys.stderr)
+        print_warnings(report, "after noise, repeat on a calmer machine")
         print(report.reason, file=sys.stderr if report.exit_code or json_ else sys.stdout)
         raise typer.Exit(report.exit_code)
 
