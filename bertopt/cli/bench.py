@@ -65,7 +65,7 @@ def _table(timings: Bench) -> Table:
     for row in timings.artefacts:
         for number, case in enumerate(row.latency):
             named = (row.directory, f"{row.form}, {row.precision}") if number == 0 else ("", "")
-            versus = formatting.verdict(case.vs_reference) if case.vs_reference else formatting.NONE
+            versus = str(case.vs_reference) if case.vs_reference else formatting.NONE
             table.add_row(
                 *named, case.what, formatting.figure(case.p50_ms), formatting.figure(case.p90_ms),
                 formatting.count(case.texts_per_s), versus,

@@ -97,7 +97,7 @@ def _type(prop: dict[str, Any]) -> str:
 
 
 def _summary(manifest: Manifest) -> Iterator[str]:
-    from bertopt.report.formatting import QUICK, is_quick, margin, verdict
+    from bertopt.report.formatting import QUICK, is_quick, margin
     from bertopt.results import Latency, Margin
     from bertopt.stages.model_card import opened_by
 
@@ -115,7 +115,7 @@ def _summary(manifest: Manifest) -> Iterator[str]:
         yield f"nearest to its limit: {margin(found)}" + (f" ({found.where})" if found.where else "")
     for fields in gates.get("latency") or []:
         case = Latency.model_validate(fields)
-        yield f"latency, {case.what}: {case.p50_ms:.2f} ms" + (f", {verdict(case.vs_reference, interval=False)}" if case.vs_reference else "")
+        yield f"latency, {case.what}: {case.p50_ms:.2f} ms" + (f", {case.vs_reference.brief()}" if case.vs_reference else "")
     if is_quick(manifest.recipe or {}):
         yield f"timing is {QUICK}"
     for name, entry in manifest.files.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bertopt.results import Latency, Margin, Parity, Quality, Ratio, Report, Stage, holds, is_least
+from bertopt.results import Latency, Margin, Parity, Quality, Report, Stage, holds, is_least
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
@@ -17,6 +17,8 @@ NONE = "–"
 QUICK = "a first look (quick): few rounds, so wide intervals; run again without it for verdicts"
 #: The columns, in the order they are shown.
 COLUMNS = ("stage", "status", "changed", "parity", "ms", "rate", "verdict", "size", "quality")
+#: Those that hold a number.
+NUMBERS = ("ms", "rate", "size", "quality")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
         "parity": parity(stage.parity) if stage.parity else NONE,
         "ms": f"{timed.p50_ms:.2f}" if timed else NONE,
         "rate": count(mix.texts_per_s) if mix else NONE,
-        "verdict": verdict(ratio) if ratio else ("reference" if compared and stage.pass_ is None else NONE),
+        "verdict": str(ratio) if ratio else ("reference" if compared and stage.pass_ is None else NONE),
         "size": megabytes(stage.size_bytes) if stage.size_bytes is not None else NONE,
         "quality": quality(stage.quality, stage.pass_ is None) if stage.quality else NONE,
     }
@@ -81,15 +83,10 @@ def _row(stage: Stage, tree: str, shape: tuple[int, int] | None, mixed: bool) ->
     if stage.quality:
         brief["quality"] = quality(stage.quality, stage.pass_ is None, interval=False)
     if ratio:
-        brief["verdict"] = verdict(ratio, interval=False)
+        brief["verdict"] = ratio.brief()
     if stage.parity:
         brief["parity"] = f"{stage.parity.worst.metric} {digits(stage.parity.worst.value, stage.parity.worst.limit)}"
     return Row(stage, tree, cells, brief)
-
-
-def quick(report: Report) -> bool:
-    """Whether the run was timed briefly."""
-    return is_quick(report.recipe)
 
 
 def is_quick(recipe: Mapping[str, Any]) -> bool:
@@ -100,7 +97,7 @@ def is_quick(recipe: Mapping[str, Any]) -> bool:
 def baselines(report: Report) -> str:
     """The speed of the checkpoint as torch alone runs it in less precision; empty where it was not timed."""
     last = {kind: cases[-1] for kind, cases in report.baselines.items() if cases}
-    words = [f"{kind} {verdict(case.vs_reference)}, {case.what}" for kind, case in last.items() if case.vs_reference]
+    words = [f"{kind} {case.vs_reference}, {case.what}" for kind, case in last.items() if case.vs_reference]
     return f"the checkpoint as torch alone runs it, against fp32: {'; '.join(words)}" if words else ""
 
 
@@ -236,10 +233,6 @@ def figure(value: float, digits: int = 4) -> str:
 def times(value: float) -> str:
     """How many times one figure is another: `3.7×`, `42×`, `>10,000×`."""
     return ">10,000×" if value > 10_000 else f"{value:.1f}×" if value < 9.95 else f"{value:,.0f}×"
-
-
-def verdict(ratio: Ratio, interval: bool = True) -> str:
-    return str(ratio) if interval else ratio.brief()
 
 
 def quality(found: Quality, reference: bool = False, interval: bool = True) -> str:

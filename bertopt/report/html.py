@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertopt.report import charts, formatting, glossary, limit_margins, stage_details
-from bertopt.results import Margin, Ratio, Report, Stage, factor
+from bertopt.results import Margin, Report, Stage, factor
 from bertopt.system import atomic_write
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ _EXITS = {
     130: "interrupted", 143: "terminated",
 }  # fmt: skip
 #: The table's columns: what decides first, since a narrow page shows the left ones.
-_NUMBERS = ("ms", "rate", "size", "quality")
 _ORDER = ("stage", "status", "verdict", "parity", "rate", "ms", "size", "quality", "changed")
 
 
@@ -49,7 +48,7 @@ def fragment(report: Report) -> str:
     """The verdict and the table alone, for a notebook: no style that reaches beyond it."""
     return template("notebook.html.jinja").render(
         report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
-        delivered=report.delivered.stage if report.delivered else None, numbers=_NUMBERS,
+        delivered=report.delivered.stage if report.delivered else None, numbers=formatting.NUMBERS,
     )  # fmt: skip
 
 
@@ -66,14 +65,10 @@ def template(name: str) -> Template:
     )
     found.filters |= {
         "figure": formatting.figure, "count": formatting.count, "flat": formatting.flat, "parity": formatting.parity, "margin": formatting.margin,
-        "quality": formatting.quality, "coverage": formatting.coverage, "ratio": _ratio, "rounding": limit_margins.rounding, "clean": formatting.clean, "one_line": formatting.one_line,
+        "quality": formatting.quality, "coverage": formatting.coverage, "ratio": lambda ratio: str(ratio or formatting.NONE), "rounding": limit_margins.rounding, "clean": formatting.clean, "one_line": formatting.one_line,
         "percent": lambda share: f"{100 * share:.1f} %",
     }  # fmt: skip
     return found.get_template(name)
-
-
-def _ratio(found: Ratio | None) -> str:
-    return formatting.verdict(found) if found else formatting.NONE
 
 
 @dataclass(frozen=True)

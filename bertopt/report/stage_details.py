@@ -88,7 +88,7 @@ def effects(stage: Stage) -> list[tuple[str, int, int, bool]]:
 def warnings(report: Report) -> Iterator[str]:
     """Of the model first, then of every stage's timing."""
     yield from (str(warning) for warning in report.model.get("warnings") or ())
-    if formatting.quick(report):
+    if formatting.is_quick(report.recipe):
         yield f"timing is {formatting.QUICK}"
     for stage in report.stages:
         for case in stage.latency or []:
@@ -100,7 +100,7 @@ def doubtful_timings(report: Report) -> str | None:
     """How many timings carry a warning, and one of them, of the delivered stage first. None without one, and of a quick run."""
     timings = [(stage.name, case) for stage in report.stages for case in stage.latency or []]
     doubtful = [(name, case) for name, case in timings if case.warning]
-    if not doubtful or formatting.quick(report):
+    if not doubtful or formatting.is_quick(report.recipe):
         return None
     delivered = report.delivered.stage if report.delivered else None
     name, case = next((one for one in doubtful if one[0] == delivered), doubtful[0])

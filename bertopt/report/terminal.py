@@ -17,6 +17,7 @@ from rich.text import Text
 
 from bertopt.report.formatting import (
     NONE,
+    NUMBERS,
     QUICK,
     Grid,
     Row,
@@ -24,9 +25,9 @@ from bertopt.report.formatting import (
     certificate,
     coverage,
     grid,
+    is_quick,
     line,
     one_line,
-    quick,
     rounding,
 )
 from bertopt.report.formatting import notes as cell_notes
@@ -44,7 +45,6 @@ _LAYOUTS: tuple[tuple[tuple[str, ...], bool], ...] = (
 _STATUS = {"ok": "green", "noop": "yellow", "failed": "bold red", "reverted": "yellow", "unsupported": "magenta",
            "unverified": "yellow", "skipped": "dim"}  # fmt: skip
 _VERDICT = {"FASTER": "green", "SLOWER": "red", "INCONCLUSIVE": "yellow"}
-_NUMBERS = ("ms", "rate", "size", "quality")
 _ASCII = str.maketrans(
     {"├": "|", "└": "`", "│": "|", "≤": "<=", "≥": ">=", "−": "-", "–": "-", "×": "x", "±": "", "→": "->"}
 )
@@ -88,7 +88,7 @@ class _Fitted:
         keys = [key for key in words.heads if key not in dropped]
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for key in keys:
-            number = key in _NUMBERS
+            number = key in NUMBERS
             table.add_column(
                 _plain(words.heads[key], ascii_only), justify="right" if number else "left", overflow="fold",
                 no_wrap=number or key == "status", min_width=12 if key in ("stage", "verdict") else None,
@@ -119,7 +119,7 @@ def _notes(report: Report) -> Text:
         for kind, words in cell_notes(stage):
             lead = stage.name if kind == "reason" else f"{stage.name}, {kind}"
             notes.append(f"{lead}: ", _STATUS[stage.status]).append(f"{one_line(words)}\n")
-    if quick(report):
+    if is_quick(report.recipe):
         notes.append("timing: ", "yellow").append(f"{QUICK}\n")
     if compared := baselines(report):
         notes.append("baselines: ", "bold").append(f"{compared}\n")
@@ -142,7 +142,7 @@ def _plain(text: str, ascii_only: bool) -> str:
 def markdown(report: Report) -> str:
     """The same cells as a GitHub table."""
     words = grid(report)
-    rules = ["--:" if key in _NUMBERS else ":--" for key in words.heads]
+    rules = ["--:" if key in NUMBERS else ":--" for key in words.heads]
     lines = [list(words.heads.values()), rules]
     for row in words.rows:
         cells = [_escaped(row.cells[key]) for key in words.heads]

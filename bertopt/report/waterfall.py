@@ -63,7 +63,7 @@ def latency(report: Report, alone: bool = False) -> str | None:
     svg.text(0, y + 17, "delivered, in all", "strong")
     svg.rect(axis.at(0), axis.at(1 / delivered.ratio), y + _MIDDLE - 7, 14, "best")
     axis.whisker(svg, 1 / delivered.high, 1 / delivered.low, y + _MIDDLE)
-    svg.text(_VERDICT, y + 17, formatting.verdict(delivered), f"strong {_WORDS.get(delivered.verdict, 'soft')}")
+    svg.text(_VERDICT, y + 17, str(delivered), f"strong {_WORDS.get(delivered.verdict, 'soft')}")
     return svg.finish(y + _ROW, alone)
 
 
@@ -76,7 +76,7 @@ def _bar(svg: Svg, axis: Axis, y: float, step: _Step | None, otherwise: str) -> 
         return
     svg.rect(axis.at(step.begin), axis.at(step.end), y + _MIDDLE - 7, 14, _BARS[step.ratio.verdict])
     axis.whisker(svg, step.low, step.high, y + _MIDDLE)
-    svg.text(_VERDICT, y + 17, formatting.verdict(step.ratio), _WORDS.get(step.ratio.verdict, "soft"))
+    svg.text(_VERDICT, y + 17, str(step.ratio), _WORDS.get(step.ratio.verdict, "soft"))
 
 
 def _links(
