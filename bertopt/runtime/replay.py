@@ -64,33 +64,14 @@ def answers(predictor: Predictor, compiled: bool = False) -> Answers:
 
 def at_once(predictor: Predictor) -> list[Answers]:
     """Return the outputs of each text, called alone: one call after the other, and then in `ROUNDS` rounds beside the others' calls."""
-    texts = _texts(predictor)
-    together = threading.Barrier(len(texts), timeout=START_S)
-
-    def ask(text: Text) -> list[list[list[float]]]:
-        together.wait()
-        return [_one(predictor, text) for _ in range(ROUNDS)]
-
-    one_by_one = [_one(predictor, text) for text in texts]
-    with ThreadPoolExecutor(len(texts)) as pool:
-        rounds = list(pool.map(ask, texts))
-    return [one_by_one, *([of_text[number] for of_text in rounds] for number in range(ROUNDS))]
+    return _beside_others(predictor, [[text] for text in _texts(predictor)], batch_by_batch=False)
 
 
 def calls_at_once(predictor: Predictor) -> list[Answers]:
     """Return the outputs for several texts in one call: one call after the other, and then each beside the others, as calls of the
     predictor and, in every other round, batch by batch as a server's."""
     calls = [_short_texts(predictor, word) for word in ("one", "two", "three", "four")]
-    together = threading.Barrier(len(calls), timeout=START_S)
-
-    def ask(call: list[Text]) -> list[Answers]:
-        together.wait()
-        return [_call(predictor, call, batch_by_batch=bool(number % 2)) for number in range(ROUNDS)]
-
-    one_by_one = [_call(predictor, call) for call in calls]
-    with ThreadPoolExecutor(len(calls)) as pool:
-        rounds = list(pool.map(ask, calls))
-    return [list(chain(*one_by_one)), *(list(chain(*(of_call[number] for of_call in rounds))) for number in range(ROUNDS))]
+    return _beside_others(predictor, calls, batch_by_batch=True)
 
 
 def after_one_that_ends_early(predictor: Predictor) -> Answers:
@@ -153,9 +134,19 @@ def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = Fa
     return [[_projected(value) for _, value in sorted(named.items())] for named in predictor.raw(texts, batch_by_batch)]
 
 
-def _one(predictor: Predictor, text: Text) -> list[list[float]]:
-    (answer,) = _call(predictor, [text])
-    return answer
+def _beside_others(predictor: Predictor, calls: Sequence[Sequence[Text]], batch_by_batch: bool) -> list[Answers]:
+    """Return the outputs of all calls one after the other, and then of each round of all at once; of every other round batch by
+    batch where `batch_by_batch` says so."""
+    together = threading.Barrier(len(calls), timeout=START_S)
+
+    def ask(call: Sequence[Text]) -> list[Answers]:
+        together.wait()
+        return [_call(predictor, call, batch_by_batch and number % 2 == 1) for number in range(ROUNDS)]
+
+    one_by_one = [_call(predictor, call) for call in calls]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        rounds = zip(*pool.map(ask, calls), strict=True)
+    return [list(chain.from_iterable(of_calls)) for of_calls in (one_by_one, *rounds)]
 
 
 def _projected(value: np.ndarray[Any, Any]) -> list[float]:
