@@ -101,7 +101,8 @@ class Predictor:
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
         feed = session.rows if isinstance(session, PackedSession) else session
-        self._runner = Runner(feed, spec, self.tokenizer, limits, costs)
+        #: What runs texts, for those who batch the texts of several callers: session, limits and costs.
+        self.runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
         self._unknown_id = _special_id(directory, self.tokenizer, "unk_token", "[UNK]")
 
@@ -181,29 +182,24 @@ class Predictor:
     def logits(self, texts: Iterable[Text]) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""
         listed = self._checked(as_list(texts), 0)
-        return self._runner.run(listed, True, 0).outputs.array if listed else self._nothing()
+        return self.runner.run(listed, True, 0).outputs.array if listed else self._nothing()
 
     def prompted(self, texts: Sequence[Text], name: str | None) -> Sequence[Text]:
         """Return `texts` with the prompt `name` before each; as they are where it is None. Raises UsageError for another's name."""
         return texts if name is None else prompted(texts, self.prompts, name)
-
-    @property
-    def runner(self) -> Runner:
-        """What runs texts, for those who batch the texts of several callers: session, limits and costs."""
-        return self._runner
 
     def raw(self, texts: Sequence[Text], batch_by_batch: bool = False) -> list[dict[str, Array]]:
         """Return the raw outputs of each text, by name; of one text as of a single call. `batch_by_batch`: see `Runner.run`."""
         listed = self._checked(texts, 0)
         whole = self.spec.granularity == "text"
         if whole and len(listed) == 1:
-            return [{self.spec.outputs[0]: self._runner.one(listed[0], True, 0)[0][0]}]
-        outputs = self._runner.run(listed, True, 0, batch_by_batch).outputs
+            return [{self.spec.outputs[0]: self.runner.one(listed[0], True, 0)[0][0]}]
+        outputs = self.runner.run(listed, True, 0, batch_by_batch).outputs
         return [{self.spec.outputs[0]: row} for row in outputs.array] if whole else outputs.by_text
 
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
         """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
-        self._runner.watch = watch
+        self.runner.watch = watch
 
     def _stream(
         self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None, how: _Options
@@ -223,18 +219,18 @@ class Predictor:
         check(texts, self.spec.task == "question-answering", first)
         return texts
 
-    def _answer(self, texts: Sequence[Text], truncate: bool, first: int, how: _Options = _DEFAULTS) -> Answer:
+    def _answer(self, texts: Sequence[Text], truncate: bool, first: int, how: _Options) -> Answer:
         whole = self.spec.granularity == "text"
         if not len(texts):
             return Answer(self._vectors(self._nothing(), how) if whole else [], [], 0)
-        if whole and len(texts) == 1 and self._runner.watch is None:
-            vector, truncated, tokens = self._runner.one(texts[0], truncate, first)
+        if whole and len(texts) == 1 and self.runner.watch is None:
+            vector, truncated, tokens = self.runner.one(texts[0], truncate, first)
             return Answer(self._vectors(vector, how), truncated, tokens)
-        raw = self._runner.run(texts, truncate, first)
+        raw = self.runner.run(texts, truncate, first)
         if whole:
             return Answer(self._vectors(raw.outputs.array, how), raw.truncated, raw.tokens)
         origins = [text for piece in raw.pieces for text in piece.origins or ()]
-        return Answer(self._located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
+        return Answer(self.located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
 
     def _nothing(self) -> Array:
         return np.zeros((0, self.spec.output_size), np.float32)
@@ -244,14 +240,11 @@ class Predictor:
             return values
         return task_outputs.classify(self.spec, values, how.top_k) if len(values) else []
 
-    def located(self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]]) -> list[Any]:
+    def located(
+        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: _Options = _DEFAULTS
+    ) -> list[Any]:
         """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
         the task is feature-extraction."""
-        return self._located(texts, tokens, outputs, _DEFAULTS)
-
-    def _located(
-        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: _Options
-    ) -> list[Any]:
         task, name = self.spec.task, self.spec.outputs[0]
         if task == "feature-extraction":
             return [out[name] for out in outputs]

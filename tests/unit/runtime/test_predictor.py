@@ -241,7 +241,7 @@ def test_packed_answers_as_padded(tiny: Tiny, tmp_path: Path) -> None:
         if task == "question-answering":
             texts = [("who sat ?", f"the cat {text}") for text in texts]
         one, other = (Predictor(open_session(of, threads=1), of.spec, directory) for of in (model, packed))
-        assert other._runner.session is not other.session, "packed texts are not packed twice"
+        assert other.runner.session is not other.session, "packed texts are not packed twice"
         got, expected = other(texts), one(texts)
         assert len(got) == len(texts)
         if pooling:
@@ -439,14 +439,14 @@ def test_batches_are_nearly_the_best_there_are(streams: int) -> None:
 def test_costs_are_chosen_once_at_the_first_call_with_several_texts(opened: Opened, tiny: Tiny) -> None:
     directory, _ = opened("feature-extraction", pooling="mean")
     predict = predictor(directory)
-    assert predict._runner.costs is None
+    assert predict.runner.costs is None
     predict(["one text alone needs no plan"])
-    assert predict._runner.costs is None
+    assert predict.runner.costs is None
     predict(TEXTS)
-    found = predict._runner.costs
+    found = predict.runner.costs
     assert found == expected(predict.spec), "eager models on the CPU are batched by fixed costs"
     predict(TEXTS)
-    assert predict._runner.costs is found
+    assert predict.runner.costs is found
     fixed, session = echo(tiny)
     fixed(TEXTS)
     assert sum(rows for rows, _ in session.shapes) == len(TEXTS), "given costs are not measured"

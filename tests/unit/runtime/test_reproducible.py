@@ -84,7 +84,7 @@ def test_two_loads_give_the_same_outputs_whatever_their_clocks_say(
         predict, shapes = load_with_clock(stage(kind), seed, monkeypatch)
         outputs.append(predict(texts))
         batches.append(shapes)
-        calls.append(predict._runner.costs)
+        calls.append(predict.runner.costs)
     for other in outputs[1:]:
         np.testing.assert_array_equal(other, outputs[0])
     if kind == "openvino":
