@@ -14,7 +14,7 @@ from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.config_checks import check_config, check_size
 from bertopt.system.untrusted import first_line, plain
 
-HUB_ID = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 #: What bertopt ever downloads of a hub repository: no code, no pickles.
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]
 #: What PEFT names the configuration of an adapter.
@@ -56,7 +56,7 @@ def resolve(source: str, revision: str | None = None) -> Path:
         raise UsageError(f"model {ascii(source)[:200]} cannot be looked up ({_why(error)}); check the path") from error
     if there:
         raise UsageError(f"model must be a directory with config.json and model.safetensors; '{source}' is a file")
-    if not HUB_ID.match(source):
+    if not HUB_ID.fullmatch(source):
         raise UsageError(_NO_MODEL.format(source))
     return _download(source, revision)
 
@@ -65,11 +65,14 @@ def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | N
     """Do as `examine` without the network: None for a package or a hub model that is not on this machine."""
     if source.startswith("pkg://"):
         return examine(resolve(source, revision)) if _package_root(source) is not None else None
-    if not HUB_ID.match(source) or Path(source).exists():
+    if not HUB_ID.fullmatch(source) or Path(source).exists():
         return examine(resolve(source, revision))
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import errors, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(source, "config.json", revision=revision)
+    try:
+        cached = try_to_load_from_cache(source, "config.json", revision=revision)
+    except errors.HFValidationError as error:
+        raise UsageError(_NO_MODEL.format(source)) from error
     return check_config(read_json(Path(cached))) if isinstance(cached, str) else None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SkipValidation, model_validat
 from bertopt import passes
 from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
 from bertopt.errors import UsageError
+from bertopt.modeling.source import HUB_ID
 from bertopt.recipe import waivers
 from bertopt.recipe.messages import format_value, validate_model
 from bertopt.recipe.overrides import apply as apply_overrides
@@ -23,8 +23,6 @@ from bertopt.recipe.steps import REFERENCE, RESERVED_STEP_NAMES, STEP_NAME, Step
 from bertopt.recipe.suggest import closest, nearest
 from bertopt.recipe.yaml_document import Document, KeyPath
 from bertopt.results import Limits, Waiver
-
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 Size = Annotated[int, Field(ge=1)]
 Shapes = tuple[tuple[Size, Size], ...]
@@ -227,7 +225,7 @@ def _located(doc: Document, head: RecipeFields, folder: Path) -> RecipeFields:
         found["texts"] = where or texts
     if not model.startswith("pkg://"):
         where = _find(model, folder, Path.is_dir)
-        if where is None and (model[0] in "./~" or not _HUB_ID.fullmatch(model)):
+        if where is None and (model[0] in "./~" or not HUB_ID.fullmatch(model)):
             expected = "model must be a hub id such as 'org/name', a directory or pkg://package/path"
             doc.report(("model",), f"{expected}; got {format_value(model)}, and there is no such directory")
         model = where or model

@@ -141,6 +141,13 @@ def test_neither_directory_nor_hub_id(bert: Path) -> None:
         checkpoint.load("a/b/c")
 
 
+@pytest.mark.parametrize("name", ["org/two..dots", "-org/name", "org/two--dashes", "org/name\n"])
+def test_a_name_that_the_hub_refuses_is_refused_before_the_network_too(name: str) -> None:
+    """`--dry-run` asks only the files of this machine."""
+    with pytest.raises(UsageError, match="neither a directory nor a hub id"):
+        source.examine_here(name)
+
+
 # What may be loaded
 
 
