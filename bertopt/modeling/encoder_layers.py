@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -127,6 +128,19 @@ def attention(layer: Any, base: Any) -> Attention:
         parent, _, name = parts.attention.rpartition(".")
         setattr(layer.get_submodule(parent), name, there)
     return there
+
+
+def chosen(modules: Mapping[str, Any], patterns: Sequence[str], option: str) -> set[str]:
+    """Names of the modules that the patterns match, whole or from a dot on. Raises Unsupported for a pattern of `option` that
+    matches none."""
+    names: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in modules if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
+        if not found:
+            some = ", ".join(f"'{name}'" for name in [*modules][-3:])
+            raise Unsupported(f"{option} must name modules of the encoder, such as {some}; got '{pattern}'")
+        names |= found
+    return names
 
 
 def detach_last_layer(base: Any) -> None:

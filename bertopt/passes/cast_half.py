@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -90,22 +89,15 @@ def kept_modules(encoder: Any, patterns: Sequence[str]) -> list[Any]:
 
     Raises Unsupported for a pattern that names none.
     """
+    from bertopt.modeling.encoder_layers import chosen
+
     modules = {name: module for name, module in encoder.named_modules() if name}
-    named: set[str] = set()
-    for pattern in patterns:
-        found = {name for name in modules if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
-        if not found:
-            raise Unsupported(f"keep_fp32 must name modules of the encoder, such as {_some(modules)}; got '{pattern}'")
-        named |= found
+    named = chosen(modules, patterns, "keep_fp32")
     weights = {id(tensor) for name in named for tensor in _floats(modules[name])}
     named |= {name for name, module in modules.items() if weights & {id(t) for t in module.parameters(recurse=False)}}
     parts = {name: name.split(".") for name in named}
     inner = {name for name in named for length in range(1, len(parts[name])) if ".".join(parts[name][:length]) in named}
     return [modules[name] for name in modules if name in named - inner]
-
-
-def _some(modules: Mapping[str, Any]) -> str:
-    return ", ".join(f"'{name}'" for name in [*modules][-3:])
 
 
 def _bridge(encoder: Any, kept: Sequence[Any], dtype: torch.dtype) -> None:

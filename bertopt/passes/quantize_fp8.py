@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -78,18 +77,12 @@ class QuantizeFp8(Pass[Eager, Eager]):
 
     def _unkept(self, base: Any) -> Iterator[tuple[str, Any]]:
         """The layers, by name, that lie in none of the modules to keep. Raises Unsupported for a pattern that names none."""
-        from bertopt.modeling.encoder_layers import PARTS, distinct
+        from bertopt.modeling.encoder_layers import PARTS, chosen, distinct
 
-        modules = dict(base.named_modules())
-        kept = {id(inner) for name, module in modules.items() if self._names(name) for inner in module.modules()}
-        for pattern in self.keep_bf16:
-            if not any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for name in modules if name):
-                raise Unsupported(f"keep_bf16 must name modules of the encoder; got '{pattern}'")
+        modules = {name: module for name, module in base.named_modules() if name}
+        kept = {id(inner) for name in chosen(modules, self.keep_bf16, "keep_bf16") for inner in modules[name].modules()}
         # What stands beside the layers of the encoder (pooler, projection of embeddings) is small.
         layers = distinct(base) if base.config.model_type in PARTS else [*getattr(base, "layers", [base])]
         layers = layers[: len(layers) - min(self.keep_last_layers, len(layers) // 3)]
         inside = {id(inner) for layer in layers for inner in layer.modules()}
         return ((name, module) for name, module in modules.items() if id(module) in inside - kept)
-
-    def _names(self, name: str) -> bool:
-        return bool(name) and any(fnmatchcase(name, p) or fnmatchcase(name, f"*.{p}") for p in self.keep_bf16)
