@@ -31,7 +31,7 @@ def bulk(
 
         def shown(rows: int) -> None:
             if sys.stderr.isatty():
-                print(f"\r{rows:,} rows", end="", file=sys.stderr, flush=True)
+                print(f"{rows:,} rows", end="\r", file=sys.stderr, flush=True)
 
         rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name, key)
         print(f"{rows} rows in {out}")

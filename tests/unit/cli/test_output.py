@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +79,20 @@ def test_verify_warns_of_doubtful_timings_too(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["verify", "artifact", "--against", "org/model"])
     assert "timings are doubtful: 'unsure', end to end: the spread is wide" in capsys.readouterr().err
+
+
+def test_progress_of_bulk_does_not_stand_before_the_last_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal showed "20,000 rows20000 rows in answers"."""
+
+    def bulk(*given: Any) -> int:
+        given[7](20_000)
+        return 20_000
+
+    monkeypatch.setattr("bertopt.commands.bulk.bulk", bulk)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["bulk", "texts.jsonl", "answers", "--artifact", "artifact"])
+    written = capsys.readouterr()
+    assert written.err.endswith("20,000 rows\r") and written.out == "20000 rows in answers\n"
