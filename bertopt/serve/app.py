@@ -146,22 +146,7 @@ def _handler(
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         log: dict[str, Any] = {}
         path: str = request.scope["path"]  # request.url depends on the Host header, which may be anything
-        try:
-            value = await result(request, loop_time, log)
-            reply = value if isinstance(value, Raw) else Raw(b"" if value is None else _json(value))
-            status = 200
-        except RequestError as error:
-            status, reply = error.status, _error(path, error)
-        except ClientGone:
-            status, reply = CLIENT_GONE, Raw(b"")
-        except asyncio.CancelledError:
-            if state.accepts:
-                raise
-            # The time to end is over.
-            status, reply = 503, _error(path, RequestError(503, "the server ended before it had answered; send the request again"))
-        except Exception:
-            _log.exception("request %s failed", request_id)
-            status, reply = 500, _error(path, RequestError(500, f"the server failed on request {request_id}; its log says why"))
+        status, reply = await _replied(result(request, loop_time, log), state, path, request_id)
         headers = {"X-Request-Id": request_id, **reply.headers, **({} if state.accepts else {"Connection": "close"})}
         seconds = time.perf_counter() - started
         state.metrics.requests.labels(route, str(status)).inc()
@@ -176,6 +161,26 @@ def _handler(
     return endpoint
 
 
+async def _replied(result: Awaitable[Any], state: State, path: str, request_id: str) -> tuple[int, Raw]:
+    """Return the status and reply of a result, or of the error that it ends in. Raises CancelledError while the server goes on."""
+    try:
+        value = await result
+        return 200, value if isinstance(value, Raw) else Raw(b"" if value is None else _json(value))
+    except RequestError as known:
+        error = known
+    except ClientGone:
+        return CLIENT_GONE, Raw(b"")
+    except asyncio.CancelledError:
+        if state.accepts:
+            raise
+        # The time to end is over.
+        error = RequestError(503, "the server ended before it had answered; send the request again")
+    except Exception:
+        _log.exception("request %s failed", request_id)
+        error = RequestError(500, f"the server failed on request {request_id}; its log says why")
+    return error.status, Raw(_json(body(path, error)), headers=error.headers)
+
+
 def _check_key(request: Request, key: str | None) -> None:
     if key is None:
         return
@@ -186,10 +191,6 @@ def _check_key(request: Request, key: str | None) -> None:
         error = RequestError(401, "this server wants 'Authorization: Bearer KEY'")
         error.headers["WWW-Authenticate"] = "Bearer"
         raise error
-
-
-def _error(path: str, error: RequestError) -> Raw:
-    return Raw(_json(body(path, error)), headers=error.headers)
 
 
 def _json(value: Any) -> bytes:
