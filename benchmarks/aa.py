@@ -54,7 +54,7 @@ def prepare(workers: Workers, folder: Path) -> Path:
     """Stage 00 of the checkpoint, as a committed directory."""
     with workers.start() as worker:
         fields = {"key": "k", "name": "plain", "device": "cpu"}
-        worker.call("load_checkpoint", source=MODEL, task="auto", revision=None, part=str(folder), fields=fields)
+        worker.call("load_checkpoint", source=MODEL, task="auto", part=str(folder), fields=fields)
     return folder
 
 

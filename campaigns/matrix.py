@@ -115,7 +115,7 @@ class _Model:
         start = root / "stage-0"
         start.mkdir()
         fields = {"key": "matrix", "name": "reference", "device": "cpu"}
-        Ops().op_load_checkpoint({}, str(checkpoint), "auto", None, str(start), fields)
+        Ops().op_load_checkpoint({}, str(checkpoint), "auto", str(start), fields)
         manifest = stages.read_manifest(start)
         self.spec = manifest.spec
         self.stages: dict[tuple[str, ...], Path | Unsupported] = {(): start}

@@ -180,7 +180,7 @@ def aa(setting: Setting) -> Iterator[Row]:
         stage.mkdir()
         with workers.start() as worker:
             fields = {"key": "0" * 64, "name": "reference", "device": setting.device}
-            worker.call("load_checkpoint", source=str(source), task="feature-extraction", revision=None, part=str(stage), fields=fields)
+            worker.call("load_checkpoint", source=str(source), task="feature-extraction", part=str(stage), fields=fields)
         racing: dict[Any, Any] = {}
         for number in (number for number in range(wanted) if str(number) not in setting.done):
             if not racing or not number % RACES_OF_A_PAIR:

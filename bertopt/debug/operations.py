@@ -43,4 +43,4 @@ class Ops(operations.Ops):
         from bertopt.debug.attention_maps import attention
         from bertopt.modeling import checkpoint
 
-        return attention(checkpoint.load(source, task, None), Path(source), text).model_dump(), {}
+        return attention(checkpoint.load(source, task), Path(source), text).model_dump(), {}

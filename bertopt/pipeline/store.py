@@ -134,7 +134,7 @@ class Store:
             size = sum(path.stat().st_size for path in weight_files(directory))
             worker.memory_bytes = min(worker.memory_bytes, LOADING_BYTES + LOADING_TIMES * size)
             worker.call(
-                "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, revision=None, part=str(part),
+                "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, part=str(part),
                 fields={**fields, "checkpoint_sha256": content},
             )  # fmt: skip
 

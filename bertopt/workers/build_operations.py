@@ -42,9 +42,7 @@ class BuildOps:
         refused = state.compute_mode if state is not None and state.refuses_second_process else None
         return {"cuda": True, "gpu": found.model_dump(), "refuses_second_process": refused}, {}
 
-    def op_load_checkpoint(
-        self, arrays: Any, source: str, task: str, revision: str | None, part: str, fields: dict[str, Any]
-    ) -> Reply:
+    def op_load_checkpoint(self, arrays: Any, source: str, task: str, part: str, fields: dict[str, Any]) -> Reply:
         """Load and check a checkpoint; write stage 00 to the directory `part`."""
         from bertopt.modeling import checkpoint
         from bertopt.modeling.tokenizer import open_tokenizer
@@ -54,7 +52,7 @@ class BuildOps:
         out = Path(part)
         with reading("the checkpoint", "restore it, or give another one"), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model = checkpoint.load(source, task, revision)
+            model = checkpoint.load(source, task)
             checkpoint.write_snapshot(model, out)
             same_tokens.check(Tokenizer(out, model.spec), open_tokenizer(model.checkpoint))
         (out / "rewrites.json").write_text("[]\n")

@@ -97,7 +97,7 @@ def reference(workers: Workers, tiny: Tiny, tmp_path_factory: pytest.TempPathFac
     out = tmp_path_factory.mktemp("reference")
     with workers.start() as worker:
         fields = {"key": "k", "name": "reference", "device": "cpu"}
-        worker.call("load_checkpoint", source=str(tiny()), task="auto", revision=None, part=str(out), fields=fields)
+        worker.call("load_checkpoint", source=str(tiny()), task="auto", part=str(out), fields=fields)
     return out
 
 
