@@ -24,6 +24,12 @@ def check_packaging(device: str) -> None:
         )
 
 
+def c_compiler() -> str | None:
+    """Return the C compiler that Triton calls, or None; where CC names one, no other is called."""
+    named = os.environ.get("CC")
+    return shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")
+
+
 def cplusplus_compiler() -> str | None:
     """Return the C++ compiler that Inductor calls, or None; where CXX names one, no other is called."""
     named = os.environ.get("CXX")
@@ -48,7 +54,7 @@ def check_compiler(device: str) -> None:
                 "torch.compile needs a C++ compiler on a CPU; install g++ (apt-get install g++) or set CXX to one"
             )
         return
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+    if not c_compiler():
         raise Unsupported("torch.compile needs a C compiler on CUDA; install gcc (apt-get install gcc) or set CC")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertopt.system import gpu
+from bertopt.system import compilers, gpu
 from bertopt.system.gpu import GpuState
 
 _PCI = Path("/sys/bus/pci/devices")
@@ -82,7 +81,7 @@ def read(run: Callable[[str, float], subprocess.CompletedProcess[str]], gpus: in
     return GpuFacts(
         state=state, in_pci=in_pci, container=container, torch_cuda=facts.get("torch_cuda"),
         torch_targets=tuple(facts.get("torch_targets", ())), onnxruntime_cuda=facts.get("onnxruntime_cuda"),
-        missing_libraries=tuple(facts.get("missing", ())), c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang"),
+        missing_libraries=tuple(facts.get("missing", ())), c_compiler=compilers.c_compiler(),
         python_header=Path(sysconfig.get_paths()["include"], "Python.h").is_file(), cuda_headers=facts.get("cuda_headers", True),
         others_bytes=state.used_bytes if state else 0,
     )  # fmt: skip

@@ -175,7 +175,12 @@ def test_triton_needs_a_c_compiler_and_python_s_headers(
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(Unsupported, match="needs a C compiler on CUDA"):
         CompileTorch()(reference, context("cuda"))
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "nowhere" else f"/usr/bin/{name}")
+    monkeypatch.setenv("CC", "nowhere")  # Triton then calls no other
+    with pytest.raises(Unsupported, match="needs a C compiler on CUDA"):
+        CompileTorch()(reference, context("cuda"))
+    assert compilers.c_compiler() is None, "what doctor says"
+    monkeypatch.delenv("CC")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(Unsupported, match=r"no .*Python\.h; apt-get install python3\.\d+-dev"):
         CompileTorch()(reference, context("cuda"))
