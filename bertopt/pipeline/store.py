@@ -126,8 +126,9 @@ class Store:
         """Return stage 00 of the checkpoint, made now or before."""
         directory = resolve(source, revision)
         examine(directory)
-        content = _content(directory)
-        weights = {str(path.relative_to(directory)): sha256(path) for path in (*weight_files(directory), *dense_weights(directory))}
+        weights = [str(path.relative_to(directory)) for path in (*weight_files(directory), *dense_weights(directory))]
+        hashes = _hashes(directory, weights)
+        content = hashlib.sha256("".join(f"{name} {found}\n" for name, found in hashes.items()).encode()).hexdigest()
         key = stages.key(f"{content} {task}", None, device, None, "")
 
         def make(part: Path, fields: dict[str, Any]) -> None:
@@ -140,8 +141,8 @@ class Store:
 
         def check(manifest: Manifest) -> None:
             # Everything is compared with this stage, and with nothing else.
-            for name, expected in weights.items():
-                if name not in manifest.files or manifest.files[name].sha256 != expected:
+            for name in weights:
+                if name not in manifest.files or manifest.files[name].sha256 != hashes[name]:
                     raise IntegrityError(f"'{name}' of the reference must be the checkpoint's; it is another: run again when nobody writes to '{directory}'")
 
         return self._stage("reference", key, device, make, check)
@@ -231,12 +232,8 @@ def _is_record(path: Path) -> bool:
     return bool(_RECORD.fullmatch(path.name)) and path.is_file()
 
 
-def _content(directory: Path) -> str:
-    """One hash over a checkpoint's configuration, weights and tokenizer."""
-    names = sorted(
-        p for p in directory.rglob("*") if p.suffix in {".json", ".safetensors", ".txt", ".model"} and p.is_file()
-    )
-    sha = hashlib.sha256()
-    for path in names:
-        sha.update(f"{path.relative_to(directory)} {sha256(path)}\n".encode())
-    return sha.hexdigest()
+def _hashes(directory: Path, weights: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each file of a checkpoint's configuration, weights and tokenizer, by its name there."""
+    named = (p for p in directory.rglob("*") if p.suffix in {".json", ".safetensors", ".txt", ".model"} and p.is_file())
+    paths = sorted({*named, *(directory / name for name in weights)})
+    return {str(path.relative_to(directory)): sha256(path) for path in paths}

@@ -14,10 +14,12 @@ import pytest
 
 from bertopt import stages
 from bertopt.errors import UsageError
+from bertopt.modeling.source import sha256
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import from_dict
 from bertopt.recipe.texts import Texts
 from bertopt.system import environment
+from tests.support.tiny_models import write_tiny
 
 
 def test_the_second_run_says_that_it_waits_and_then_goes_on(tmp_path: Path) -> None:
@@ -146,3 +148,17 @@ def test_an_output_that_leads_back_to_itself_or_is_not_utf8_is_refused(tmp_path:
         Store(loop, False, lambda _: None)
     with pytest.raises(UsageError, match=r"must be a path in UTF-8, .*; got b'.*\\xff'"):
         Store(Path(os.fsdecode(os.fsencode(tmp_path) + b"-\xff")), False, lambda _: None)
+
+
+def test_each_file_of_a_checkpoint_is_read_once_for_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights were read twice, which may be gigabytes, and the two hashes might have differed."""
+    read: list[str] = []
+    monkeypatch.setattr("bertopt.pipeline.store.sha256", lambda path: read.append(path.name) or sha256(path))
+    keys = []
+    monkeypatch.setattr(Store, "_stage", lambda self, name, key, device, make, check: keys.append(key))
+    model = write_tiny(tmp_path / "model")
+    for change in (lambda: None, lambda: None, lambda: (model / "config.json").write_text((model / "config.json").read_text() + "\n")):
+        change()
+        Store(tmp_path / "out", False, lambda _: None).reference(Any, str(model), "auto", None, "cpu")
+    assert keys[0] == keys[1] != keys[2]
+    assert read.count("model.safetensors") == read.count("config.json") == 3
