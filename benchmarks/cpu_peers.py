@@ -140,7 +140,7 @@ def prepared(
             of = made_of if entry.peer else source
             found.append(roster.ready(entry, checkpoint, of, options.peers, texts, common))
         except BuildError as error:
-            race_["contenders"][entry.name] = {"peer": entry.peer, "failed": str(error)}
+            race_["contenders"][entry.name] = {"peer": entry.peer, "failed": error.reason}
             on_progress(str(error))
     return found, roster.ready(reference, checkpoint, made_of, options.peers, texts, common), source
 

@@ -14,7 +14,11 @@ HERE = Path(__file__).parent
 
 
 class BuildError(Exception):
-    """An environment or a peer's model could not be made."""
+    """An environment or a peer's model could not be made; `reason` names no path, for a result file."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
 
 
 def environment(name: str, folder: Path) -> Path:
@@ -79,8 +83,8 @@ def run(command: Sequence[str | Path], log: Path, variables: dict[str, str] | No
             check=False,
         )
     if done.returncode:
-        last = " | ".join(log.read_text("utf-8", "replace").splitlines()[-3:])
-        raise BuildError(f"'{' '.join(map(str, command))}' exited {done.returncode}; see {log}: {last}")
+        last = log.read_text("utf-8", "replace").splitlines()[-3:]
+        raise BuildError(f"'{' '.join(map(str, command))}' exited {done.returncode}; see {log}: {' | '.join(last)}", last[-1] if last else "")
 
 
 def _digest(path: Path) -> str:
