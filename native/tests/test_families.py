@@ -137,7 +137,7 @@ def test_windows_and_norms_first(options: dict[str, Any], isa: str, tmp_path: Pa
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("isa", ISAS)
 def test_relative_positions(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
-    """Texts of every length around a panel's end, and beyond what has a row of its own."""
+    """Texts of every length around a panel's end, and beyond the distances that share no row."""
     model = network("deberta-v2", **options)
     lengths = [*LENGTHS, 130, 257, 8, 9, 17, 63, 65, 95, 96, 97, 159, 160, 161, 300, 512]
     compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998, lengths=lengths)
