@@ -45,7 +45,7 @@ struct Header {
                           // 2: that of the embeddings too, which is the first layer's
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
     uint32_t distances;   // rows of the tables by distance, a multiple of 32: scores are the sum of three products; 0: there are none
-    uint32_t uncentred;     // 1: norms do not subtract the mean (root mean square)
+    uint32_t uncentred;   // 1: norms do not subtract the mean (root mean square)
     uint8_t reserved[112];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
@@ -67,8 +67,8 @@ enum class Tensor : uint32_t {
     ffn_gain = 10,
     ffn_shift = 11,
     layer_window = 12,  // for each layer 1 where it has a window
-    places = 13,            // [1, 2 * longest - 1] a row of the tables for each distance key - query
-    distance_keys = 14,     // [heads * distances, head_stride] what a query is multiplied with
+    places = 13,        // [1, 2 * longest - 1] a row of the tables for each distance key - query
+    distance_keys = 14,  // [heads * distances, head_stride] what a query is multiplied with
     distance_queries = 15,  // and a key; it carries what queries do
     projection = 16,  // a linear product: + Part
     qkv = 20,
