@@ -3,8 +3,8 @@
     python -m campaigns.matrix [--families bert,mpnet] [--passes use_sdpa,…] [--json benchmarks/results/matrix.json]
 
 Each pass in its natural line, on tiny random checkpoints, its stage written and opened again as a run does it, held
-to parity over every shape, padding pattern, text and pair of texts. Exits 1 where a cell FAILED. In one process, on
-one thread, without timing.
+to parity over every shape, padding pattern, text and pair of texts, and in reduced precision to its twin, with the
+default limits of a run. Exits 1 where a cell FAILED. On one thread, without timing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,18 @@ import torch
 import transformers
 
 from bertopt import passes, stages
-from bertopt.checks import parity, probes
-from bertopt.checks.parity import DEFAULT_LIMITS, Answers
-from bertopt.checks.probes import Probe
+from bertopt.checks import framing, gates, parity, probes
+from bertopt.checks.parity import Answers
+from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Pass, Spec
 from bertopt.errors import Unsupported
-from bertopt.results import Comparison, Limits
+from bertopt.pipeline.examiner import TIMEOUT_S
+from bertopt.pipeline.twins import Twins
+from bertopt.results import Comparison
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
+from bertopt.workers.client import Workers
 from bertopt.workers.operations import Ops
 from tests.support.tiny_models import CLASSES, FAMILIES, HEADS, OTHER_FAMILIES, ROTARY_FAMILIES, TASKS, write_tiny
 
@@ -93,20 +96,21 @@ class Cell:
 
 def cells(families: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) -> Iterator[Cell]:
     """Every cell, one model after the other. Stages that several lines share are built once."""
-    for family in families:
-        for task in tasks:
-            if not hasattr(transformers, CLASSES[family] + HEADS.get(task, "Model")):
-                continue
-            with tempfile.TemporaryDirectory(prefix="bertopt-matrix-") as scratch:
-                model = _Model(Path(scratch), family, task)
-                for name in wanted:
-                    yield model.cell(name)
+    with Workers() as workers:
+        for family in families:
+            for task in tasks:
+                if not hasattr(transformers, CLASSES[family] + HEADS.get(task, "Model")):
+                    continue
+                with tempfile.TemporaryDirectory(prefix="bertopt-matrix-") as scratch:
+                    model = _Model(Path(scratch), family, task, workers)
+                    for name in wanted:
+                        yield model.cell(name)
 
 
 class _Model:
     """One checkpoint, the stages made of it, and the reference's answers."""
 
-    def __init__(self, root: Path, family: str, task: str) -> None:
+    def __init__(self, root: Path, family: str, task: str, workers: Workers) -> None:
         self.root, self.family, self.task = root, family, task
         embedding = task == EMBEDDING
         checkpoint = write_tiny(
@@ -120,8 +124,16 @@ class _Model:
         self.spec = manifest.spec
         self.stages: dict[tuple[str, ...], Path | Unsupported] = {(): start}
         self.manifests: dict[Path, Any] = {start: manifest}
-        self.probes = _probes(self.spec, start)
+        tokenizer = Tokenizer(start, self.spec, self.spec.max_length)
+
+        def encode(batch: Sequence[Any]) -> list[dict[str, Any]]:
+            return [tokenizer.batch(tokenizer.encode(batch))]
+
+        self.probes = _probes(self.spec, encode)
         self.reference = _answers(start, self.spec, self.probes)[0]
+        (empty,) = encode([("", "") if self.spec.task == "question-answering" else ""])
+        frame = framing.of_empty_text(empty["input_ids"][0])
+        self.twins = Twins(workers, start, "cpu", self.spec, encode, self.probes, lambda _: None, frame)
 
     def cell(self, name: str) -> Cell:
         started = time.monotonic()
@@ -173,27 +185,18 @@ class _Model:
         # As a run does: one logit of a lone token may be near zero.
         usual = parity.scales(self.reference.values())
         cases = [parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name], usual) for probe in asked]
-        limits = LIMITS[manifest.precision]
+        limits = gates.effective_limits(manifest.precision)
         found = parity.judge(cases, limits, None)
         figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
                    **Comparison.over(cases).model_dump()}  # fmt: skip
-        if not found.passed:
-            missed = "; ".join(failure.text for failure in parity.failures(cases, limits))
-            return f"FAILED: {missed} at {found.worst.where}", figures
-        return OK, figures
-
-
-#: The defaults, but for metrics of reduced precision that say little of a random model with three labels: near
-#: ties flip, and a vector of three numbers turns far when it is short. A mistake in a mask is far beyond those of half
-#: precision and INT8. A tiny ModernBERT loses most in fp8, where its reference with simulated fp8 products loses as much.
-_SMALL = {
-    "float32": Limits(),
-    "float16": Limits(cosine_min=0.98, cosine_mean=0.9995, label_flips_max=0.06),
-    "bfloat16": Limits(cosine_min=0.95, cosine_mean=0.998, label_flips_max=0.1),
-    "float8": Limits(cosine_min=-1, cosine_mean=0.9, cosine_median_min=0.95, label_flips_max=0.35),
-    "int8": Limits(cosine_min=0.7, cosine_mean=0.96, label_flips_max=0.2),
-}
-LIMITS: dict[str, Limits] = {precision: _SMALL[precision].over(limits) for precision, limits in DEFAULT_LIMITS.items()}
+        failures = [] if found.passed else [f"{failure.text} at {found.worst.where}" for failure in parity.failures(cases, limits)]
+        if manifest.precision != "float32":
+            real = [probe.name for probe in asked if probe.padding in REAL]
+            rounding = self.twins.compare(line[-1], real, manifest, answers, self.reference, None, TIMEOUT_S)
+            assert rounding is not None
+            figures["rounding"] = rounding.model_dump(exclude_none=True)
+            failures += [failure.text for failure in gates.rounding_failures(rounding, limits)]
+        return (f"FAILED: {'; '.join(failures)}" if failures else OK), figures
 
 
 def _pass(name: str) -> Pass[Any, Any]:
@@ -201,14 +204,9 @@ def _pass(name: str) -> Pass[Any, Any]:
     return found
 
 
-def _probes(spec: Spec, directory: Path) -> list[Probe]:
-    tokenizer = Tokenizer(directory, spec, spec.max_length)
+def _probes(spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Any]]]) -> list[Probe]:
     texts = probes.built_in_texts()
     sample = texts[:: len(texts) // TEXTS]
-
-    def encode(batch: Sequence[Any]) -> list[dict[str, Any]]:
-        return [tokenizer.batch(tokenizer.encode(batch))]
-
     both = probes.pairs(spec, sample)
     return [
         *probes.grid(spec, SHAPES, None), *probes.texts(spec, encode, sample),
@@ -230,6 +228,12 @@ def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict
     return answers, "; ".join(missed)
 
 
+def _words(figures: dict[str, Any]) -> str:
+    if "rounding" in figures:
+        return f" (error_ratio {figures['rounding']['error_ratio']:.3g})"
+    return f" ({figures['metric']} {figures['value']:.3g})"
+
+
 def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
     """What is kept of a run, with what it ran on: its cells, and those of the file `kept` that were measured on the
     same hardware and versions and that this run did not repeat."""
@@ -240,7 +244,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
     order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES) for t in (*TASKS, EMBEDDING) for p in LINES]
     return {
         "environment": environment.describe(),
-        "limits": {precision: limits.model_dump(exclude_none=True) for precision, limits in LIMITS.items()},
+        "limits": {precision: limits.model_dump(exclude_none=True) for precision, limits in parity.DEFAULT_LIMITS.items()},
         "cells": [now[key] for key in order if key in now],
     }
 
@@ -258,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     found: list[Cell] = []
     for cell in cells(given.families.split(","), given.tasks.split(","), given.passes.split(",")):
-        figures = f" ({cell.figures['metric']} {cell.figures['value']:.3g})" if cell.figures else ""
+        figures = _words(cell.figures) if cell.figures else ""
         print(
             f"{cell.family} · {cell.task} · {' + '.join((*cell.line, cell.pass_))}: {cell.outcome}{figures}", flush=True
         )

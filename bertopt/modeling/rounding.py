@@ -153,7 +153,9 @@ def _int8_weights(weight: torch.Tensor, steps: int, generator: torch.Generator |
 
 def _float8(values: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Values [..., N] rounded to e4m3 with one scale for each row; `generator` as `_rounded` has them."""
-    scale = values.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / torch.finfo(torch.float8_e4m3fn).max
+    scale = values.abs().amax(dim=-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    # Of zeros: a row of padding in DeBERTa.
+    scale = scale.clamp_min(torch.finfo(torch.float32).tiny)
     return _rounded(values / scale, torch.float8_e4m3fn, generator) * scale
 
 

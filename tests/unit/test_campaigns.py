@@ -16,9 +16,8 @@ from campaigns import clean_runs, matrix, orders, serve_load
 BUILT_IN = {name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.passes.")}
 
 
-def test_the_matrix_has_a_column_for_every_pass_and_limits_for_every_precision() -> None:
+def test_the_matrix_has_a_column_for_every_pass() -> None:
     assert {*matrix.LINES, *matrix.LEFT_OUT} == BUILT_IN
-    assert set(matrix.LIMITS) == set(DEFAULT_LIMITS)
 
 
 def test_orders_hold_every_pass_that_stands_with_its_defaults() -> None:
@@ -30,9 +29,17 @@ def test_clean_runs_draw_every_pass_that_runs_on_a_cpu() -> None:
 
 
 def test_a_cell_of_the_matrix_is_built_opened_and_compared() -> None:
-    (good, refused) = matrix.cells(["distilbert"], ["token-classification"], ["use_sdpa", "keep_cls_only"])
+    good, refused, half = matrix.cells(["distilbert"], ["token-classification"], ["use_sdpa", "keep_cls_only", "cast_half"])
     assert good.outcome == matrix.OK and good.figures is not None and 0 < good.figures["value"] < good.figures["limit"]
     assert refused.outcome.startswith("unsupported: ") and "keep_cls_only" in refused.outcome
+    assert half.outcome == matrix.OK and half.figures is not None and 0.5 < half.figures["rounding"]["error_ratio"] < 1.3
+
+
+def test_a_cell_of_the_matrix_fails_where_reduced_precision_costs_more_than_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = DEFAULT_LIMITS["bfloat16"].model_copy(update={"error_ratio_max": 0.5})
+    monkeypatch.setitem(DEFAULT_LIMITS, "bfloat16", tight)
+    (half,) = matrix.cells(["distilbert"], ["token-classification"], ["cast_half"])
+    assert half.outcome.startswith("FAILED: the mean error on real texts") and "at most 0.5" in half.outcome
 
 
 class _Silent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ from torch import nn
 
 from bertopt.checks import gates, parity, twin
 from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
-from bertopt.core import Int8Rounding
+from bertopt.core import Int8Rounding, Precision
 from bertopt.modeling import checkpoint, rounding
 from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
 from tests.support.specs import spec
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 SPEC = spec(task="text-classification")
 DICE = np.random.default_rng(0)
@@ -333,6 +333,18 @@ def test_every_draw_of_every_precision_errs_otherwise_by_as_much(tiny: Tiny, pre
     assert torch.equal(errors[2], errors[3])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(errors[one], errors[other]) and 0.3 < float(errors[one].norm() / errors[other].norm()) < 3
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
+def test_a_twin_of_every_family_and_precision_is_finite_beside_padding(tiny: Tiny, family: str) -> None:
+    directory = str(tiny(family))
+    ids, mask, *rest = checkpoint.load(directory, "text-classification", None).network.example(3, 12)
+    mask[1:, 5:] = 0
+    for precision in get_args(Precision):
+        simulated: Any = checkpoint.load(directory, "text-classification", None).network
+        rounding.simulate(simulated, precision)
+        with torch.inference_mode():
+            assert simulated(ids, mask, *rest)[0].isfinite().all(), precision
 
 
 def test_every_draw_rounds_otherwise_by_as_much_and_the_same_draw_alike() -> None:
