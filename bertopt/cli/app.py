@@ -176,6 +176,29 @@ def ci_files(junit: Path | None, summary: Path | None, report: Report | None, di
         text.write(summary, report, diff)
 
 
+@contextlib.contextmanager
+def ci_files_of_errors(junit: Path | None, summary: Path | None, source: object) -> Iterator[None]:
+    """Write them also where an error ends a command on `source` without a report: an earlier run's would tell another story."""
+    try:
+        yield
+    except Exception as error:
+        known = _typed(error)
+        verdict_in_ci_files(junit, summary, source, known.exit_code if known else 1, str(known or error))
+        raise
+
+
+def verdict_in_ci_files(junit: Path | None, summary: Path | None, source: object, exit_code: int, reason: str) -> None:
+    """Write the files of what has no more of a report than a verdict."""
+    if junit is None and summary is None:
+        return
+    from bertopt.results import Report
+    from bertopt.system import environment
+
+    model = {"source": str(source)}
+    report = Report(bertopt_version=__version__, recipe={}, environment=environment.describe(), model=model, exit_code=exit_code, reason=reason)
+    ci_files(junit, summary, report)
+
+
 def table(report: Report) -> None:
     """Print the table of a report."""
     from bertopt.report.terminal import console, render

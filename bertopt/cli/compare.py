@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, exit_codes
+from bertopt.cli.app import Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, ci_files_of_errors, exit_codes
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff, Tolerances
@@ -47,7 +47,8 @@ def compare(
         from bertopt.commands.compare import compare as compare_with
 
         check_ci_files(junit, summary)
-        diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
+        with ci_files_of_errors(junit, summary, candidate):
+            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
         ci_files(junit, summary, None, diff)
         if json_:
             print(diff.model_dump_json())

@@ -21,6 +21,7 @@ from bertopt.cli.app import (
     app,
     check_ci_files,
     ci_files,
+    ci_files_of_errors,
     exit_codes,
     table,
 )
@@ -81,9 +82,11 @@ def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | No
         if log := getattr(error, "log", ""):
             with contextlib.suppress(OSError):
                 (where / "error.log").write_text(log, "utf-8")
-        if report is not None:
-            report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
-            ci_files(junit, summary, report)
+        if report is None:
+            with ci_files_of_errors(junit, summary, where):
+                raise
+        report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
+        ci_files(junit, summary, report)
         raise
     ci_files(junit, summary, report)
     return report

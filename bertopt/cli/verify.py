@@ -9,7 +9,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertopt.cli import compare
-from bertopt.cli.app import Directory, Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, exit_codes, table
+from bertopt.cli.app import (
+    Directory,
+    Json,
+    Junit,
+    Summary,
+    Verbose,
+    app,
+    check_ci_files,
+    ci_files,
+    ci_files_of_errors,
+    exit_codes,
+    table,
+    verdict_in_ci_files,
+)
 from bertopt.cli.compare import Bigger, LimitValues, Memory, QualityDrop, Slower
 from bertopt.cli.export import print_warnings
 from bertopt.errors import UsageError
@@ -56,10 +69,10 @@ def verify(
         if url is not None:
             if against is not None or baseline is not None or key is not None:
                 raise UsageError("--url compares with the artefact here; give --against, --baseline or --key in a call without it")
-            _verify_url(directory, url, texts, latency_ms, api_key, json_)
+            _verify_url(directory, url, texts, latency_ms, api_key, json_, junit, summary)
         if latency_ms is not None:
             raise UsageError("--latency-ms limits a running server; give it with --url URL")
-        tolerated, diff = compare.tolerances(limits, slower, bigger, memory, quality_drop), None
+        tolerated = compare.tolerances(limits, slower, bigger, memory, quality_drop)
         if baseline is not None:
             from bertopt.commands.compare import with_baseline
 
@@ -67,9 +80,10 @@ def verify(
         if texts is not None and against is None:
             raise UsageError("--texts are what the checkpoint's answers are compared on; give --against CHECKPOINT too, or a --baseline that names one")
         check_ci_files(junit, summary)
-        report = check(directory, against, texts, key)
-        if baseline is not None and report.stages:
-            diff = with_baseline(report, baseline, tolerated)
+        with ci_files_of_errors(junit, summary, directory):
+            report = check(directory, against, texts, key)
+            diff = with_baseline(report, baseline, tolerated) if baseline is not None and report.stages else None
+        if diff is not None:
             report.model["comparison"] = diff.model_dump(mode="json")
             if diff.exit_code and not report.exit_code:
                 report.exit_code, report.reason = diff.exit_code, diff.reason
@@ -86,12 +100,16 @@ def verify(
 
 
 def _verify_url(
-    directory: Path, url: str, texts: Path | None, latency_ms: float | None, api_key: str | None, json_: bool
-) -> NoReturn:
+    directory: Path, url: str, texts: Path | None, latency_ms: float | None, api_key: str | None, json_: bool,
+    junit: Path | None, summary: Path | None,
+) -> NoReturn:  # fmt: skip
     """Print what a running server answers beside the artefact. Always raises typer.Exit."""
     from bertopt.commands.verify_url import verify_url
 
-    done = verify_url(directory, url, texts, latency_ms, api_key)
+    check_ci_files(junit, summary)
+    with ci_files_of_errors(junit, summary, url):
+        done = verify_url(directory, url, texts, latency_ms, api_key)
+    verdict_in_ci_files(junit, summary, url, done.exit_code, done.reason)
     if json_:
         print(done.model_dump_json())
     print(done.reason, file=sys.stderr if done.exit_code or json_ else sys.stdout)
