@@ -46,7 +46,7 @@ def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
             while part := list(islice(rows, size)):
                 yield Rows([row for row, _, _ in part], [as_read for _, as_read, _ in part], [line for _, _, line in part])
     except UnicodeDecodeError as error:
-        raise UsageError(f"'{source}' must be UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
+        raise UsageError(f"{_no_utf8(source)}: expected UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
 
 
 def place(source: Path, number: int) -> str:
@@ -69,6 +69,17 @@ def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:
         writers[path.suffix](file, rows.read, key, plain)
+
+
+def _no_utf8(source: Path) -> str:
+    """Return the place of the first line that is not UTF-8."""
+    with source.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return place(source, number)
+    return str(source)
 
 
 def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:

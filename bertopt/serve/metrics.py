@@ -17,6 +17,7 @@ class Metrics:
 
         self._prometheus = prometheus
         self.registry: Any = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)  # memory, CPU time, open files
 
         def counter(name: str, text: str, *labels: str) -> Any:
             return prometheus.Counter(f"bertopt_{name}", text, labels, registry=self.registry)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.errors import Unsupported, UsageError
 from bertopt.serve.settings import Settings
+from bertopt.system import limits
 from bertopt.system.environment import missing_module
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 BACKLOG, KEEP_ALIVE_S = 2048, 75
 #: Seconds between closing the port and closing idle connections, on which a request may be on its way.
 LINGER_S = 0.5
+#: Share of the open files that may be open before the log warns, at most once in this many seconds. uvloop closes connections beyond
+#: the limit without a word.
+FULL, WARN_S = 0.9, 60.0
 
 
 def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") -> None:
@@ -38,6 +42,7 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
     except ModuleNotFoundError as error:
         raise missing_module(error) or error from error
     _log_to_stderr(log_level)
+    limits.raise_open_files()
     app = create(models, settings)
     sends = traces.provider()
     config = uvicorn.Config(
@@ -67,6 +72,8 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
 
     class Server(uvicorn.Server):  # type: ignore[misc]
         ended_by = 0
+        #: Open files that are no connections, and when the log may warn again.
+        _files, _quiet_until = 0, 0.0
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Turn readiness first, then stop accepting. A second signal ends without grace."""
@@ -85,9 +92,18 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
         async def startup(self, sockets: list[Any] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
+                self._files = limits.open_files()
                 host = f"[{settings.host}]" if ":" in settings.host else settings.host
                 port = self.servers[0].sockets[0].getsockname()[1]  # of 0, the one that the system chose
                 logging.getLogger("bertopt.serve").info("listening on http://%s:%d; /openapi.json lists the routes", host, port)
+
+        async def on_tick(self, counter: int) -> bool:
+            connections, most = len(self.server_state.connections), limits.most_open_files()
+            if connections + self._files > FULL * most and time.monotonic() > self._quiet_until:
+                self._quiet_until = time.monotonic() + WARN_S
+                text = "%d connections are open, and %d files may be: more are closed unanswered; raise ulimit -n, LimitNOFILE of systemd"
+                logging.getLogger("bertopt.serve").warning(text, connections, most)
+            return bool(await super().on_tick(counter))
 
         async def shutdown(self, sockets: list[Any] | None = None) -> None:
             """Close the port, answer what still comes on open connections, then close those."""

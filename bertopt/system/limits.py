@@ -10,6 +10,8 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 #: cgroup v1 says "no limit" with a number near 2⁶³.
 _NO_LIMIT = 1 << 60
+#: Each connection of a server takes one open file; 1,024 is a usual default.
+_OPEN_FILES = 1 << 20
 #: How Python, numpy, torch, Rust's libraries and the loader of shared libraries say that memory ended.
 _NO_MEMORY = re.compile(
     r"MemoryError|can(no|')t allocate|unable to allocate|memory allocation of \d+ bytes failed|out of memory|bad_alloc|failed to map segment",
@@ -55,6 +57,24 @@ def address_space_bytes() -> int | None:
     """Return the limit of virtual memory (`ulimit -v`) in bytes, or None where there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def most_open_files() -> int:
+    """Return how many files and sockets this process may have open (`ulimit -n`)."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may allow itself, up to `_OPEN_FILES`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def open_files() -> int:
+    """Return how many files and sockets are open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def no_memory(text: str) -> bool:

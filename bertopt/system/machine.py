@@ -6,7 +6,6 @@ import concurrent.futures
 import ctypes
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def read() -> Machine:
         memory_bytes=limits.memory_bytes(),
         address_space_bytes=limits.address_space_bytes(),
         shared_memory_bytes=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files=limits.most_open_files(),
         environment=dict(os.environ),
         bad_temp=_bad_temp(),
         unwritable_caches=() if _writable(hub := _hub_cache()) else (str(hub),),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -41,6 +42,21 @@ def embeddings(directories: dict[str, Path]) -> Iterator[Served]:
     served = Served(str(directories["embeddings"]))
     yield served
     served.end()
+
+
+def test_connections_near_the_limit_of_open_files_are_told(directories: dict[str, Path]) -> None:
+    """uvloop closes those beyond it without a word."""
+    served = Served(f"m={directories['embeddings']}")
+    files = len(list(Path(f"/proc/{served.process.pid}/fd").iterdir()))
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (files + 40, files + 40))
+    with contextlib.ExitStack() as clients:
+        for _ in range(39):
+            clients.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        end = time.monotonic() + 30
+        while not any("connections are open" in line for line in served.log) and time.monotonic() < end:
+            time.sleep(0.1)
+    served.end()
+    assert any(f"and {files + 40} files may be: more are closed unanswered; raise ulimit -n" in line for line in served.log)
 
 
 def expected(directories: dict[str, Path], texts: list[str]) -> np.ndarray:

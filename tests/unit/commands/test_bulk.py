@@ -198,8 +198,8 @@ def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefac
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("in.csv", b"text\nna\xefve\n", "must be UTF-8; got a byte 0xef"),
-        ("in.jsonl", b'{"text": "na\xefve"}\n', "must be UTF-8; got a byte 0xef"),
+        ("in.csv", b"text\nna\xefve\n", r"in\.csv:2: expected UTF-8; got a byte 0xef"),
+        ("in.jsonl", b'{"text": "\xc3\xa9"}\n' * 9000 + b'{"text": "na\xefve"}\n', r"in\.jsonl:9001: expected UTF-8; got a byte 0xef"),
         ("in.csv", b"text,text\na,b\n", "several columns 'text'"),
         ("in.csv", b"text,embedding\na,b\n", "has a column 'embedding' already"),
         ("in.csv", b"text,id\na,1\n\nb\n\"c\nd\",4,5\n", r"in\.csv:6: expected 2 fields, as in the header; got 3"),

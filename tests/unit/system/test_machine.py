@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,15 @@ def test_this_machine_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = machine.read()
     assert read.cores >= 1 and read.memory_bytes > 1 << 28 and read.packages["torch"]
     assert read.broken == {} and read.shadowed == {}
+
+
+def test_open_files_are_raised_to_what_a_process_may_allow_itself() -> None:
+    script = (
+        "import resource; from bertopt.system import limits; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 100)); "
+        "limits.raise_open_files(); print(limits.most_open_files(), 3 <= limits.open_files() < 64)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "100 True\n"
 
 
 def test_amx_is_permitted_where_the_native_encoder_gets_it() -> None:
