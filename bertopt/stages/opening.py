@@ -103,7 +103,10 @@ def _stamps(directory: Path) -> dict[str, tuple[int, ...]]:
     """What changes with a file's content or place, for everything in `directory`. Nobody can set a ctime."""
     stamps: dict[str, tuple[int, ...]] = {}
     for path in (directory, *directory.rglob("*")):
-        seen = path.lstat()
+        try:
+            seen = path.lstat()
+        except FileNotFoundError:  # removed since it was listed: `verify` or the other stamps miss it
+            continue
         name = str(path.relative_to(directory))
         stamps[name] = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
     age = time.time_ns() - max(stamp[-1] for stamp in stamps.values())

@@ -139,3 +139,15 @@ def test_a_path_that_cannot_be_opened_is_a_usage_error_of_a_fair_length(path: st
     with pytest.raises(UsageError, match=r"cannot be opened .*; give the directory of a stage or artefact") as raised, opening.opening(tmp_path / path):
         pass
     assert len(str(raised.value)) < 1000
+
+
+def test_a_file_removed_while_files_are_listed_is_a_change(artifacts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, real = shutil.copytree(artifacts("eager", 0), tmp_path / "copy"), Path.rglob
+    with pytest.raises(IntegrityError, match="was changed while"), opening.opening(copy):
+
+        def listed(self: Path, pattern: str) -> list[Path]:
+            found = list(real(self, pattern))
+            (copy / "tokenizer.json").unlink(missing_ok=True)
+            return found
+
+        monkeypatch.setattr(Path, "rglob", listed)
