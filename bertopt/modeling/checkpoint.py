@@ -138,8 +138,8 @@ def _config(directory: Path) -> Any:
         raise Unsupported(f"transformers {__version__} does not have {fields['model_type']}, which later versions have: pip install -U transformers")
     if dropped:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", stacklevel=2)
-    # Networks are read by the names of their outputs; what a configuration says of tuples changes no number.
-    fields = {**fields, "return_dict": True}
+    # Networks are read by the names of their outputs, and run at every length: neither tuples nor chunks change a number.
+    fields = {**fields, "return_dict": True, "chunk_size_feed_forward": 0}
     return AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
 
 

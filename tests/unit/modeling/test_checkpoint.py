@@ -196,9 +196,10 @@ def test_stored_whole_numbers_of_older_versions_are_left_out(bert: Path, name: s
     assert checkpoint.load(bert).spec.task == "text-classification"
 
 
-def test_a_configuration_that_asks_for_tuples_changes_nothing(bert: Path) -> None:
+@pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 5}])
+def test_a_configuration_that_asks_for_tuples_or_chunks_changes_nothing(bert: Path, fields: dict[str, Any]) -> None:
     expected = answers(checkpoint.load(bert))
-    found = answers(checkpoint.load(with_config(bert, return_dict=False)))
+    found = answers(checkpoint.load(with_config(bert, **fields)))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
