@@ -131,7 +131,7 @@ class _Model:
 
         self.probes = _probes(self.spec, encode)
         self.reference = _answers(start, self.spec, self.probes)[0]
-        (empty,) = encode([("", "") if self.spec.task == "question-answering" else ""])
+        (empty,) = encode([""])
         frame = framing.of_empty_text(empty["input_ids"][0])
         self.twins = Twins(workers, start, "cpu", self.spec, encode, self.probes, lambda _: None, frame)
 
