@@ -47,7 +47,7 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
     )  # fmt: skip
     compared_on = read_or_built_in(texts)
     if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
-        examine(resolve(against))
+        examine(resolve(against, _revision(manifest, against)))
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
@@ -128,7 +128,7 @@ def _compare(
     ):
         with workers.start() as worker:
             report.environment["cuda"] = worker.call("device")
-            reference = store.reference(worker, against, manifest.spec.task, None, manifest.device)
+            reference = store.reference(worker, against, manifest.spec.task, _revision(manifest, against), manifest.device)
         report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks
@@ -152,6 +152,12 @@ def _compare(
     if row.status == "ok":
         report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
         report.reason += _kernels(row.facts)
+
+
+def _revision(manifest: stages.Manifest, against: str) -> str | None:
+    """Return the hub's commit that the artefact was made of, where `against` is the model that its recipe names: a branch moves."""
+    recipe = manifest.recipe or {}
+    return manifest.checkpoint_commit or recipe.get("revision") if against == recipe.get("model") else None
 
 
 def _waivers(manifest: stages.Manifest) -> list[Waiver]:

@@ -15,8 +15,9 @@ from bertopt.modeling.config_checks import check_config, check_size
 from bertopt.system.untrusted import first_line, plain
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What bertopt ever downloads of a hub repository: no code, no pickles.
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "1_Pooling/*"]
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 #: What PEFT names the configuration of an adapter.
 ADAPTER = "adapter_config.json"
 #: Any of these is a tokenizer that transformers can load.
@@ -31,7 +32,7 @@ _NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; 
 #: Bytes of a header of safetensors at most, as its own library takes it.
 _LONGEST_HEADER = 100_000_000
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
-HUB_TIMEOUT_S = 2.0
+HUB_TIMEOUT_S = 5.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
 CODE_FIELD = re.compile(r"^(auto_map|custom_pipelines|trust_remote_code|_?attn_implementation.*|_commit_hash)$")
 
@@ -59,6 +60,11 @@ def resolve(source: str, revision: str | None = None) -> Path:
     if not HUB_ID.fullmatch(source):
         raise UsageError(_NO_MODEL.format(source))
     return _download(source, revision)
+
+
+def hub_commit(directory: Path) -> str | None:
+    """Return the commit of a checkpoint that lies in the hub's cache; None for any other directory."""
+    return directory.name if directory.parent.name == "snapshots" and _COMMIT.fullmatch(directory.name) else None
 
 
 def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | None:
@@ -102,7 +108,7 @@ def _download(source: str, revision: str | None) -> Path:
     unreachable = None
     try:
         # snapshot_download would retry, or wait without a limit, where the hub does not answer.
-        HfApi().repo_info(source, revision=revision, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT", HUB_TIMEOUT_S)))
+        HfApi().repo_info(source, revision=revision, timeout=_timeout_s())
     except errors.GatedRepoError as error:
         raise UsageError(f"model '{source}' is gated; accept its terms on the hub and log in: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
@@ -119,19 +125,20 @@ def _download(source: str, revision: str | None) -> Path:
     try:
         # config.json first: it can tell that the rest need not be fetched.
         for files in (["config.json", ADAPTER], HUB_FILES):
-            folder = Path(
-                snapshot_download(
-                    source, revision=revision, allow_patterns=files, local_files_only=unreachable is not None
-                )
-            )
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=files, local_files_only=unreachable is not None))
             _read_config(folder)
     except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
         why = unreachable or error
+        late = f", set HF_HUB_ETAG_TIMEOUT (now {_timeout_s():g} s)" if "Timeout" in type(why).__name__ else ""
         raise UsageError(
             f"model '{source}' is not a local directory and could not be fetched from the hub "
-            f"({type(why).__name__}: {_why(why)}); check the name and the network, or download it once and give the directory"
+            f"({type(why).__name__}: {_why(why)}); check the name and the network{late}, or download it once and give the directory"
         ) from error
     return folder
+
+
+def _timeout_s() -> float:
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT", HUB_TIMEOUT_S))
 
 
 def examine(directory: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Job:
         self.spec = manifest.spec
         self._check_inputs()
         self.report.model = {
-            "source": recipe.model, "revision": recipe.revision, "sha256": manifest.checkpoint_sha256,
+            "source": recipe.model, "revision": recipe.revision, "commit": manifest.checkpoint_commit, "sha256": manifest.checkpoint_sha256,
             "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": [*manifest.warnings],
         }  # fmt: skip
         build = StageBuild.of(manifest, self._relative(path), stage.reused)

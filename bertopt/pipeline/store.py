@@ -17,7 +17,7 @@ from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.modeling.sentence_transformers import dense_weights
-from bertopt.modeling.source import examine, resolve, sha256, weight_files
+from bertopt.modeling.source import examine, hub_commit, resolve, sha256, weight_files
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
@@ -136,7 +136,7 @@ class Store:
             worker.memory_bytes = min(worker.memory_bytes, LOADING_BYTES + LOADING_TIMES * size)
             worker.call(
                 "load_checkpoint", timeout=LOADING_S, source=str(directory), task=task, part=str(part),
-                fields={**fields, "checkpoint_sha256": content},
+                fields={**fields, "checkpoint_sha256": content, "checkpoint_commit": hub_commit(directory)},
             )  # fmt: skip
 
         def check(manifest: Manifest) -> None:
@@ -165,13 +165,15 @@ class Store:
         hardware: dict[str, Any] = dict(self.gpu or {}) if step.pass_.forms()[1].form in stages.DEVICE_FORMS else {}
         if step.pass_.depends_on_cpu and device == "cpu":
             hardware["instructions"] = environment.instructions()
-        key = stages.key(stages.read_manifest(parent).key, record, device, shapes, texts.digest, hardware)
-        context = {"device": device, "shapes": list(shapes), "texts": list(texts.asked(stages.read_manifest(parent).spec.task)), "seed": 0}
+        before = stages.read_manifest(parent)
+        key = stages.key(before.key, record, device, shapes, texts.digest, hardware)
+        context = {"device": device, "shapes": list(shapes), "texts": list(texts.asked(before.spec.task)), "seed": 0}
+        checkpoint = {"checkpoint_sha256": before.checkpoint_sha256, "checkpoint_commit": before.checkpoint_commit}
 
         def make(part: Path, fields: dict[str, Any]) -> None:
             worker.call(
                 "build", timeout=step.timeout, parent=str(parent), record=record.model_dump(), part=str(part),
-                context=context, fields=fields,
+                context=context, fields={**fields, **checkpoint},
             )  # fmt: skip
             # Stages share files with their parents: a pass that wrote into one changed what it is compared with too.
             try:

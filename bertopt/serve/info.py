@@ -14,7 +14,7 @@ async def info(call: Call) -> Any:
     model, limits = call.model, call.model.predictor.runner.limits
     return {
         "model_id": model.name,
-        "model_sha": model.manifest.checkpoint_sha256,
+        "model_sha": model.manifest.checkpoint_commit,
         "model_dtype": model.manifest.precision,
         "model_type": _kind(model),
         "max_concurrent_requests": model.settings.concurrent_requests,
@@ -32,6 +32,7 @@ async def info(call: Call) -> Any:
             "task": model.spec.task,
             "prompts": model.predictor.prompts,
             "form": model.manifest.form,
+            "checkpoint_sha256": model.manifest.checkpoint_sha256,
             "artefact_sha256": model.manifest.content_sha256,
             "exported_with": model.manifest.bertopt_version,
             "passes": [entry.name for entry in model.manifest.passes],

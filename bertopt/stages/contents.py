@@ -41,7 +41,13 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
     other = [name for name, entry in reference.files.items() if stages.handed_down(name) and files.get(name) != entry.sha256]
     if other and same and artefact.bertopt_version == reference.bertopt_version:
         raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it is another: restore it, or export again")
-    return [f"'{name}' is not byte for byte what these versions of bertopt and transformers write for the checkpoint" for name in other]
+    warnings = [f"'{name}' is not byte for byte what these versions of bertopt and transformers write for the checkpoint" for name in other]
+    if artefact.checkpoint_sha256 not in (None, reference.checkpoint_sha256):
+        warnings.append(
+            f"the checkpoint's files differ from those that the artefact was made of (sha256 {str(reference.checkpoint_sha256)[:12]}, "
+            f"then {str(artefact.checkpoint_sha256)[:12]})"
+        )
+    return warnings
 
 
 def check(parent: Manifest, made: Manifest) -> None:

@@ -58,7 +58,7 @@ class GpuEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """What `manifest.json` says. `stage`, `recipe` and `gates` are an artefact's; `checkpoint_sha256` is the reference's."""
+    """What `manifest.json` says. `stage`, `recipe` and `gates` are an artefact's."""
 
     schema_version: Literal[2] = SCHEMA_VERSION  # type: ignore[assignment]
     bertopt_version: str = __version__
@@ -83,6 +83,9 @@ class Manifest(_Frozen):
     """An artefact's outputs for fixed texts, in a fresh interpreter: see `bertopt.runtime.replay`."""
     warnings: tuple[str, ...] = ()
     checkpoint_sha256: str | None = None
+    """One hash over the files of the checkpoint that all of this began with."""
+    checkpoint_commit: str | None = None
+    """Its commit, where it is the hub's."""
     stage: str | None = None
     recipe: dict[str, Any] | None = None
     recipe_sha256: str | None = None

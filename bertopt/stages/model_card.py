@@ -59,6 +59,8 @@ def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[
     yield f"{opened_by(form, spec)}"
     yield ""
     yield f"- model: {spec.family}, {spec.task}, {spec.parameters:,} parameters, texts up to {spec.text_length} tokens"
+    if manifest.checkpoint_commit is not None:
+        yield f"- commit of the checkpoint: {manifest.checkpoint_commit}"
     yield f"- form and precision: {form}, {manifest.precision}"
     yield f"- passes over the checkpoint: {' → '.join(f'`{record.name}`' for record in manifest.passes) or 'none'}"
     yield ""
