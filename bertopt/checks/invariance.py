@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.core import Session, ShapeLimits, Spec
+from bertopt.core import Precision, Session, ShapeLimits, Spec
 from bertopt.results import Invariance
 
 if TYPE_CHECKING:
@@ -33,15 +33,17 @@ class _Run:
 
 
 def measure(
-    session: Session, spec: Spec, texts: Sequence[dict[str, Array]], limits: ShapeLimits, seed: int = 0
-) -> Invariance | None:
+    session: Session, spec: Spec, texts: Sequence[dict[str, Array]], limits: ShapeLimits, seed: int = 0, precision: Precision = "float32",
+) -> Invariance | None:  # fmt: skip
     """Run each of `texts` (unpadded inputs [1, S]) alone, among random others in batches of several sizes, and padded
     on the right to several lengths; where `spec.left_padding_invariant`, padded on the left too; and one twice in a batch. All
     through the same session.
 
     The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
     positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
-    that is not run. Batches that `limits` do not admit are left out. None where no text fits.
+    that is not run. Nor is it where positions are relative and `precision` is reduced: where a text begins then changes float32's
+    last digits, which may round to another step; parity compares such batches. Batches that `limits` do not admit are left out.
+    None where no text fits.
     """
     chosen = _choose(texts, limits)
     if not chosen:
@@ -49,7 +51,8 @@ def measure(
     lengths = [text["input_ids"].shape[1] for text in chosen]
     alone = [_own(spec, session.run(text), 0, 0, length) for text, length in zip(chosen, lengths, strict=True)]
     found = Invariance(max_abs=0.0, cosine_min=1.0, texts=len(chosen), where="no input")
-    for run in _runs(spec, lengths, limits, seed):
+    left = spec.left_padding_invariant and (precision == "float32" or spec.positions != "none")
+    for run in _runs(left, lengths, limits, seed):
         if limits.fit(len(run.rows), run.width) is None:
             continue
         answers = session.run(_batch(spec, [chosen[i] for i in run.rows], run))
@@ -77,10 +80,9 @@ def _choose(texts: Sequence[dict[str, Array]], limits: ShapeLimits) -> list[dict
     return [fitting[round(i)] for i in np.linspace(0, len(fitting) - 1, TEXTS)]
 
 
-def _runs(spec: Spec, lengths: Sequence[int], limits: ShapeLimits, seed: int) -> Iterator[_Run]:
+def _runs(left_too: bool, lengths: Sequence[int], limits: ShapeLimits, seed: int) -> Iterator[_Run]:
     rng = np.random.default_rng(seed)
-    sides = (False, True) if spec.left_padding_invariant else (False,)
-    for left in sides:
+    for left in (False, True) if left_too else (False,):
         side = "left" if left else "right"
         for size in BATCHES:
             if size > len(lengths):

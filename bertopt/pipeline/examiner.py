@@ -145,7 +145,7 @@ class Examiner:
         cases, vs_parent, peak = self._parity(directory, parent, timeout) if parent is not None else ([], None, 0.0)
         covered = self._coverage(name, directory, worker, timeout, every=False) if parent is not None else None
         self.on_progress(f"{name}: invariance")
-        steady = self._invariance(worker, timeout)
+        steady = self._invariance(directory, worker, timeout)
         ranked = self._ranking(directory) if parent is not None else None
         rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
         predicted = self._predictions(name, worker, timeout)
@@ -235,9 +235,10 @@ class Examiner:
             texts[coverage.IN_ONE_CALL] = self.end_to_end.compare(worker, reference, precision, timeout, in_one_call=True)
         return found.model_copy(update={"outputs": {**found.outputs, **texts}})
 
-    def _invariance(self, worker: Worker, timeout: float) -> Invariance | None:
+    def _invariance(self, directory: Path, worker: Worker, timeout: float) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
-        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes)
+        precision = stages.read_manifest(directory).precision
+        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes, precision=precision)
 
     def _ranking(self, directory: Path) -> Ranking | None:
         """From the answers to the texts, which were compared already; None where the model gives no embeddings."""
