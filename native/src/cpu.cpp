@@ -33,21 +33,32 @@ bool ask_for_amx() {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
 }
 
-// Asked once a process; a child keeps the permission. No lock, which a fork could leave taken: to ask twice does no harm.
-bool has_amx() {
-    enum { unknown, no, yes };
-    static std::atomic<int> answer{unknown};
-    int known = answer.load(std::memory_order_relaxed);
-    if (known == unknown) answer.store(known = ask_for_amx() ? yes : no, std::memory_order_relaxed);
-    return known == yes;
-}
-
 // g++ 12 does not know AVX-VNNI by name.
-bool has_avx_vnni() {
+bool find_avx_vnni() {
     unsigned a, b, c, d;
     constexpr unsigned AVX_VNNI_BIT = 1u << 4;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI_BIT);
 }
+
+// Asked once a process, because a virtual machine takes microseconds to answer; a child keeps AMX's permission. No lock, which
+// a fork could leave taken: to ask twice does no harm.
+class Feature {
+public:
+    constexpr explicit Feature(bool (*ask)()) : ask_(ask) {}
+
+    bool present() {
+        int known = answer_.load(std::memory_order_relaxed);
+        if (known == UNKNOWN) answer_.store(known = ask_() ? YES : NO, std::memory_order_relaxed);
+        return known == YES;
+    }
+
+private:
+    enum { UNKNOWN, NO, YES };
+    bool (*ask_)();
+    std::atomic<int> answer_{UNKNOWN};
+};
+
+constinit Feature amx{ask_for_amx}, avx_vnni{find_avx_vnni};
 
 }  // namespace
 
@@ -58,13 +69,13 @@ std::vector<const Kernel*> supported_kernels() {
     const bool vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-    if (bf16 && has_amx()) found.push_back(&AMX);
+    if (bf16 && amx.present()) found.push_back(&AMX);
     // By vectors Intel's CPUs multiply bf16 more slowly than float32.
     const bool floats_first = __builtin_cpu_is("intel");
     if (vnni && floats_first) found.push_back(&AVX512_VNNI);
     if (bf16) found.push_back(&AVX512_BF16);
     if (vnni && !floats_first) found.push_back(&AVX512_VNNI);
-    if (avx2 && has_avx_vnni()) found.push_back(&AVX_VNNI);
+    if (avx2 && avx_vnni.present()) found.push_back(&AVX_VNNI);
     if (avx2) found.push_back(&AVX2);
     return found;
 }
