@@ -99,7 +99,9 @@ private:
 };
 
 Encoder::Encoder(const std::string& path, size_t threads, const std::string& isa, bool huge_pages)
-    : model_(path, huge_pages), kernel_(choose_kernel(isa)), threads_(std::max<size_t>(1, threads)) {}
+    : model_(path, huge_pages), kernel_(choose_kernel(isa)), threads_(std::max<size_t>(1, threads)) {
+    idle_.reserve(threads_);  // so that give_back, called where nothing may be thrown, does not allocate
+}
 
 Encoder::~Encoder() = default;
 
