@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -24,9 +27,42 @@ namespace {
 using Integers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
+[[noreturn]] void sleep_until_exit() {
+    for (;;) pause();
+}
+
+// `take` takes the interpreter's lock. While the interpreter ends, Python before 3.14 ends every other thread that waits for it, by
+// unwinding its stack, and no destructor may let that pass; when it has ended, there is no lock. A thread that comes so late sleeps
+// until the process is gone, as later versions of Python let it.
+template <class Take>
+auto take_lock(const Take& take) {
+    if (!Py_IsInitialized()) sleep_until_exit();
+    try {
+        return take();
+    } catch (const abi::__forced_unwind&) {
+        sleep_until_exit();
+    }
+}
+
+// The interpreter's lock is free while one of these lives.
+class Unlocked {
+public:
+    Unlocked() : state_(PyEval_SaveThread()) {}
+    ~Unlocked() {
+        take_lock([&] { PyEval_RestoreThread(state_); });
+    }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+private:
+    PyThreadState* state_;
+};
+
 bool python_interrupted() {
-    nb::gil_scoped_acquire lock;
-    return PyErr_CheckSignals() != 0;
+    const PyGILState_STATE state = take_lock(PyGILState_Ensure);
+    const bool interrupted = PyErr_CheckSignals() != 0;
+    PyGILState_Release(state);
+    return interrupted;
 }
 
 // As the encoder reads them. Whether the model has such ids, types or positions is checked after.
@@ -62,7 +98,7 @@ Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const 
     request.normalize = normalize;
     // Before memory of a size that the input determines is taken.
     {
-        nb::gil_scoped_release free;
+        const Unlocked unlocked;
         encoder.check(request);
     }
     const size_t hidden = encoder.model().network().hidden;
@@ -70,7 +106,7 @@ Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const 
     if (rows > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / hidden) throw std::bad_alloc();
     std::unique_ptr<float[]> data(new float[rows * hidden + 16]);
     try {
-        nb::gil_scoped_release free;
+        const Unlocked unlocked;
         encoder.run(request, data.get(), python_interrupted);
     } catch (const Interrupted&) {
         throw nb::python_error();
@@ -130,7 +166,7 @@ Result float_linear(const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb
     nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     const Kernel& kernel = choose_kernel("");
     {
-        nb::gil_scoped_release free;
+        const Unlocked unlocked;
         kernel.float_linear(x.data(), rows, weight.data(), bias.data(), n, k, out);
     }
     return Result(out, {rows, n}, owner);
@@ -147,6 +183,7 @@ std::vector<std::string> supported() {
 
 NB_MODULE(_core, m) {
     using namespace bertopt_native;
+    nb::set_leak_warnings(false);  // daemon threads keep encoders until the process is gone
     nb::exception<BadFile>(m, "BadFile", PyExc_ValueError);
     nb::exception<Unsupported>(m, "Unsupported", PyExc_RuntimeError);
     nb::class_<Encoder>(m, "Encoder")

@@ -163,3 +163,25 @@ def test_runtime_imports_neither_torch_nor_transformers() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("tokens", [50, 4000])
+def test_a_process_ends_while_daemon_threads_run(tokens: int, packed: Packed) -> None:
+    """Small batches, which threads share, and large ones, which ask for signals."""
+    code = """
+import sys, threading, time, numpy as np, bertopt_native
+encoder = bertopt_native.Encoder(sys.argv[1], threads=2)
+ids, starts = np.zeros(int(sys.argv[2]), np.int64), np.arange(0, int(sys.argv[2]) + 1, 50)
+def call():
+    while True:
+        encoder.run(ids, starts, output="mean")
+for _ in range(3):
+    threading.Thread(target=call, daemon=True).start()
+time.sleep(0.2)
+"""
+    done = process(code, packed(), tokens)
+    assert (done.returncode, done.stderr) == (0, "")
