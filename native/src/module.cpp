@@ -87,13 +87,15 @@ Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const 
     const std::vector<int32_t> narrow_ids = narrow("ids", ids);
     const auto narrow_types = token_types ? narrow("token_types", *token_types) : std::vector<int32_t>();
     const auto narrow_positions = positions ? narrow("positions", *positions) : std::vector<int32_t>();
+    // Copies all, so that a thread that writes to the caller's arrays cannot change what was checked.
+    const std::vector<int64_t> own_starts(starts.data(), starts.data() + starts.size());
     Request request;
     request.ids = narrow_ids.data();
     request.token_types = token_types ? narrow_types.data() : nullptr;
     request.positions = positions ? narrow_positions.data() : nullptr;
-    request.starts = starts.data();
+    request.starts = own_starts.data();
     request.tokens = ids.size();
-    request.texts = starts.size() - 1;
+    request.texts = own_starts.size() - 1;
     request.output = static_cast<Output>(output);
     request.normalize = normalize;
     // Before memory of a size that the input determines is taken.
@@ -187,7 +189,8 @@ NB_MODULE(_core, m) {
     nb::exception<BadFile>(m, "BadFile", PyExc_ValueError);
     nb::exception<Unsupported>(m, "Unsupported", PyExc_RuntimeError);
     nb::class_<Encoder>(m, "Encoder")
-        .def(nb::init<const std::string&, size_t, const std::string&, bool>(), "path"_a, "threads"_a, "isa"_a, "huge_pages"_a)
+        .def(nb::init<const std::string&, size_t, const std::string&, bool>(), "path"_a, "threads"_a, "isa"_a, "huge_pages"_a,
+             nb::call_guard<Unlocked>())
         .def("run", &run, "ids"_a, "starts"_a, "token_types"_a.none(), "positions"_a.none(), "output"_a, "normalize"_a)
         .def("info", &info);
     m.def("isa", [](const std::string& name) { return std::string(choose_kernel(name).name); }, "name"_a = "");

@@ -185,3 +185,44 @@ time.sleep(0.2)
 """
     done = process(code, packed(), tokens)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_caller_that_changes_its_arrays_meanwhile_reads_nothing_else(packed: Packed) -> None:
+    code = """
+import sys, threading, numpy as np, bertopt_native
+encoder = bertopt_native.Encoder(sys.argv[1], threads=1)
+ids, starts, stop = np.zeros(1000, np.int64), np.arange(0, 1001, 50), threading.Event()
+def change():
+    while not stop.is_set():
+        starts[10] = 2**40
+        starts[10] = 500
+threading.Thread(target=change).start()
+for _ in range(2000):
+    try:
+        encoder.run(ids, starts, output="mean")
+    except ValueError:
+        pass
+stop.set()
+"""
+    done = process(code, packed())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_threads_run_while_a_file_is_opened(packed: Packed) -> None:
+    """Copying the weights of a large network takes a good part of a second."""
+    path = packed(hidden_size=1024, num_attention_heads=16, num_hidden_layers=4, intermediate_size=4096)
+    opened = threading.Event()
+
+    def call() -> None:
+        for _ in range(5):
+            bertopt_native.Encoder(path)
+        opened.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    steps = 0
+    while not opened.is_set():
+        time.sleep(0.001)
+        steps += 1
+    thread.join()
+    assert steps > 20
