@@ -103,6 +103,10 @@ class Family:
     """Queries and keys are turned by their position; there is no table of positions."""
     word: str = "embeddings.word_embeddings"
     norm: str = "embeddings.LayerNorm"
+    activation: tuple[str, str] = ("hidden_act", "gelu")
+    """What a config calls it, and what transformers takes where a config does not say."""
+    epsilon: tuple[str, float] = ("layer_norm_eps", 1e-12)
+    """The same of the norms' epsilon."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -110,17 +114,18 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
     "xlm-roberta": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
     "camembert": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
-    "distilbert": Family("distilbert.", "transformer.layer.{}.", _DISTILBERT, token_types=False),
+    "distilbert": Family("distilbert.", "transformer.layer.{}.", _DISTILBERT, token_types=False, activation=("activation", "gelu")),
     "electra": Family("electra.", "encoder.layer.{}.", _BERT, projection="embeddings_project"),
     "albert": Family("albert.", "encoder.albert_layer_groups.{}.albert_layers.{}.", _ALBERT,
-                     projection="encoder.embedding_hidden_mapping_in"),
+                     projection="encoder.embedding_hidden_mapping_in", activation=("hidden_act", "gelu_new")),
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True),
-    "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA),
-    "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True),
+    "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
+    "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu")),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
     "modernbert": Family("model.", "layers.{}.", _MODERNBERT, token_types=False, rotary=True, word="embeddings.tok_embeddings",
-                         norm="embeddings.norm"),
-    "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm"),
+                         norm="embeddings.norm", activation=("hidden_activation", "gelu"), epsilon=("norm_eps", 1e-5)),
+    "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
+                       activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5)),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -193,7 +198,8 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     if kind == "deberta-v2":
         distances.refuse(config)
     family, albert = FAMILIES[kind], kind == "albert"
-    act = str(config.get("hidden_act") or config.get("hidden_activation") or config.get("activation") or "gelu")
+    (act_name, usual_act), (epsilon_name, usual_epsilon) = family.activation, family.epsilon
+    act = str(config.get(act_name) or usual_act)
     if act not in ACTIVATIONS:
         raise Unsupported(f"activation must be one of {sorted(ACTIVATIONS)}; got {act!r}: use another runtime")
     hidden, heads = number(config, "hidden_size", "dim"), number(config, "num_attention_heads", "n_heads")
@@ -220,7 +226,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     read_layers(reader, config, family, sorted(set(layer_map)), hidden, inner)
 
     pad = config.get("pad_token_id")
-    pad_id = (1 if kind == "mpnet" else int(pad if pad is not None else 0)) if family.pad_rule else 0
+    pad_id = (1 if kind == "mpnet" or pad is None else int(pad)) if family.pad_rule else 0
     offset = pad_id + 1 if family.pad_rule else 0
     angles = rotary.angles(config) if family.rotary else ()
     table = angles[0] if angles else reader.out.get("embeddings.position")
@@ -230,8 +236,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     bias = None
     if kind == "mpnet":
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
-    epsilons = (config.get(name) for name in ("layer_norm_eps", "norm_eps", "rms_norm_eps"))
-    epsilon = 1e-12 if kind == "distilbert" else float(next(filter(None, epsilons), 1e-12))
+    epsilon = usual_epsilon if kind == "distilbert" else float(config.get(epsilon_name) or usual_epsilon)
     by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind == "deberta-v2" else None
     return Network(
         kind, ACTIVATIONS[act], heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,

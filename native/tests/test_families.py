@@ -9,6 +9,7 @@ from typing import Any
 import bertopt_native
 import numpy as np
 import pytest
+from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2"]
@@ -157,6 +158,17 @@ def test_norms_without_mean_and_shared_heads(options: dict[str, Any], isa: str, 
     model = network("eurobert", **options)
     compare(model, tmp_path / "m", "bf16", isa, *bf16_limits("eurobert", isa))
     compare(model, tmp_path / "m", "int8", isa, 0.999, 0.995)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_config_leaves_out_is_what_transformers_takes(kind: str) -> None:
+    model = network(kind)
+    config = model.config.to_dict()
+    for name in ("hidden_act", "hidden_activation", "activation", "layer_norm_eps", "norm_eps", "rms_norm_eps", "pad_token_id"):
+        config.pop(name, None)
+    got, want = (families.read(c, state(model)) for c in (config, type(model.config).from_dict(config).to_dict()))
+    for name in ("activation", "epsilon", "pad_id", "position_offset"):
+        assert getattr(got, name) == getattr(want, name), name
 
 
 def test_gte_without_token_types(tmp_path: Path) -> None:
