@@ -75,7 +75,7 @@ def _rounds(product: Linear, stored: Mapping[tuple[int, int], Stored]) -> bool:
         return False
     if weight.type is Type.BF16:
         return np.array_equal(weight.data, layout.panels(quantize.to_bf16(product.weight), 2))
-    if weight.type is not Type.INT8 or scale is None or sums is None:
+    if weight.type is not Type.INT8 or scale is None or sums is None or len(scale.data) != weight.rows:
         return False
     q, step = layout.from_panels(weight.data, weight.rows, weight.cols, 4), scale.data[:, None]
     half = step * np.float32(0.5 + _SLACK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ LAYOUT_VERSION = 3
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
+#: What products have of inputs at most, so that the sums of an INT8 product fit int32.
+WIDEST = 65536
 HEADER = struct.Struct("<8sIIQQ17If16s6I112s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
@@ -151,14 +153,8 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
         ENTRY.pack(t.tensor, t.layer, t.type, t.rows, t.cols, 0, offset, t.data.nbytes)
         for t, offset in zip(tensors, offsets, strict=True)
     )
-    s = sizes
-    numbers = (s.activation, s.hidden, s.embedding, s.heads, s.head_size, s.head_stride, s.intermediate, s.layers)
-    more = (s.stored_layers, s.vocabulary, s.token_types, s.positions, s.position_offset, s.position_rule, s.pad_id)
-    newer = s.rotary, s.gated, s.norm_first, s.window, s.distances, s.uncentred
-    head = HEADER.pack(
-        MAGIC, s.version, HEADER.size, at, HEADER.size, len(tensors), *numbers, *more, s.relative_bias,
-        s.epsilon, s.family.encode()[:16], *newer, bytes(112),
-    )  # fmt: skip
+    fields = [value.encode() if isinstance(value, str) else value for value in astuple(sizes)]
+    head = HEADER.pack(MAGIC, sizes.version, HEADER.size, at, HEADER.size, len(tensors), *fields, bytes(112))
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -180,17 +176,16 @@ def read(path: Path) -> tuple[Sizes, dict[tuple[int, int], Stored]]:
     whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     if len(whole) < HEADER.size or bytes(whole[: len(MAGIC)]) != MAGIC:
         raise BadFile(f"'{path.name}' is no packed file")
-    _, version, _, size, table, count, *middle, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
-    numbers, (epsilon, family), newer = middle[:-8], middle[-8:-6], middle[-6:]
+    _, version, _, size, table, count, *fields, _ = HEADER.unpack(whole[: HEADER.size].tobytes())
     if not _FIRST_VERSION <= version <= LAYOUT_VERSION or size != len(whole) or table + count * ENTRY.size > size:
         raise BadFile(f"'{path.name}' must have layout {_FIRST_VERSION} to {LAYOUT_VERSION} and {size} bytes; got layout {version} and {len(whole)} bytes")
     tensors: dict[tuple[int, int], Stored] = {}
     for at in range(table, table + count * ENTRY.size, ENTRY.size):
         tensor, layer, kind, rows, cols, _, offset, length = ENTRY.unpack(whole[at : at + ENTRY.size].tobytes())
         stored = _TYPES.get(kind)
-        if stored is None or offset + length > size or length % np.dtype(stored).itemsize:
-            raise BadFile(f"'{path.name}' is damaged: tensor {tensor} of layer {layer} has type {kind} and {length} bytes from byte {offset} of {size}")
+        if stored is None or offset + length > size or length != rows * cols * np.dtype(stored).itemsize:
+            raise BadFile(f"'{path.name}' is damaged: tensor {tensor} of layer {layer} has type {kind}, shape [{rows}, {cols}] and {length} bytes from byte {offset} of {size}")
         data = whole[offset : offset + length].view(stored)
         tensors[tensor, layer] = Stored(tensor, layer, Type(kind), rows, cols, data)
-    name = family.rstrip(b"\0").decode(errors="replace")
-    return Sizes(*(*numbers, epsilon, name, *newer)), tensors
+    values: list[Any] = [value.rstrip(b"\0").decode(errors="replace") if isinstance(value, bytes) else value for value in fields]
+    return Sizes(*values), tensors

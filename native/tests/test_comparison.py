@@ -102,7 +102,7 @@ def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> Non
             bertopt_native.compare(path, config, tensors)
 
 
-@pytest.mark.parametrize(("field", "value"), [(2, 9), (6, 2**40), (7, 2**40), (7, 3)])
+@pytest.mark.parametrize(("field", "value"), [(2, 9), (3, 7), (4, 2**31), (6, 2**40), (7, 2**40), (7, 3), (7, 64)])
 def test_a_damaged_table_is_refused(field: int, value: int, tmp_path: Path) -> None:
     path = packed(tmp_path)[0]
     whole = bytearray(path.read_bytes())
@@ -112,3 +112,16 @@ def test_a_damaged_table_is_refused(field: int, value: int, tmp_path: Path) -> N
     path.write_bytes(whole)
     with pytest.raises(bertopt_native.BadFile, match="is damaged: tensor 0 of layer"):
         layout.read(path)
+
+
+@pytest.mark.parametrize("part", [Part.SCALE, Part.SUM, Part.BIAS])
+def test_a_product_whose_vectors_are_of_another_length_differs(part: Part, tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path)
+    whole = bytearray(path.read_bytes())
+    count = len(layout.read(path)[1])
+    for at in range(layout.HEADER.size, layout.HEADER.size + count * layout.ENTRY.size, layout.ENTRY.size):
+        tensor, layer, kind, rows, cols, reserved, offset, length = layout.ENTRY.unpack_from(whole, at)
+        if (tensor, layer) == (Tensor.FFN_IN + part, 0):
+            layout.ENTRY.pack_into(whole, at, tensor, layer, kind, rows, cols - 32, reserved, offset, length - 128)
+    path.write_bytes(whole)
+    assert "FFN_IN of layer 0 is not the checkpoint's" in str(bertopt_native.compare(path, config, tensors)[1])
