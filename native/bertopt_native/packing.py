@@ -158,52 +158,39 @@ def _table(tensor: Tensor, values: Floats, number: int = 0) -> Stored:
     return Stored(tensor, number, Type.F32, rows, cols, values)
 
 
+def _vector(tensor: Tensor, values: Floats, layer: int = 0) -> Stored:
+    return Stored(tensor, layer, Type.F32, 1, len(values), values)
+
+
+def _whole_numbers(tensor: Tensor, values: Sequence[int] | NDArray[Any]) -> Stored:
+    return Stored(tensor, 0, Type.U32, 1, len(values), np.array(values, np.uint32))
+
+
 def content(network: families.Network, copies: bool) -> Content:
     """Return what the file of a network holds, with `copies` of neurons that have a far weight.
 
     Raises `Unsupported` for sizes that the library does not run.
     """
+    sizes = _sizes(network, copies)
+    return Content(sizes, _tables(network, sizes), _linear(network, sizes.head_size, sizes.head_stride, sizes.intermediate))
+
+
+def _sizes(network: families.Network, copies: bool) -> Sizes:
     t = network.tensors
     hidden, width = len(t["layers.0.attention_norm.bias"]), len(t["embeddings.norm.bias"])
-    for name, size in (("hidden size", hidden), ("embedding size", width)):
-        if size % layout.PANEL:
-            raise Unsupported(f"{name} must be a multiple of {layout.PANEL}; got {size}: use another runtime")
     head = hidden // network.heads
     if head > 1024:
         raise Unsupported(f"head size must be at most 1024; got {head}: use another runtime")
     stride, inner = _up(head), _up(len(t["layers.0.ffn_in.bias"]))
     if copies and any(len(_copies(t[f"layers.{i}.ffn_out.weight"])) for i in set(network.layer_map)):
         inner += layout.PANEL
-
-    stored = [_table(Tensor.WORD, t["embeddings.word"])]
-    if "embeddings.position" in t:
-        stored.append(_table(Tensor.POSITION, t["embeddings.position"]))
-    stored += [_table(Tensor.ROTARY, _rotary(angles, stride), i) for i, angles in enumerate(network.angles)]
-    if network.distances is not None:
-        stored += _by_distance(network.distances, network.heads, head, stride)
-    if network.window:
-        stored.append(Stored(Tensor.LAYER_WINDOW, 0, Type.U32, 1, len(network.windowed), np.array(network.windowed, np.uint32)))
-    types = t.get("embeddings.token_type")
-    if types is not None:
-        stored.append(_table(Tensor.TOKEN_TYPE, types))
-    stored.append(Stored(Tensor.EMBEDDING_GAIN, 0, Type.F32, 1, width, t["embeddings.norm.weight"]))
-    stored.append(Stored(Tensor.EMBEDDING_SHIFT, 0, Type.F32, 1, width, t["embeddings.norm.bias"]))
-    stored.append(
-        Stored(Tensor.LAYER_MAP, 0, Type.U32, 1, len(network.layer_map), np.array(network.layer_map, np.uint32))
-    )
-    if network.relative_bias is not None:
-        count = network.relative_bias.shape[1]
-        columns = (count + 1 + 31) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
-        bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - count)))
-        stored.append(_table(Tensor.RELATIVE_BIAS, bias))
-    for i in sorted(set(network.layer_map)):
-        for gain, shift, name in (
-            (Tensor.ATTENTION_GAIN, Tensor.ATTENTION_SHIFT, "attention_norm"),
-            (Tensor.FFN_GAIN, Tensor.FFN_SHIFT, "ffn_norm"),
-        ):
-            stored.append(Stored(gain, i, Type.F32, 1, hidden, t[f"layers.{i}.{name}.weight"]))
-            stored.append(Stored(shift, i, Type.F32, 1, hidden, t[f"layers.{i}.{name}.bias"]))
-    sizes = Sizes(
+    widths = {"hidden size": hidden, "embedding size": width, "intermediate size": inner, "heads times head size, padded,": network.heads * stride}
+    for name, size in widths.items():
+        if size % layout.PANEL:
+            raise Unsupported(f"{name} must be a multiple of {layout.PANEL}; got {size}: use another runtime")
+        if size > layout.WIDEST:
+            raise Unsupported(f"{name} must be at most {layout.WIDEST}; got {size}: use another runtime")
+    return Sizes(
         activation=_ACTIVATIONS.index(network.activation),
         hidden=hidden,
         embedding=width,
@@ -214,7 +201,7 @@ def content(network: families.Network, copies: bool) -> Content:
         layers=len(network.layer_map),
         stored_layers=len(set(network.layer_map)),
         vocabulary=len(t["embeddings.word"]),
-        token_types=0 if types is None else len(types),
+        token_types=len(t.get("embeddings.token_type", ())),
         positions=network.positions,
         position_offset=network.position_offset,
         position_rule=int(network.pad_rule),
@@ -229,7 +216,37 @@ def content(network: families.Network, copies: bool) -> Content:
         distances=_rows(network.distances) if network.distances else 0,
         uncentred=int(network.uncentred),
     )
-    return Content(sizes, stored, _linear(network, head, stride, inner))
+
+
+def _tables(network: families.Network, sizes: Sizes) -> list[Stored]:
+    """Return all tensors but the products'."""
+    t = network.tensors
+    stored = [_table(Tensor.WORD, t["embeddings.word"])]
+    if "embeddings.position" in t:
+        stored.append(_table(Tensor.POSITION, t["embeddings.position"]))
+    stored += [_table(Tensor.ROTARY, _rotary(angles, sizes.head_stride), i) for i, angles in enumerate(network.angles)]
+    if network.distances is not None:
+        stored += _by_distance(network.distances, network.heads, sizes.head_size, sizes.head_stride)
+    if network.window:
+        stored.append(_whole_numbers(Tensor.LAYER_WINDOW, network.windowed))
+    if "embeddings.token_type" in t:
+        stored.append(_table(Tensor.TOKEN_TYPE, t["embeddings.token_type"]))
+    stored.append(_vector(Tensor.EMBEDDING_GAIN, t["embeddings.norm.weight"]))
+    stored.append(_vector(Tensor.EMBEDDING_SHIFT, t["embeddings.norm.bias"]))
+    stored.append(_whole_numbers(Tensor.LAYER_MAP, network.layer_map))
+    if network.relative_bias is not None:
+        count = network.relative_bias.shape[1]
+        columns = (count + 1 + 31) // 16 * 16 + 16  # as model.cpp: what vectors of keys read behind the last distance
+        bias = np.pad(network.relative_bias * np.float32(math.log2(math.e)), ((0, 0), (0, columns - count)))
+        stored.append(_table(Tensor.RELATIVE_BIAS, bias))
+    for i in sorted(set(network.layer_map)):
+        for gain, shift, name in (
+            (Tensor.ATTENTION_GAIN, Tensor.ATTENTION_SHIFT, "attention_norm"),
+            (Tensor.FFN_GAIN, Tensor.FFN_SHIFT, "ffn_norm"),
+        ):
+            stored.append(_vector(gain, t[f"layers.{i}.{name}.weight"], i))
+            stored.append(_vector(shift, t[f"layers.{i}.{name}.bias"], i))
+    return stored
 
 
 def _rows(by_distance: Distances) -> int:
@@ -239,7 +256,7 @@ def _rows(by_distance: Distances) -> int:
 
 def _by_distance(by_distance: Distances, heads: int, head: int, stride: int) -> list[Stored]:
     """Return the place of every distance, and for each layer the tables of its heads [heads * rows, stride], padded with zeros."""
-    stored = [Stored(Tensor.PLACES, 0, Type.U32, 1, len(by_distance.places), by_distance.places.astype(np.uint32))]
+    stored = [_whole_numbers(Tensor.PLACES, by_distance.places)]
     factor, rows = distances.factor(head, by_distance), _rows(by_distance)
     for tensor, tables, scale in ((Tensor.DISTANCE_KEYS, by_distance.keys, np.float32(1)), (Tensor.DISTANCE_QUERIES, by_distance.queries, factor)):
         for layer, table in tables.items():

@@ -218,6 +218,16 @@ def test_pack_refuses_options(tmp_path: Path) -> None:
         bertopt_native.pack(tmp_path / "m", odd.config.to_dict(), state(odd))
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"intermediate_size": 65_600}, "intermediate size must be at most 65536; got 65600"),
+    ({"hidden_size": 2_080, "num_attention_heads": 2_080, "intermediate_size": 32}, "heads times head size, padded, must be at most 65536; got 66560"),
+], ids=["intermediate size", "heads"])  # fmt: skip
+def test_pack_refuses_what_the_encoder_would_not_open(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = network("bert", **({"hidden_size": 32, "num_attention_heads": 1, "num_hidden_layers": 1} | options))
+    with pytest.raises(Unsupported, match=message):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
+
+
 def test_threads() -> None:
     for threads in (0, -1, 5000):
         with pytest.raises(ValueError, match="threads must be from 1 to 1024"):
