@@ -2,8 +2,8 @@
 
 #include <pthread.h>
 
+#include <exception>
 #include <new>
-#include <system_error>
 #include <thread>
 
 namespace bertopt_native {
@@ -71,8 +71,8 @@ void run_job(Job& job, size_t helpers) {
         while (p.threads < helpers) {
             try {
                 std::thread(loop).detach();
-            } catch (const std::system_error&) {
-                break;  // fewer threads: slower, not wrong
+            } catch (const std::exception&) {
+                break;  // no thread, or no memory for one: slower, not wrong; and nobody but this call takes the job off the list
             }
             p.threads++;
         }
