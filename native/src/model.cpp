@@ -6,9 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "errors.h"
 
@@ -53,10 +54,12 @@ void Model::read(const std::string& path) {
     size_ = known ? static_cast<uint64_t>(status.st_size) : 0;
     void* mapped = MAP_FAILED;
     if (size_ >= sizeof(Header)) mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
+    const int reason = errno;
     close(file);
     if (!known) throw BadFile("expected a regular file: " + path);
     if (size_ < sizeof(Header)) bad("expected at least " + number(sizeof(Header)) + " bytes; " + path + " has " + number(size_));
-    if (mapped == MAP_FAILED) throw BadFile("cannot map " + path + ": " + std::strerror(errno));
+    if (mapped == MAP_FAILED && reason == ENOMEM) throw std::bad_alloc();  // the file is none the worse
+    if (mapped == MAP_FAILED) throw BadFile("cannot map " + path + ": " + std::strerror(reason));
     file_.bytes = mapped;
     file_.size = size_;
     data_ = static_cast<const uint8_t*>(mapped);

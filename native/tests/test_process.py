@@ -226,3 +226,18 @@ def test_other_threads_run_while_a_file_is_opened(packed: Packed) -> None:
         steps += 1
     thread.join()
     assert steps > 20
+
+
+def test_a_file_for_which_there_is_no_memory_is_not_called_damaged(packed: Packed) -> None:
+    code = """
+import pathlib, resource, sys, bertopt_native
+bertopt_native.supported()
+used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used, used))
+try:
+    bertopt_native.Encoder(sys.argv[1])
+except MemoryError:
+    print("no memory")
+"""
+    path = packed(hidden_size=1024, num_attention_heads=16, num_hidden_layers=4, intermediate_size=4096)
+    assert process(code, path).stdout == "no memory\n"
