@@ -291,8 +291,9 @@ def pack(
 ) -> None:
     """Write the packed file of a checkpoint.
 
-    `config` is transformers' config.json, `tensors` its state dict as numpy arrays (a prefix such as `bert.` may be
-    there; heads are ignored). With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
+    `config` is what transformers' `config.to_dict()` gives, `tensors` the state dict as numpy arrays (a prefix such as `bert.`
+    may be there; heads are ignored). Activation, epsilon and padding id are transformers' defaults for the family where the
+    config leaves them out. With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
     products are qkv, attention_out, ffn_in, ffn_out). Shared layers share it.
 
     Raises `Unsupported` for networks that the library does not run, `ValueError` for weights that are missing, of
