@@ -66,9 +66,8 @@ inline constexpr size_t BY_KEY = 64, BY_QUERY = 96;
 
 struct Kernel {
     const char* name;
-    size_t int8_bytes;       // an element of an INT8 product's input
-    size_t dense_bytes;      // an element of a not quantised product's input
-    size_t attention_bytes;  // an element of attention's operands
+    size_t int8_bytes;     // an element of an INT8 product's input
+    size_t element_bytes;  // an element of attention's operands and of another product's input
     // Rows that go through the feed-forward together, at most. What lies between its products should stay in the cache, but
     // every chunk reads all weights: where products are quick, that costs more, and a chunk is a whole group.
     size_t chunk_rows;

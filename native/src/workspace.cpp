@@ -51,9 +51,9 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     : tokens_(tokens), longest_(longest) {
     const size_t context = n.heads * n.head_stride, padded = round_up(longest, 32);
     work.inner.rows = std::min({kernel.chunk_rows, group_tokens(n) * 3 / 2, tokens});  // few groups are longer
-    work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.dense_bytes);
+    work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.element_bytes);
     work.context_stride = row_stride(context * 4);
-    work.inner.stride = row_stride(n.intermediate * kernel.dense_bytes);
+    work.inner.stride = row_stride(n.intermediate * kernel.element_bytes);
     work.inner.float_stride = row_stride(n.intermediate * 4) / 4;
     bool int8 = false, dense = n.projection != nullptr;
     for (size_t i = 0; i < n.layers; i++)
@@ -64,7 +64,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         work.inner.stride = row_stride(n.intermediate * kernel.int8_bytes);
     }
     scratch.head_rows = tokens + 32;  // keys, and AMX's queries, are read in blocks of 32
-    scratch.weight_stride = row_stride(padded * kernel.attention_bytes);
+    scratch.weight_stride = row_stride(padded * kernel.element_bytes);
     scratch.score_stride = padded + 16;
 
     // One mapping, cut up. In exact mode every buffer is its own.
@@ -84,14 +84,14 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         {&excess, tokens * OUTLIERS * 4},
         {&inner, int8 ? work.inner.rows * work.inner.float_stride * 4 : 64},
         {&work.inner.input, work.inner.rows * work.inner.stride},
-        {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.attention_bytes},
-        {&scratch.keys, padded * n.head_stride * kernel.attention_bytes},
-        {&scratch.values, padded * n.head_stride * kernel.attention_bytes},
+        {&scratch.heads, 3 * scratch.head_rows * n.head_stride * kernel.element_bytes},
+        {&scratch.keys, padded * n.head_stride * kernel.element_bytes},
+        {&scratch.values, padded * n.head_stride * kernel.element_bytes},
         {&scratch.weights, QUERY_ROWS * scratch.weight_stride},
         {&scores, QUERY_ROWS * scratch.score_stride * 4},
         {&row, n.norm_first ? std::max(n.hidden, n.embedding) * 4 : 64},
-        {&scratch.distance_keys, n.distances * n.head_stride * kernel.attention_bytes},
-        {&scratch.distance_queries, n.distances ? (n.distances + 32) * n.head_stride * kernel.attention_bytes : 0},  // AMX reads blocks of 32
+        {&scratch.distance_keys, n.distances * n.head_stride * kernel.element_bytes},
+        {&scratch.distance_queries, n.distances ? (n.distances + 32) * n.head_stride * kernel.element_bytes : 0},  // AMX reads blocks of 32
         {&by_query, n.distances ? QUERY_ROWS * BY_QUERY * 4 : 0},
         {&by_key, n.distances ? BY_KEY * PANEL * 4 : 0},
         {&distance_scores, n.distances ? QUERY_ROWS * scratch.score_stride * 4 : 0},

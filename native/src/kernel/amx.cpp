@@ -4,5 +4,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AMX{"amx", sizeof(Quantised), ELEMENT, ELEMENT, 384, run_group, int8_product, float_linear};
+const Kernel AMX{"amx", sizeof(Quantised), ELEMENT, 384, run_group, int8_product, float_linear};
 }

@@ -5,5 +5,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX2{"avx2", sizeof(Quantised), ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
+const Kernel AVX2{"avx2", sizeof(Quantised), ELEMENT, 48, run_group, int8_product, float_linear};
 }

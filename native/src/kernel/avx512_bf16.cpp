@@ -4,5 +4,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX512_BF16{"avx512_bf16", sizeof(Quantised), ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
+const Kernel AVX512_BF16{"avx512_bf16", sizeof(Quantised), ELEMENT, 48, run_group, int8_product, float_linear};
 }

@@ -5,5 +5,5 @@
 #include "isa.inc"
 
 namespace bertopt_native {
-const Kernel AVX_VNNI{"avx_vnni", sizeof(Quantised), ELEMENT, ELEMENT, 48, run_group, int8_product, float_linear};
+const Kernel AVX_VNNI{"avx_vnni", sizeof(Quantised), ELEMENT, 48, run_group, int8_product, float_linear};
 }

@@ -22,7 +22,7 @@ struct Dequantise {
             c.scale1 = load(linear.scale + n + 16);
             c.sum0 = load(linear.sum + n);
             c.sum1 = load(linear.sum + n + 16);
-            c.panel = static_cast<const Byte*>(linear.weight) + n * linear.k;
+            c.panel = linear.weight + n * linear.k;
         }
         return c;
     }

@@ -2,7 +2,7 @@
 
 constexpr size_t ROWS_A_THREAD = 32;  // from so many rows a thread, threads share rows, not columns
 
-struct Pass {
+struct ForwardPass {
     const Network& net;
     const Batch& batch;
     const Work& work;
@@ -271,7 +271,7 @@ struct Pass {
 static void run_group(const Network& net, const Batch& batch, size_t text0, size_t text1, const Work& work, const Scratch& scratch,
                       Team* team) {
     const size_t base = static_cast<size_t>(batch.starts[text0]), end = static_cast<size_t>(batch.starts[text1]);
-    Pass{net, batch, work, scratch, team, text0, text1, base, end - base}.run();
+    ForwardPass{net, batch, work, scratch, team, text0, text1, base, end - base}.run();
 }
 
 static void int8_product(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out) {

@@ -5,28 +5,19 @@ constexpr size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 constexpr size_t round_down(size_t n, size_t to) { return n / to * to; }
 
-// An element of attention's and of not quantised products' inputs.
+// An element of attention's and of not quantised products' inputs; how two vectors of a row's elements are stored, i to i + 32, and one.
 #if BN_BF16
 constexpr size_t ELEMENT = 2;
+BN_INLINE void store_elements(Byte* row, size_t i, Vec low, Vec high) { store_bf16(row + 2 * i, low, high); }
+BN_INLINE void store_elements(Byte* row, size_t i, Vec v) { store_bf16(row + 2 * i, v); }
 #else
 constexpr size_t ELEMENT = 4;
-#endif
-
-// Two vectors of a row's elements i to i + 32.
+BN_INLINE void store_elements(Byte* row, size_t i, Vec v) { store(reinterpret_cast<float*>(row + 4 * i), v); }
 BN_INLINE void store_elements(Byte* row, size_t i, Vec low, Vec high) {
-    if (ELEMENT == 2) {
-        store_bf16(row + 2 * i, low, high);
-    } else {
-        store(reinterpret_cast<float*>(row + 4 * i), low);
-        store(reinterpret_cast<float*>(row + 4 * i + 64), high);
-    }
+    store_elements(row, i, low);
+    store_elements(row, i + 16, high);
 }
-
-// One vector of a row's elements i to i + 16.
-BN_INLINE void store_elements(Byte* row, size_t i, Vec v) {
-    if (ELEMENT == 2) store_bf16(row + 2 * i, v);
-    else store(reinterpret_cast<float*>(row + 4 * i), v);
-}
+#endif
 
 // 2^x for x <= 0, degree 3: 1e-4, which is far below a bf16's half unit (2e-3); degree 5: 2e-7, for float32 weights.
 BN_INLINE Vec exp2_negative(Vec x) {

@@ -110,10 +110,6 @@ BN_INLINE void store_quantised(Quantised* out, Vec v, Vec inverse, Vec zero) {
 #endif
 }
 
-// Nothing here works in bf16.
-BN_INLINE void store_bf16(Byte*, Vec, Vec) { __builtin_trap(); }
-BN_INLINE void store_bf16(Byte*, Vec) { __builtin_trap(); }
-
 BN_INLINE Vec rounded(Vec x) {
     return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

@@ -57,24 +57,11 @@ BN_INLINE void store_quantised(Quantised* out, Vec v, Vec inverse, Vec zero) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtusepi32_epi8(_mm512_max_epi32(q, _mm512_setzero_si512())));
 }
 
-// Two vectors to 64 bytes of bf16, in order. Without the instruction: rounded to nearest even; NaN stays NaN.
-BN_INLINE void store_bf16(Byte* p, Vec low, Vec high) {
 #if BN_BF16
-    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-#else
-    (void)p, (void)low, (void)high;
-    __builtin_trap();
+// Two vectors to 64 bytes of bf16, in order.
+BN_INLINE void store_bf16(Byte* p, Vec low, Vec high) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
+BN_INLINE void store_bf16(Byte* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
 #endif
-}
-
-BN_INLINE void store_bf16(Byte* p, Vec v) {
-#if BN_BF16
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v));
-#else
-    (void)p, (void)v;
-    __builtin_trap();
-#endif
-}
 
 BN_INLINE Vec rounded(Vec x) { return _mm512_roundscale_ps(x, 8); }
 BN_INLINE Vec scaled(Vec x, Vec whole) { return _mm512_scalef_ps(x, whole); }  // x * 2^whole
