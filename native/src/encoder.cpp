@@ -16,6 +16,19 @@ namespace {
 
 std::string number(int64_t n) { return std::to_string(n); }
 
+// Where padding ids do not advance the position: a position for every token, or nothing where no text has such an id, since then the
+// rule is that of counting.
+std::vector<int32_t> non_pad_positions(const Request& r, const Header& header) {
+    const auto pad = static_cast<int32_t>(header.pad_id);
+    if (std::find(r.ids, r.ids + r.tokens, pad) == r.ids + r.tokens) return {};
+    std::vector<int32_t> positions(r.tokens);
+    for (size_t i = 0; i < r.texts; i++) {
+        auto next = static_cast<int32_t>(header.position_offset);
+        for (auto t = static_cast<size_t>(r.starts[i]); t < static_cast<size_t>(r.starts[i + 1]); t++) positions[t] = r.ids[t] == pad ? pad : next++;
+    }
+    return positions;
+}
+
 }  // namespace
 
 // A batch as groups of texts: each runs through all layers on the thread that took it.
@@ -160,20 +173,11 @@ void Encoder::run(const Request& request, float* out, bool (*interrupted)()) {
     check(request);
     if (request.texts == 0) return;
     const Header& header = model_.header();
-    std::vector<int32_t> positions;
     Batch batch{request.ids, request.token_types, request.positions, request.starts, out, request.output, request.normalize};
+    std::vector<int32_t> positions;
     if (!batch.positions && header.position_rule == static_cast<uint32_t>(PositionRule::non_pad)) {
-        // Only where a text has a padding id does the rule differ from counting.
-        const auto pad = static_cast<int32_t>(header.pad_id);
-        if (std::find(request.ids, request.ids + request.tokens, pad) != request.ids + request.tokens) {
-            positions.resize(request.tokens);
-            const auto offset = static_cast<int32_t>(header.position_offset);
-            for (size_t i = 0; i < request.texts; i++) {
-                int32_t place = offset;
-                for (int64_t t = request.starts[i]; t < request.starts[i + 1]; t++) positions[static_cast<size_t>(t)] = request.ids[t] == pad ? pad : place++;
-            }
-            batch.positions = positions.data();
-        }
+        positions = non_pad_positions(request, header);
+        if (!positions.empty()) batch.positions = positions.data();
     }
     const Plan plan = make_plan(model_.network(), request.starts, request.texts, threads_);
     if (plan.shared) {
