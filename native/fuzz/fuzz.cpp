@@ -1,5 +1,5 @@
 // Random models, random ragged batches, wrong ids, damaged files, for a bounded time: fuzz [seconds] [seed] [batches]
-// Checks that a text's numbers do not depend on its company, its order or the threads, that wrong input is refused, and,
+// Checks that a text's numbers do not depend on the other texts, their order or the threads, that wrong input is refused, and,
 // built with sanitisers, that nothing reads or writes where it must not. Ends with 0, or aborts.
 #include <unistd.h>
 

@@ -28,7 +28,7 @@ def random_texts(count: int, longest: int, seed: int) -> list[NDArray[np.int32]]
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
 @pytest.mark.parametrize("output", ["tokens", "first", "mean", "max"])
-def test_company_order_and_threads(precision: str, isa: str, output: Any, packed: Packed) -> None:
+def test_other_texts_order_and_threads(precision: str, isa: str, output: Any, packed: Packed) -> None:
     encoders = [bertopt_native.Encoder(packed(precision=precision), threads=n, isa=isa) for n in (1, 2, 3, 7)]
     texts = random_texts(200, 80, 0)
     pooled = output != "tokens"
