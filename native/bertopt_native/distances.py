@@ -28,10 +28,12 @@ class Distances:
 
 def refuse(config: Mapping[str, Any]) -> None:
     """Raise `Unsupported` for a DeBERTa that the library does not run."""
+    if not config.get("relative_attention"):
+        raise Unsupported(f"relative_attention must be true; got {config.get('relative_attention')!r}: use another runtime")
     kinds = config.get("pos_att_type") or ()
     found = {kind.strip() for kind in (kinds.lower().split("|") if isinstance(kinds, str) else kinds)}
-    if not config.get("relative_attention") or found != {"c2p", "p2c"}:
-        raise Unsupported(f"relative_attention must have pos_att_type c2p and p2c; got {sorted(found) or None}: use another runtime")
+    if found != {"c2p", "p2c"}:
+        raise Unsupported(f"pos_att_type must be c2p and p2c; got {sorted(found) or None}: use another runtime")
     hidden = number(config, "hidden_size")
     sizes = {"embedding_size": hidden, "attention_head_size": hidden // number(config, "num_attention_heads"), "conv_kernel_size": 0}
     for name, expected in sizes.items():

@@ -162,9 +162,9 @@ def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> No
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [
-    ({"pos_att_type": ["c2p"]}, Unsupported, r"pos_att_type c2p and p2c; got \['c2p'\]"),
-    ({"pos_att_type": None}, Unsupported, "pos_att_type c2p and p2c; got None"),
-    ({"relative_attention": False}, Unsupported, "relative_attention must have pos_att_type c2p and p2c"),
+    ({"pos_att_type": ["c2p"]}, Unsupported, r"pos_att_type must be c2p and p2c; got \['c2p'\]"),
+    ({"pos_att_type": None}, Unsupported, "pos_att_type must be c2p and p2c; got None"),
+    ({"relative_attention": False}, Unsupported, "relative_attention must be true; got False"),
     ({"embedding_size": 32}, Unsupported, "embedding_size must be 64; got 32"),
     ({"attention_head_size": 16}, Unsupported, "attention_head_size must be 32; got 16"),
     ({"conv_kernel_size": 3}, Unsupported, "conv_kernel_size must be 0; got 3"),
