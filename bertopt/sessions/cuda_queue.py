@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ Outputs = tuple[torch.Tensor, ...]
 
 #: torch.cuda, parts of which have no types.
 _cuda: Any = torch.cuda
+#: torch allows one capture at a time in a process (its notes on CUDA graphs), whichever session captures.
+capturing = threading.Lock()
 
 
 class Mark(Protocol):
@@ -28,7 +31,7 @@ class Queue(Protocol):
     def mark(self) -> Mark: ...
 
     def wait(self) -> None:
-        """Return when the device is idle."""
+        """Return when the work before it is done."""
 
     def capture(self, run: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         """Return what replays the work of `run` on the same memory, and the outputs that every replay writes anew."""
@@ -50,7 +53,8 @@ class CudaQueue:
         return _CudaMark(event)
 
     def wait(self) -> None:
-        torch.cuda.synchronize(self._device)
+        # Not the device: to wait for all of it spoils a capture in another thread, in every capture_error_mode.
+        torch.cuda.current_stream(self._device).synchronize()
 
     def capture(self, run: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         if self._pool is None:
@@ -63,8 +67,9 @@ class CudaQueue:
                 run()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Only calls of this thread could spoil the capture: others may copy or wait during it.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Other threads may copy, run and wait for their streams during it. `graph` itself begins by waiting for the device,
+        # which is why it stands under the lock.
+        with capturing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         return graph.replay, outputs
 

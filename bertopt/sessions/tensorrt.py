@@ -97,7 +97,8 @@ class TensorrtSession(Session):
             self._copy(name, inputs[name], shape)
         if self._graphs and profile not in self._captured:
             self._capture(profile)
-        self._torch.cuda.synchronize()
+        # Not the device: that would spoil a capture of another session.
+        self._torch.cuda.current_stream().synchronize()
 
     def step(self) -> None:
         if self._profile in self._captured:
@@ -113,11 +114,13 @@ class TensorrtSession(Session):
 
     def _capture(self, profile: int) -> None:
         """Capture a graph of the profile. TensorRT finishes its set-up of a shape in the run before."""
+        from bertopt.sessions.cuda_queue import capturing
+
         self._run()
         self._stream.synchronize()
         graph = self._torch.cuda.CUDAGraph()
-        # Only this thread's calls could spoil the capture: other sessions of the process may allocate during it.
-        with self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        # Other sessions of the process may allocate and run during it; none may capture.
+        with capturing, self._torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._run()
         self._captured[profile] = (self._context, graph)
 

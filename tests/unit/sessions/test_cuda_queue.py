@@ -20,6 +20,9 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         self.log.append(f"{self.name} waits for {other.name}")
 
+    def synchronize(self) -> None:
+        self.log.append(f"{self.name} over")
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -46,6 +49,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     @contextlib.contextmanager
     def graph(_: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        assert cuda_queue.capturing.locked(), "another session may capture, and each capture begins with a wait for the device"
         said.append(f"capture into {pool}, {capture_error_mode}")
         yield
         said.append("captured")
@@ -53,7 +57,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pools = iter(("pool 1", "pool 2"))
     replaced = {
         "current_stream": lambda device: current, "Stream": lambda device: Stream("aside", said), "stream": stream, "graph": graph,
-        "CUDAGraph": Graph, "graph_pool_handle": lambda: next(pools), "Event": Event, "synchronize": lambda device: said.append("idle"),
+        "CUDAGraph": Graph, "graph_pool_handle": lambda: next(pools), "Event": Event,
+        "synchronize": lambda device: pytest.fail("a wait for the device spoils a capture in another thread"),
     }  # fmt: skip
     for name, does in replaced.items():
         monkeypatch.setattr(cuda_queue._cuda, name, does)
@@ -86,4 +91,5 @@ def test_a_mark_lies_in_the_current_stream(log: list[str]) -> None:
     mark = queue.mark()
     mark.wait()
     queue.wait()
-    assert log == ["record on current", "event over", "idle"]
+    assert log == ["record on current", "event over", "current over"]
+    assert not cuda_queue.capturing.locked()

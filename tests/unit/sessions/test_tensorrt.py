@@ -17,7 +17,7 @@ import torch
 
 from bertopt.core import Engine, Profile, Spec
 from bertopt.errors import IntegrityError, ResourceError, Unsupported
-from bertopt.sessions import tensorrt
+from bertopt.sessions import cuda_queue, tensorrt
 from bertopt.sessions.tensorrt import TensorrtSession, output_formats
 from tests.support.specs import spec as make_spec
 
@@ -123,7 +123,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     stream = types.SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
     for name, does in {
-        "is_available": lambda: True, "get_device_capability": lambda: (9, 0), "synchronize": lambda: None,
+        "is_available": lambda: True, "get_device_capability": lambda: (9, 0), "current_stream": lambda: stream,
+        "synchronize": lambda: pytest.fail("a wait for the device spoils a capture of another session"),
         "Stream": lambda: stream, "mem_get_info": lambda: (2**30, 2**33),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, does)
@@ -361,6 +362,7 @@ def graphs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
     @contextlib.contextmanager
     def capture(graph: Graph, stream: Any, capture_error_mode: str = "global") -> Any:
         assert capture_error_mode == "thread_local", "another session's allocation would end the capture"
+        assert cuda_queue.capturing.locked(), "torch allows one capture at a time"
         fake.calls.append(("capture",))
         held: list[Any] = []
         monkeypatch.setattr(Context, "execute_async_v3", lambda context, stream: not held.append(context))  # type: ignore[func-returns-value]
