@@ -88,6 +88,8 @@ class OnnxRuntimeSession(Session):
         else:
             for name, value in kept[1].items():
                 value.update_inplace(np.ascontiguousarray(inputs[name]))
+                # Where a node on the CPU reads an input, binding copies it there: bound once, its first batch would be read for ever.
+                kept[0].bind_ortvalue_input(name, value)
         self._binding = kept[0]
         if self._keeps:
             self._kept[key] = kept

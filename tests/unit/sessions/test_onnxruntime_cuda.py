@@ -110,6 +110,44 @@ def test_buffers_are_bound_once_for_each_shape(tiny: Tiny, tmp_path: Path, monke
     assert set(wide) == {"sentence_embedding", "last_hidden_state"} and set(keeping.run(inputs)) == {"sentence_embedding"}
 
 
+def test_an_input_that_binding_copies_is_bound_anew_with_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime copies an input when it is bound where the node that reads it is on another device (CopyOneInputAcrossDevices)."""
+    fake = Fake(starts=True)
+    read: list[list[int]] = []
+
+    class Value:
+        def __init__(self, array: Any) -> None:
+            self.array = array.copy()
+
+        def update_inplace(self, array: Any) -> None:
+            self.array[...] = array
+
+    class Binding:
+        def __init__(self) -> None:
+            self.bound: dict[str, Any] = {}
+
+        def bind_ortvalue_input(self, name: str, value: Value) -> None:
+            self.bound[name] = value.array.copy()
+
+        def bind_output(self, name: str, device: str) -> None:
+            assert device == "cuda"
+
+        def synchronize_outputs(self) -> None:
+            pass
+
+    fake.OrtValue = types.SimpleNamespace(ortvalue_from_numpy=lambda array, device: Value(array))  # type: ignore[attr-defined]
+    monkeypatch.setattr(fake.InferenceSession, "io_binding", lambda self: Binding())
+    run = lambda self, binding: read.append(binding.bound["input_ids"].ravel().tolist())  # noqa: E731
+    monkeypatch.setattr(fake.InferenceSession, "run_with_iobinding", run, raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", fake)
+    session = open_session(MODEL, "cuda")
+    for first in (5, 7):
+        ids = np.array([[first, 6]])
+        session.load({name: ids if name == "input_ids" else np.ones_like(ids) for name in MODEL.spec.inputs})
+        session.step()
+    assert read == [[5, 6], [7, 6]]
+
+
 def test_wide_outputs_that_are_kept_are_bounded_in_bytes(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs over a vocabulary of 30,522 take 122 kB a token: 262,144 tokens of them would be 32 GB of the GPU."""
     graph = ExportOnnx()(checkpoint.load(tiny("bert", "fill-mask")), Context(tmp_path)).model
