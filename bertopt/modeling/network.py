@@ -27,6 +27,9 @@ UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 #: [B, S] that a compiled network runs first wherever it is opened. torch.compile tunes its kernels for the first sizes that it
 #: sees: those of a first text, or of a check, would be served ever after.
 TUNED_FOR = {"cpu": (8, 128), "cuda": (32, 128)}
+#: Settings of Inductor where no mode asks it to tune. Left alone it tunes products of fp8 all the same on large GPUs: it compiles and
+#: times some hundred kernels for each size of them (torch 2.11 to 2.13, `tuned_scaled_mm`), which takes minutes.
+UNTUNED = {"max_autotune_gemm_backends": "ATEN"}
 
 
 class Network(nn.Module):

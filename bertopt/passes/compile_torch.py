@@ -71,9 +71,12 @@ class CompileTorch(Pass[Eager, Compiled]):
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         import torch
 
+        from bertopt.modeling.network import UNTUNED
+
         # Past the limit torch would quietly run eager code; raise instead.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        network.compile(mode=None if self.mode == "default" else self.mode, dynamic=self.dynamic)
+        how: dict[str, Any] = {"options": UNTUNED} if self.mode == "default" else {"mode": self.mode}
+        network.compile(**how, dynamic=self.dynamic)
         return {"modules": 1}
 
     def effects(self, model: Compiled, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:

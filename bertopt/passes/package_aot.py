@@ -44,6 +44,8 @@ class PackageAot(Pass[Eager, Packaged]):
     def __call__(self, model: Eager, ctx: Context) -> Result[Packaged]:
         import torch
 
+        from bertopt.modeling.network import UNTUNED
+
         check_packaging(ctx.device)
         if ctx.device == "cpu" and model.spec.one_row:
             raise Unsupported(_BY_TEXT)
@@ -54,7 +56,7 @@ class PackageAot(Pass[Eager, Packaged]):
         with torch.no_grad(), warnings.catch_warnings(), network.attention_kernels(ctx.device):
             warnings.simplefilter("ignore")
             program = torch.export.export(network, network.example(*_TRACED), dynamic_shapes={"tensors": _dynamic(model)})
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(UNTUNED))
         built = PackageBuild(
             torch=torch.__version__, device=ctx.device, machine=platform.machine(),
             instructions=environment.instructions() if ctx.device == "cpu" else (),

@@ -221,6 +221,44 @@ def test_cuda_graphs_of_one_thread_are_refused(
         CompileTorch(mode=mode)(reference, context("cuda"))
 
 
+def test_products_of_fp8_are_tuned_only_where_a_mode_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's lowering of _scaled_mm asks for Triton's kernels in every mode: some hundred would be compiled for each size."""
+    from torch._inductor import config, utils
+    from torch._inductor.codegen import common
+    from torch._inductor.ir import FixedLayout
+
+    monkeypatch.setattr(utils, "_use_template_for_gpu", lambda layout, dtypes: True)
+    monkeypatch.setattr(common, "has_backend_feature", lambda device, feature: True)
+    product = FixedLayout(torch.device("cuda", 0), torch.bfloat16, [16, 16], [16, 1])
+
+    def tuned() -> bool:
+        return utils.use_triton_template(product, enable_float8=True, check_max_autotune=False) or not utils.use_aten_gemm_kernels()
+
+    assert tuned()
+    with config.patch(network.UNTUNED):
+        assert not tuned()
+    said: list[dict[str, Any]] = []
+    compiled: Any = types.SimpleNamespace(compile=lambda **named: said.append(named))
+    CompileTorch().rewrite(compiled)
+    CompileTorch(mode="max-autotune-no-cudagraphs", dynamic=False).rewrite(compiled)
+    assert said == [{"options": network.UNTUNED, "dynamic": True}, {"mode": "max-autotune-no-cudagraphs", "dynamic": False}]
+
+
+def test_a_package_is_compiled_without_tuning(
+    reference: Eager, context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def compile_and_package(program: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        assert inductor_configs == network.UNTUNED
+        raise Stop
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
+    with pytest.raises(Stop):
+        PackageAot()(reference, context())
+
+
 # TensorRT
 
 
