@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from bertopt.passes import (
 from bertopt.runtime import replay
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
-from bertopt.system import gpu
+from bertopt.system import compilers, gpu
 from tests.support.tiny_models import CLASSES, Tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -67,6 +68,14 @@ def agrees(model: Model, reference: Eager) -> None:
     assert verdict.passed, verdict.worst
 
 
+def need_compiler(check: Callable[[str], None] = compilers.check_compiler) -> None:
+    """Skip where there is none: the passes then say so, which needs no GPU to test."""
+    try:
+        check("cuda")
+    except Unsupported as error:
+        pytest.skip(str(error))
+
+
 def context(folder: Path, name: str) -> Context:
     (folder / name).mkdir()
     return Context(folder / name, "cuda", tuple(SHAPES))
@@ -78,6 +87,7 @@ def test_fp16_eager(reference: Eager, tmp_path: Path) -> None:
 
 
 def test_compiled(reference: Eager, tmp_path: Path) -> None:
+    need_compiler()
     model = UseSdpa()(reference, context(tmp_path, "sdpa")).model
     agrees(CompileTorch()(model, context(tmp_path, "compiled")).model, reference)
 
@@ -97,6 +107,8 @@ def test_attention_kernels(reference: Eager, tmp_path: Path, backend: str) -> No
 @pytest.mark.parametrize("task, pooling", [("text-classification", None), ("feature-extraction", "mean"), ("token-classification", None)])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_unpadded_with_graphs(tiny: Tiny, tmp_path: Path, task: str, pooling: str | None, compiled: bool) -> None:
+    if compiled:
+        need_compiler()
     reference = checkpoint.load(tiny("bert", task, pooling))
     half = CastHalf(dtype="bfloat16")(MergeQkv()(reference, context(tmp_path, "qkv")).model, context(tmp_path, "half")).model
     unpadded = PackSequences(attention="varlen")(half, context(tmp_path, "unpadded")).model
@@ -158,6 +170,8 @@ def test_calls_at_once_and_one_left_early_change_no_answer(tiny: Tiny, tmp_path:
 def test_fp8(tiny: Tiny, tmp_path: Path, compiled: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU of sm89 or later")
+    if compiled:
+        need_compiler()
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
     half = CastHalf(dtype="bfloat16")(UseSdpa()(reference, context(tmp_path, "sdpa")).model, context(tmp_path, "half")).model
     model: Any = QuantizeFp8()(half, context(tmp_path, "fp8")).model
@@ -170,6 +184,7 @@ def run_package(model: Packaged, device: Device, inputs: dict[str, np.ndarray]) 
 
 @pytest.mark.parametrize("unpadded", [False, True])
 def test_package(reference: Eager, tmp_path: Path, unpadded: bool) -> None:
+    need_compiler(compilers.check_packaging)
     model = CastHalf(dtype="bfloat16")(UseSdpa()(reference, context(tmp_path, "sdpa")).model, context(tmp_path, "half")).model
     if unpadded:
         model = PackSequences(attention="varlen")(model, context(tmp_path, "unpadded")).model
@@ -201,6 +216,8 @@ def test_a_recipe_is_delivered_verified_and_opened(tiny: Tiny, tmp_path: Path, l
     """Passes that write for a GPU through the workers, every check on the GPU, and an artefact that opens; its texts may have a prompt."""
     if last == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU of sm89 or later")
+    if last == "compiled":
+        need_compiler()
     (tmp_path / "texts.txt").write_text("the cat sat on the mat\na very good film , not bad !\n")
     source = shutil.copytree(tiny("bert", "feature-extraction", "mean"), tmp_path / "model")
     (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "is it "}}))
