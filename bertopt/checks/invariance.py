@@ -41,9 +41,8 @@ def measure(
 
     The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
     positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
-    that is not run. Nor is it where positions are relative and `precision` is reduced: where a text begins then changes float32's
-    last digits, which may round to another step; parity compares such batches. Batches that `limits` do not admit are left out.
-    None where no text fits.
+    that is not run. Nor is it where `precision` is reduced: where a text begins changes float32's last digits, which may round to
+    another step; parity compares such batches. Batches that `limits` do not admit are left out. None where no text fits.
     """
     chosen = _choose(texts, limits)
     if not chosen:
@@ -51,7 +50,7 @@ def measure(
     lengths = [text["input_ids"].shape[1] for text in chosen]
     alone = [_own(spec, session.run(text), 0, 0, length) for text, length in zip(chosen, lengths, strict=True)]
     found = Invariance(max_abs=0.0, cosine_min=1.0, texts=len(chosen), where="no input")
-    left = spec.left_padding_invariant and (precision == "float32" or spec.positions != "none")
+    left = spec.left_padding_invariant and precision == "float32"
     for run in _runs(left, lengths, limits, seed):
         if limits.fit(len(run.rows), run.width) is None:
             continue
