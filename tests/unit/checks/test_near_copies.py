@@ -16,6 +16,7 @@ from tests.unit.checks.test_coverage import MINILM, WHOLE
 
 PLAN = sweep_plan.plan(MINILM, 5, 8192, (101, 102))
 ALIKE = [probe for probe in PLAN.of(False, WHOLE) if "like" in probe.name]
+TABLE = np.random.default_rng(0).standard_normal((MINILM.vocabulary, 8)).astype(np.float32)
 Row = tuple[np.ndarray, np.ndarray]
 #: What a cache takes for a text: its ids and types are given.
 KEYS: dict[str, Callable[[Row], Any]] = {
@@ -30,10 +31,9 @@ KEYS: dict[str, Callable[[Row], Any]] = {
 
 def right(probe: Probe) -> np.ndarray:
     """A vector [B, 8] a row, of its ids, their order and their types."""
-    table = np.random.default_rng(0).standard_normal((MINILM.vocabulary, 8)).astype(np.float32)
     ids, mask = probe.inputs["input_ids"], probe.inputs["attention_mask"]
     weights = mask * (1 + 0.3 * np.sin(np.arange(ids.shape[1]))) * (1 + probe.inputs["token_type_ids"])
-    return np.asarray((table[ids] * weights[..., None]).sum(axis=1) / np.sqrt(mask.sum(axis=1, keepdims=True)))
+    return np.asarray((TABLE[ids] * weights[..., None]).sum(axis=1) / np.sqrt(mask.sum(axis=1, keepdims=True)))
 
 
 def rows(probe: Probe) -> list[Row]:
@@ -92,14 +92,18 @@ def kept_of_single_texts(key: Callable[[Row], Any]) -> Callable[[Probe], np.ndar
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_right_model_is_not_refused(precision: Precision) -> None:
+    assert not failures(right, PLAN.of(precision != "float32", WHOLE), precision)
+
+
 @pytest.mark.parametrize("kept", [within_a_batch, from_call_to_call, kept_of_single_texts])
-@pytest.mark.parametrize("key", sorted(KEYS))
+@pytest.mark.parametrize(
+    ("key", "precision"),
+    # Both ends in bfloat16 are left out: one token of forty is within what rounding may cost a row.
+    [(key, precision) for key in sorted(KEYS) for precision in ("float32", "bfloat16") if (key, precision) != ("both ends", "bfloat16")],
+)
 def test_a_model_that_takes_one_text_for_another_is_refused(key: str, kept: Any, precision: Precision) -> None:
-    probes = PLAN.of(precision != "float32", WHOLE)
-    assert not failures(right, probes, precision)
-    if precision == "bfloat16" and key == "both ends":
-        return  # one token of forty is within what rounding may cost a row
-    assert failures(kept(KEYS[key]), probes, precision)
+    assert failures(kept(KEYS[key]), PLAN.of(precision != "float32", WHOLE), precision)
 
 
 def test_each_row_is_like_the_one_that_it_follows() -> None:
