@@ -114,24 +114,44 @@ LINES: Sequence[tuple[tuple[Pass[Any, Any], ...], float]] = [
 ]  # fmt: skip
 
 
+def context(source: Path, model: Model, out: Path) -> Context:
+    out.mkdir(parents=True)
+    tokenizer = Tokenizer(source, model.spec)
+    return Context(out, shapes=((1, 8), (4, 24)), texts=tuple(TEXTS[:2] * 6), encode=lambda texts: tokenizer.batch(tokenizer.encode(texts)))
+
+
 def applied(source: Path, line: Sequence[Pass[Any, Any]], out: Path) -> tuple[Model, Model]:
     """The model after `line`, and its parent."""
     model = parent = checkpoint.load(source)
-    tokenizer = Tokenizer(source, model.spec)
     for number, each in enumerate(line):
-        (out / str(number)).mkdir(parents=True)
-        context = Context(out / str(number), shapes=((1, 8), (4, 24)), texts=tuple(TEXTS[:2] * 6), encode=lambda texts: tokenizer.batch(tokenizer.encode(texts)))
-        parent, model = model, each(model, context).model
+        parent, model = model, each(model, context(source, model, out / str(number))).model
     return model, parent
 
 
+class Lines:
+    """A checkpoint with `TWO` layers and the models after some passes, each built once: nobody may change them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.source = root, folder(root / "model", *TWO)
+        self.made: dict[tuple[Pass[Any, Any], ...], Model] = {(): checkpoint.load(self.source)}
+
+    def after(self, *line: Pass[Any, Any]) -> Model:
+        if line not in self.made:
+            parent = self.after(*line[:-1])
+            self.made[line] = line[-1](parent, context(self.source, parent, self.root / f"{len(self.made)}")).model
+        return self.made[line]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    return Lines(tmp_path_factory.mktemp("lines"))
+
+
 @pytest.mark.parametrize(("line", "limit"), LINES, ids=lambda value: "-".join(each.name() for each in value) if isinstance(value, tuple) else "")
-def test_after_every_pass_they_are_the_same(line: Any, limit: float, tmp_path: Path) -> None:
-    source = folder(tmp_path / "model", *TWO)
-    model, parent = applied(source, line, tmp_path / "passes")
-    reference = vectors(checkpoint.load(source), source)
-    assert np.abs(vectors(model, source) - reference).max() <= limit
-    found = certificates.certify(model, parent)
+def test_after_every_pass_they_are_the_same(line: Any, limit: float, lines: Lines) -> None:
+    model, source = lines.after(*line), lines.source
+    assert np.abs(vectors(model, source) - vectors(lines.after(), source)).max() <= limit
+    found = certificates.certify(model, lines.after(*line[:-1]))
     assert found.status != "contradicted"
     if isinstance(line[-1], ConvertOpenvino | QuantizeInt8 | CastOnnxHalf | ExportOnnx):
         assert found.status == "certified", found.reason
@@ -144,16 +164,15 @@ def test_the_first_token_alone_is_enough_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_int8_leaves_their_products_in_float32(packed: bool, tmp_path: Path) -> None:
-    source = folder(tmp_path / "model", *TWO)
+def test_int8_leaves_their_products_in_float32(packed: bool, lines: Lines) -> None:
     start = (SDPA, PACK, EXPORT) if packed else (SDPA, EXPORT)
-    for number, last in enumerate((QuantizeInt8(), QuantizeInt8(scheme="static"))):
-        model, _ = applied(source, (*start, last), tmp_path / f"{number}")
+    for last in (QuantizeInt8(), QuantizeInt8(scheme="static")):
+        model: Any = lines.after(*start, last)
         session = open_session(model, threads=1)
         effects = last.effects(model, session.facts())
         assert effects == {"products with INT8 weights": (12, 12), "products in integer kernels": (12, 12)}
-    model, _ = applied(source, (*start, ConvertOpenvino(precision="int8")), tmp_path / "openvino")
-    graph = pytest.importorskip("openvino").Core().read_model(model.path)  # type: ignore[attr-defined]
+    model = lines.after(*start, ConvertOpenvino(precision="int8"))
+    graph = pytest.importorskip("openvino").Core().read_model(model.path)
     assert (openvino_ptq.int8_products(graph), len(openvino_ptq.products(graph))) == (12, 14)
 
 
