@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
+
+from bertopt.system.temporary_directory import TemporaryDirectory
 
 Form = Literal["eager", "onnx", "openvino", "native"]
 _PARITY = {"worst": {"metric": "max_abs", "value": 1e-6, "limit": 1e-3, "where": "batch 1 × 8"}, "limits": {"max_abs": 1e-3}}
@@ -20,11 +23,35 @@ def write_prompted_artefact(checkpoint_directory: Path, out: Path, **prompts: st
 
 def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", packed: bool = False) -> Path:
     """Write the artefact of a checkpoint in one `form`, with gates as a delivery records them, and return `out`."""
+    return Path(shutil.copytree(_written(checkpoint_directory, form, packed), out))
+
+
+_folder = TemporaryDirectory("artefacts-of-tests-")
+_known: dict[tuple[str, Form, bool], Path] = {}
+
+
+def _written(checkpoint_directory: Path, form: Form, packed: bool) -> Path:
+    """Return an artefact that nobody changes. An export takes seconds: each is made once in this process."""
+    key = (_digest(checkpoint_directory), form, packed)
+    if key not in _known:
+        _known[key] = _write(checkpoint_directory, Path(_folder.name) / f"{form}-{key[0]}{'-packed' * packed}", form, packed)
+    return _known[key]
+
+
+def _digest(directory: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        found.update(f"{path.relative_to(directory)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _write(checkpoint_directory: Path, out: Path, form: Form, packed: bool) -> Path:
     from bertopt import stages
     from bertopt.core import Context
     from bertopt.modeling import checkpoint
     from bertopt.passes import BuildNative, ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 
+    graph = stages.open_stage(_written(checkpoint_directory, "onnx", packed)) if form == "openvino" else None
     reference = checkpoint.load(str(checkpoint_directory))
     folder = out.with_name(f".{out.name}.build")
     folder.mkdir(parents=True)
@@ -36,11 +63,11 @@ def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", p
         (out / "rewrites.json").write_text("[]\n")
     elif form == "native":
         model = BuildNative()(reference, Context(out)).model
+    elif form == "openvino":
+        model = ConvertOpenvino()(graph, Context(out)).model  # type: ignore[arg-type]
     else:
         network = (PackSequences() if packed else UseSdpa())(reference, Context(folder)).model
-        model = ExportOnnx(opset=20)(network, Context(out if form == "onnx" else folder)).model
-    if form == "openvino":
-        model = ConvertOpenvino()(model, Context(out)).model
+        model = ExportOnnx(opset=20)(network, Context(out)).model
     stages.write_form(model, out)
     gates: dict[str, Any] = {
         "status": "ok", "parity": _PARITY, "latency": None,
