@@ -23,8 +23,8 @@ from bertopt.debug.tensor_difference import differ, first_jump
 from bertopt.errors import Unsupported, UsageError
 from bertopt.passes import CastHalf, ExportOnnx
 from bertopt.recipe.parser import from_dict
-from bertopt.workers.client import Workers
-from tests.support import debug_passes, example_passes
+from tests.support import debug_passes
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny, write_tiny
 
 Debug = Callable[..., DebugFindings]
@@ -34,27 +34,14 @@ SDPA, ONNX, FUSE, INT8, HALF = (
 LAYER1 = "encoder.bert.encoder.layer.1."
 
 
-class SharedWorkers(Workers):
-    """Workers whose server serves many runs: starting it takes longer than most of them."""
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        self._workers.clear()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # One of their own, so that what is left there is theirs.
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
-        example_passes.make_cheap(patch)
-        shared = SharedWorkers()
-        patch.setattr("bertopt.pipeline.Workers", lambda: shared)
-        patch.setattr("bertopt.commands.debug.Workers", lambda: shared)
-        yield
-        Workers.close(shared)
+        with cheap_workers("pipeline", "commands.debug"):
+            yield
 
 
 def recipe(checkpoint: Path, steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from bertopt.sessions import open_session
 from bertopt.stages import effects
 from bertopt.stages.effects import Counts
 from bertopt.stages.fingerprint import fingerprint
-from tests.support.example_passes import Touch, make_cheap
+from tests.support.example_passes import Touch
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import FAMILIES, Tiny
 
 AnyPass = Pass[Any, Any]
@@ -382,8 +383,7 @@ for _pass in (OnlyClaim, OnlyPartly, SaveAgain):
 
 def test_claims_are_held_against_the_committed_stage(tiny: Tiny, tmp_path: Path) -> None:
     head = {"schema_version": 1, "model": str(tiny()), "device": "cpu", "inputs": {"shapes": [[2, 8]]}}
-    with pytest.MonkeyPatch.context() as patch:
-        make_cheap(patch)
+    with cheap_workers("pipeline"):
         report = bertopt.run({**head, "steps": [{"pass": "only_claim"}, {"pass": "touch"}]}, tmp_path)
         assert [stage.status for stage in report.stages] == ["ok", "noop", "skipped"]
         assert report.exit_code == 3 and report.delivered is None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bertopt import passes
 from campaigns import orders
-from tests.support.example_passes import make_cheap
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
 #: What may follow what on a CPU: every other pair is refused. The two of a pair stand after what the first one needs.
@@ -30,6 +31,12 @@ GOOD = {
     ("merge_qkv", "package_aot"), ("pack_sequences", "package_aot"), ("cast_half", "package_aot"),
     ("use_sdpa", "build_native"),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[None]:
+    with cheap_workers("pipeline"):
+        yield
 
 
 def test_every_pair_is_good_or_refused_with_a_reason(tiny: Tiny) -> None:
@@ -79,6 +86,7 @@ def test_reasons(line: orders.Order, words: str) -> None:
     assert words in str(orders.refusal(Path("org/name"), line))
 
 
+@pytest.mark.usefixtures("workers")
 def test_a_few_triples_are_built(tiny: Tiny, tmp_path: Path) -> None:
     wanted = [
         ("use_sdpa", "cast_half", "use_better_transformer"),
@@ -86,9 +94,7 @@ def test_a_few_triples_are_built(tiny: Tiny, tmp_path: Path) -> None:
         ("export_onnx", "cast_onnx_half", "build_tensorrt"),
         ("export_onnx", "fuse_ort", "fuse_ort"),
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        make_cheap(patch)
-        cases = orders.check(tiny(), wanted, tmp_path)
+    cases = orders.check(tiny(), wanted, tmp_path)
     found = {case.order: case.outcome for case in cases}
     assert found.pop(wanted[2]) in ("built", "ok", "missing"), cases
     assert found == {wanted[0]: "ok", wanted[1]: "ok", wanted[3]: "refused"}, cases
@@ -96,10 +102,8 @@ def test_a_few_triples_are_built(tiny: Tiny, tmp_path: Path) -> None:
     assert "4 triples: 2 ok" in shown and "1 refused" in shown and "0 broken" in shown
 
 
-def test_an_order_that_fails_is_broken_with_its_reason(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_cheap(monkeypatch)
+@pytest.mark.usefixtures("workers")
+def test_an_order_that_fails_is_broken_with_its_reason(tiny: Tiny, tmp_path: Path) -> None:
     cases = orders.check(tiny(), [("use_sdpa", "swap_labels"), ("swap_labels", "use_sdpa")], tmp_path)
     assert [case.outcome for case in cases] == ["broken", "broken"]
     assert "label" in str(cases[0].reason) and str(cases[1].reason).startswith("after swap_labels: reverted: ")

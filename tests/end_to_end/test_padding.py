@@ -9,7 +9,8 @@ import pytest
 import bertopt
 from bertopt.passes import registry
 from bertopt.results import Report
-from tests.support import example_passes, ort_optimizer
+from tests.support import ort_optimizer
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
 FUSE = ort_optimizer.UseOrtOptimizer.name()
@@ -28,8 +29,7 @@ def ran(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report
             {"pass": FUSE, "name": "mask_index", "after": "reference"},
         ],
     }  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        example_passes.make_cheap(patch)
+    with cheap_workers("pipeline"), pytest.MonkeyPatch.context() as patch:
         # Known only here: other tests list the passes that make a graph.
         patch.setitem(registry._registered, FUSE, ort_optimizer.UseOrtOptimizer)
         yield bertopt.run(recipe, tmp_path_factory.mktemp("padding"))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bertopt.workers.client import Workers
 from campaigns import right_models
 from campaigns.examination import examine
 from tests.support import example_passes
+from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
 
 assert example_passes.SwapLabels.name() == "swap_labels"
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[SharedWorkers]:
+    with cheap_workers() as shared:
+        yield shared
 
 
 def test_two_checkpoints_and_tiny_ones_make_more_than_forty_models(tmp_path: Path) -> None:
@@ -22,19 +29,21 @@ def test_two_checkpoints_and_tiny_ones_make_more_than_forty_models(tmp_path: Pat
     assert len(set(names)) == len(names) == 55
 
 
-def test_a_wrong_stage_is_refused_and_a_right_one_is_not(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_wrong_stage_is_refused_and_a_right_one_is_not(workers: SharedWorkers, tiny: Tiny, tmp_path: Path) -> None:
     steps = [{"pass": "use_sdpa", "on_fail": "skip"}, {"pass": "swap_labels", "on_fail": "skip"}]
     recipe = {"schema_version": 1, "model": str(tiny()), "device": "cpu", "inputs": {"shapes": [[1, 8]]}, "steps": steps}
-    with Workers() as workers:
-        right, wrong = examine(recipe, tmp_path / "out", workers, 2, 1, [["the cat sat", "a dog"]])
+    right, wrong = examine(recipe, tmp_path / "out", workers, 2, 1, [["the cat sat", "a dog"]])
     assert (right.name, right.pairs, right.refused) == ("use_sdpa", 2, {})
     assert set(wrong.refused) == {0, 1} and "must be at most" in wrong.refused[0]
 
 
-def test_a_second_run_goes_on_behind_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_goes_on_behind_the_first(
+    workers: SharedWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["right_models", "--tiny", "1", "--only", "bert text-classification", "--every", "9", "--steps", "use_sdpa", "--seeds", "1", "--sweeps", "1",
              "--draws", "1", "--out", str(tmp_path / "found.jsonl")]  # fmt: skip
     monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(right_models, "Workers", lambda: workers)
     assert right_models.main() == 0
     assert "0 of 1 refused" in capsys.readouterr().out
     (found,) = (tmp_path / "found.jsonl").read_text().splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,13 @@ def test_mistakes_of_lines_and_of_the_whole_file_are_named_together(tmp_path: Pa
     assert ":2: expected a JSON object" in found and ":3: no label, but" in found and ":4: no text_pair, but" in found
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[None]:
+    with cheap_workers("pipeline"):
+        yield
+
+
+@pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("kind", ["several", "value", "pairs of embeddings", "pairs of classes", "pairs of a re-ranker", "tags", "pairs for questions"])
 def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     names, tags = ["bad", "good", "mixed"], ["O", "B-PER", "I-PER"]
@@ -173,11 +181,10 @@ def test_a_run_measures_every_task(tiny: Tiny, tmp_path: Path, kind: str) -> Non
         model = write_tiny(tmp_path / "model", extra={"num_labels": 1, "problem_type": "regression"})
     else:
         model = write_tiny(tmp_path / "model", extra={"problem_type": "multi_label_classification"} if kind == "several" else {})
-    with cheap_workers("pipeline"):
-        recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "limits": {"float32": {"metric_drop_max": 0.0}},
-                  "steps": [{"pass": "use_sdpa"}], "inputs": {"shapes": [[1, 8]], "texts": str(texts)}}  # fmt: skip
-        report = bertopt.run(recipe, tmp_path / "out")
-        again = bertopt.run(recipe, tmp_path / "out")
+    recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "limits": {"float32": {"metric_drop_max": 0.0}},
+              "steps": [{"pass": "use_sdpa"}], "inputs": {"shapes": [[1, 8]], "texts": str(texts)}}  # fmt: skip
+    report = bertopt.run(recipe, tmp_path / "out")
+    again = bertopt.run(recipe, tmp_path / "out")
     expected = {"several": "micro_f1", "pairs of classes": "accuracy", "tags": "entity_f1", "pairs for questions": "answer_f1"}.get(kind, "spearman")
     assert report.exit_code == 0, report.reason
     found = report.stages[1].quality

@@ -29,7 +29,7 @@ from bertopt.results import Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
-from tests.support.example_passes import make_cheap
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
 SDPA, E23, E20, FUSE = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20), FuseOrt()
@@ -394,8 +394,7 @@ def test_a_run_calibrates_on_its_texts(tiny: Tiny, tmp_path: Path) -> None:
     step = INT8 | {"scheme": "static", "limits": LIMITS.model_dump(exclude_none=True) | {"invariance_max": 1e-5}}
     data = recipe(tiny(), step)
     data["inputs"]["texts"] = str(texts)
-    with pytest.MonkeyPatch.context() as patch:
-        make_cheap(patch)
+    with cheap_workers("pipeline"):
         report = bertopt.run(data, tmp_path / "out")
     assert report.exit_code == 0, report.reason
     row = report.stage("quantize_int8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bertopt import stages
 from bertopt.errors import WorkerCrashed
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.workers.client import Worker, Workers
+from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import write_tiny
 
 
@@ -35,17 +37,23 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workers() -> Iterator[Workers]:
+    with cheap_workers() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def reference(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = write_tiny(tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("out")
     from bertopt.pipeline.store import Store
 
-    with Workers() as workers, Store(out, False, lambda _: None) as store, workers.start() as worker:
+    with Store(out, False, lambda _: None) as store, workers.start() as worker:
         return store.reference(worker, str(source), "auto", None, "cpu").path
 
 
-def test_rows_are_run_beside_a_build_and_are_not_run_again(reference: Path) -> None:
+def test_rows_are_run_beside_a_build_and_are_not_run_again(workers: Workers, reference: Path) -> None:
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
-    with Workers() as workers, workers.start() as worker, workers.start() as stage:
+    with workers.start() as worker, workers.start() as stage:
         worker.open(reference, "cpu")
         stage.open(reference, "cpu")
         recorded = Recorded(worker)
@@ -60,9 +68,9 @@ def test_rows_are_run_beside_a_build_and_are_not_run_again(reference: Path) -> N
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_reference_has_its_threads_again_whatever_the_build_does(reference: Path, fails: bool) -> None:
+def test_the_reference_has_its_threads_again_whatever_the_build_does(workers: Workers, reference: Path, fails: bool) -> None:
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
-    with Workers() as workers, workers.start() as worker:
+    with workers.start() as worker:
         worker.open(reference, "cpu")
         recorded = Recorded(worker)
         try:
@@ -74,9 +82,9 @@ def test_the_reference_has_its_threads_again_whatever_the_build_does(reference: 
         assert recorded.asked[-1] == "torch_threads None"
 
 
-def test_a_reference_that_ends_beside_a_build_ends_the_step(reference: Path) -> None:
+def test_a_reference_that_ends_beside_a_build_ends_the_step(workers: Workers, reference: Path) -> None:
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
-    with Workers() as workers, workers.start() as worker:
+    with workers.start() as worker:
         worker.open(reference, "cpu")
         with pytest.raises(WorkerCrashed), sweeps.ahead(worker, 60):
             worker.kill()
@@ -85,10 +93,10 @@ def test_a_reference_that_ends_beside_a_build_ends_the_step(reference: Path) -> 
                     thread.join()  # it asks the ended worker again; where the block ended before that, nothing would be lost
 
 
-def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_they_are(reference: Path) -> None:
+def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_they_are(workers: Workers, reference: Path) -> None:
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu", by_row=False)
     ran = []
-    with Workers() as workers, workers.start() as worker:
+    with workers.start() as worker:
         worker.open(reference, "cpu")
         whole = sweeps._run
         sweeps._run = lambda of, probes, timeout: ran.extend(probes) or whole(of, probes, timeout)  # type: ignore[method-assign, func-returns-value]
@@ -98,11 +106,11 @@ def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_the
     assert [probe.name for probe in ran] == [*names, *names]
 
 
-def test_the_stage_to_deliver_runs_the_other_sweeps_and_is_judged_by_all(reference: Path) -> None:
+def test_the_stage_to_deliver_runs_the_other_sweeps_and_is_judged_by_all(workers: Workers, reference: Path) -> None:
     """The batch sizes of a model of 12 layers took 6 s again."""
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
     ran: list[list[str]] = []
-    with Workers() as workers, workers.start() as worker, workers.start() as stage:
+    with workers.start() as worker, workers.start() as stage:
         worker.open(reference, "cpu")
         stage.open(reference, "cpu")
         whole = sweeps._run
