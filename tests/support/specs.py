@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertopt.core import Spec
+from bertopt.core import ShapeLimits, Spec
 
 
 def spec(task: Any = "text-classification", **fields: Any) -> Spec:
@@ -16,3 +16,18 @@ def spec(task: Any = "text-classification", **fields: Any) -> Spec:
         "parameters": 1,
     }  # fmt: skip
     return Spec.model_validate(given | fields)
+
+
+#: One for each way in which texts are labelled.
+TEXT = spec()
+SEVERAL = TEXT.model_copy(update={"multi_label": True})
+VALUE = TEXT.model_copy(update={"regression": True, "labels": ("score",)})
+RERANKER = TEXT.model_copy(update={"labels": ("LABEL_0",)})
+EMBEDDING = TEXT.model_copy(update={"task": "feature-extraction", "pooling": "mean", "labels": ()})
+TAGS = TEXT.model_copy(update={"task": "token-classification", "labels": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")})
+QUESTIONS = TEXT.model_copy(update={"task": "question-answering", "labels": ()})
+
+#: Models with enough ids and positions for the coverage sweeps: a tiny one, and one of MiniLM's size.
+SWEPT = spec(vocabulary=20_000, hidden=32, pad_id=0, max_length=512, text_length=512, labels=("bad", "good"))
+MINILM = SWEPT.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
+WHOLE = ShapeLimits(longest=512)

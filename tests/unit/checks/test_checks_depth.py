@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -366,52 +365,6 @@ def test_a_comparison_names_row_and_token(of: Spec, token: int | None) -> None:
     assert (found.probe, found.row, found.token) == (at.name, 2, token)
 
 
-# Probes
-
-
-def test_pairs_for_models_that_take_them() -> None:
-    texts = [f"{'x' * i}" for i in range(11)]
-    found = probes.pairs(TEXT, texts)
-    assert found[0] == ("", "x" * 10) and len(found) == 5
-    assert all(len(query) < len(passage) for query, passage in found)
-    single = spec("feature-extraction", token_types=0, inputs=("input_ids", "attention_mask"))
-    assert probes.pairs(single, texts) == []
-    reranker = spec(token_types=1, labels=("relevance",))
-    assert probes.pairs(reranker, texts) == found, "RoBERTa's re-rankers take pairs with two separators and one token type"
-    assert len(probes.pairs(spec("question-answering", token_types=0), texts)) == 5
-    many = probes.pairs(TEXT, [str(i) for i in range(1000)])
-    assert len(many) == probes.PAIRS and len(set(many)) == probes.PAIRS
-
-
-def test_the_longest_probe_leaves_room_in_memory() -> None:
-    long = spec(max_length=8192, heads=12)
-    lengths = {p.shape[1] for p in probes.grid(long, [(1, 8)], None)}
-    assert max(lengths) < 8192
-    assert 4 * 12 * max(lengths) ** 2 <= probes.SCORE_BYTES < 4 * 12 * (max(lengths) + 1) ** 2
-    assert max(p.shape[1] for p in probes.grid(spec(max_length=512, heads=12), [(1, 8)], None)) == 512
-
-
-def test_a_long_row_has_one_padding_pattern_unless_the_recipe_states_it() -> None:
-    long = spec(max_length=8192, heads=12)
-
-    def patterns(*shapes: tuple[int, int]) -> dict[tuple[int, int], int]:
-        return dict(Counter(probe.shape for probe in probes.grid(long, shapes, None)))
-
-    (longest,) = (shape for shape in patterns((1, 8)) if shape[1] > probes.LONG)
-    assert patterns((1, 8)) == {(1, 8): 5, (1, 1): 1, (1, probes.LONG): 5, longest: 1}
-    assert patterns((2, 2048), longest)[2, 2048] == 6 and patterns(longest)[longest] == 5
-    (row,) = (probe for probe in probes.grid(long, [(1, 8)], None) if probe.shape == longest)
-    assert row.padding == "right"
-
-
-def test_windows_see_nothing_where_a_head_reads_padding() -> None:
-    local = spec(family="modernbert", token_types=0, inputs=("input_ids", "attention_mask"))
-    left = next(p for p in probes.grid(local, [(4, 8)], None) if p.padding == "left")
-    assert left.rows.tolist() == [True, False, False, False]
-    free = local.model_copy(update={"left_padding_invariant": True})
-    assert next(p for p in probes.grid(free, [(4, 8)], None) if p.padding == "left").rows.all()
-
-
 # Records
 
 
@@ -443,12 +396,3 @@ def test_records_of_other_inputs_or_versions_are_not_read(tmp_path: Path, monkey
     assert Records(tmp_path, ["reference", 1]).read(["a", None]) is None
     monkeypatch.setattr("bertopt.pipeline.measurement_cache.MEASURING", ("checks",))
     assert Records(tmp_path, ["reference", 1]).read(["a", "b"]) is None
-
-
-def test_texts_end_to_end_are_of_all_lengths() -> None:
-    texts = [str(i) for i in range(200)]
-    lengths = [(7 * i) % 200 for i in range(200)]
-    chosen = [lengths[int(text)] for text in probes.of_all_lengths(texts, lengths)]
-    assert len(chosen) == probes.END_TO_END_TEXTS and (min(chosen), max(chosen)) == (0, 199)
-    assert max(np.diff(chosen)) <= 7, "no length is far from one that is run"
-    assert probes.of_all_lengths(["one"], [3]) == ["one"]

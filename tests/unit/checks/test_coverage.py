@@ -12,24 +12,17 @@ import numpy as np
 import pytest
 
 from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
-from bertopt.core import ShapeLimits, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.runtime.batch_limits import BatchLimits
 from tests.support.measured import case, measured
+from tests.support.specs import MINILM, WHOLE
+from tests.support.specs import SWEPT as SPEC
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-SPEC = Spec(
-    family="bert", task="text-classification", inputs=("input_ids", "attention_mask", "token_type_ids"), outputs=("logits",),
-    layers=2, heads=2, hidden=32, vocabulary=20_000, token_types=2, pad_id=0, max_length=512, text_length=512,
-    labels=("bad", "good"), parameters=1,
-)  # fmt: skip
-WHOLE = ShapeLimits(longest=512)
-MINILM = SPEC.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
 
 
 def swept(median: float, worst: float, name: str = "logits", finite: bool = True) -> Coverage:

@@ -12,7 +12,7 @@ from bertopt.checks import coverage, near_copies, parity, row_differences, suspe
 from bertopt.checks.probes import Probe
 from bertopt.core import Precision
 from bertopt.results import Failure
-from tests.unit.checks.test_coverage import MINILM, WHOLE
+from tests.support.specs import MINILM, WHOLE
 
 PLAN = sweep_plan.plan(MINILM, 5, 8192, (101, 102))
 ALIKE = [probe for probe in PLAN.of(False, WHOLE) if "like" in probe.name]

@@ -10,7 +10,7 @@ import pytest
 from sklearn import metrics
 
 from bertopt.checks import retrieval, task_metrics
-from tests.unit.checks.test_task_metrics import EMBEDDING, RERANKER, VALUE
+from tests.support.specs import EMBEDDING, RERANKER, VALUE
 
 
 def test_by_hand() -> None:

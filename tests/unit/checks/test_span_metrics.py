@@ -9,10 +9,7 @@ import pytest
 
 from bertopt.checks import span_metrics, task_metrics
 from bertopt.core import Spec
-from tests.unit.checks.test_checks_depth import TEXT
-
-TAGS = TEXT.model_copy(update={"task": "token-classification", "labels": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")})
-QUESTIONS = TEXT.model_copy(update={"task": "question-answering", "labels": ()})
+from tests.support.specs import QUESTIONS, TAGS
 
 
 def measured(spec: Spec, scores: Any, reference: Any = None) -> dict[str, Any]:

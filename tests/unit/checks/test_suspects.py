@@ -11,7 +11,8 @@ import pytest
 from bertopt.checks import coverage, row_differences, suspects, sweep_plan
 from bertopt.checks.probes import Probe
 from bertopt.checks.sweep_plan import SHORT_ROWS
-from tests.unit.checks.test_coverage import SPEC, WHOLE
+from tests.support.specs import SWEPT as SPEC
+from tests.support.specs import WHOLE
 
 Vectors = dict[str, dict[str, np.ndarray]]
 WRONG = 77

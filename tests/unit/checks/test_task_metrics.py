@@ -18,14 +18,8 @@ from bertopt.core import Spec
 from bertopt.errors import UsageError
 from bertopt.recipe import texts as labelled
 from tests.support.shared_workers import cheap_workers
+from tests.support.specs import EMBEDDING, QUESTIONS, RERANKER, SEVERAL, TAGS, TEXT, VALUE
 from tests.support.tiny_models import WORDS, Tiny, write_tiny
-from tests.unit.checks.test_checks_depth import TEXT
-from tests.unit.checks.test_span_metrics import QUESTIONS, TAGS
-
-SEVERAL = TEXT.model_copy(update={"multi_label": True})
-VALUE = TEXT.model_copy(update={"regression": True, "labels": ("score",)})
-RERANKER = TEXT.model_copy(update={"labels": ("LABEL_0",)})
-EMBEDDING = TEXT.model_copy(update={"task": "feature-extraction", "pooling": "mean", "labels": ()})
 
 
 def measured(spec: Spec, labels: list[Any], mine: Any, reference: Any = None) -> dict[str, Any]:

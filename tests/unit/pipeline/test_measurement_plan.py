@@ -13,9 +13,7 @@ from bertopt.pipeline.measurement_plan import OWN_TEXTS, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.quantization import calibration_inputs
 from bertopt.recipe.texts import Texts
-from tests.unit.checks.test_checks_depth import TEXT
-from tests.unit.checks.test_span_metrics import QUESTIONS
-from tests.unit.checks.test_task_metrics import EMBEDDING, RERANKER
+from tests.support.specs import EMBEDDING, QUESTIONS, RERANKER, TEXT
 
 COUNT = 200
 ONE, OTHER = (tuple(f"{name} {number}" for number in range(COUNT)) for name in ("query", "passage"))

@@ -1,9 +1,9 @@
-"""Probes, parity, latency and quality, with made-up sessions and clocks."""
+"""Outputs compared with the reference's, with made-up sessions: figures, limits, and the report that keeps them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,29 +13,19 @@ import pytest
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.checks.probes import Probe
-from bertopt.core import Profile, Session, ShapeLimits, Spec
+from bertopt.core import Session, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
+from tests.support.specs import spec
 
 Array = np.ndarray
 NAN = math.nan
 
 
-def spec(task: Any = "text-classification", **fields: Any) -> Spec:
-    outputs = {"question-answering": ("start_logits", "end_logits"), "feature-extraction": ("last_hidden_state",)}
-    given = {
-        "family": "bert", "task": task, "inputs": ("input_ids", "attention_mask", "token_type_ids"),
-        "outputs": outputs.get(task, ("logits",)), "layers": 2, "heads": 2, "hidden": 4, "vocabulary": 10,
-        "token_types": 2, "pad_id": 3, "max_length": 32, "text_length": 32, "labels": ("bad", "good", "mixed"),
-        "parameters": 1,
-    }  # fmt: skip
-    return Spec.model_validate(given | fields)
-
-
 TEXT = spec()
 TOKEN = spec("token-classification")
 SPAN = spec("question-answering")
-PLAIN = spec("feature-extraction")
+PLAIN = spec("feature-extraction", outputs=("last_hidden_state",))
 
 
 class Fake(Session):
@@ -81,157 +71,6 @@ def judged(case: Case, limits: Limits | None = None) -> Parity:
 
 def missed(cases: list[Case], limits: Limits) -> list[str]:
     return [failure.text for failure in parity.failures(cases, limits)]
-
-
-# Probes
-
-
-def test_grid_has_every_shape_and_padding() -> None:
-    found = list(probes.grid(TEXT, [(1, 8), (4, 6), (4, 6)], None))
-    every = set(probes.PADDINGS)
-    paddings = {shape: {p.padding for p in found if p.shape == shape} for shape in {p.shape for p in found}}
-    # One row has no other to be valid beside a masked one; one token leaves nothing to pad.
-    assert paddings == {
-        (1, 8): every - {"masked_row"}, (4, 6): every, (1, 1): {"none"}, (1, 32): every - {"masked_row"}
-    }  # fmt: skip
-    assert len({p.name for p in found}) == len(found)
-
-
-def test_prompts_stand_before_texts_of_several_lengths() -> None:
-    found = probes.prompted(["", " ", "four", "a", "three words more", "a"], {"query": "query: ", "document": ""}.values())
-    assert found == ["query: a", "query: four", "query: three words more"]
-    assert len(probes.prompted(probes.built_in_texts(), [f"task {number}: " for number in range(40)])) == 24
-    assert probes.prompted(["one"], ["q: "]) == ["q: one"] and probes.prompted([""], ["q: "]) == probes.prompted(["one"], []) == []
-
-
-def test_no_valid_token_is_the_padding_token() -> None:
-    for p in probes.grid(TEXT, [(1, 8), (8, 16), (3, 2)], None):
-        mask = p.inputs["attention_mask"].astype(bool)
-        ids = p.inputs["input_ids"]
-        assert not (ids[mask] == TEXT.pad_id).any()
-        assert ids.min() >= 0
-        assert ids.max() < TEXT.vocabulary
-        assert all(value.dtype == np.int64 and value.flags.c_contiguous for value in p.inputs.values())
-        assert tuple(p.inputs) == TEXT.inputs
-        if p.padding in ("right", "left", "masked_row"):
-            assert (ids[~mask] == TEXT.pad_id).all()
-
-
-def test_masks_are_what_they_are_called() -> None:
-    masks = {p.padding: p.inputs["attention_mask"] for p in probes.grid(TEXT, [(4, 6)], None) if p.shape == (4, 6)}
-    assert masks["none"].all()
-    for name, side in (("right", 1), ("left", -1)):
-        lengths = masks[name].sum(axis=1)
-        assert lengths.tolist() == sorted(set(lengths.tolist()), reverse=True)
-        assert lengths[0] == 6
-        assert (np.diff(masks[name], axis=1) * side <= 0).all()
-    assert masks["holes"][:, 0].all()
-    assert not masks["holes"].all()
-    assert (np.diff(masks["holes"], axis=1) > 0).any()
-    assert masks["one_token"].tolist() == [[1, 0, 0, 0, 0, 0]] * 4
-    assert masks["masked_row"].sum(axis=1).tolist() == [6, 6, 0, 6]
-
-
-def test_what_counts() -> None:
-    for p in probes.grid(TEXT, [(4, 6)], None):
-        assert (p.compared == p.inputs["attention_mask"].astype(bool)).all()
-        assert p.rows.tolist() == [bool(row.any()) for row in p.compared]
-    assert probe(TEXT, "masked_row").rows.tolist() == [True, True, False, True]
-
-
-def test_vocabularies_are_compared_at_a_few_tokens() -> None:
-    for p in probes.grid(spec("fill-mask"), [(4, 16)], None):
-        mask = p.inputs["attention_mask"].astype(bool)
-        assert not (p.compared & ~mask).any()
-        assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in mask.sum(axis=1)]
-
-
-def test_texts_of_a_model_that_fills_masks_have_masks_and_these_are_compared() -> None:
-    given = [" ".join(f"word{i}" for i in range(length)) for length in (1, 3, 4, 9, 30, 60)]
-    found = probes.masked(given, "[MASK]")
-    assert found[:2] == given[:2] and [text.split().count("[MASK]") for text in found[2:]] == [3, 1, 2, 3]
-    assert all(a in (b, "[MASK]") for text, other in zip(found, given, strict=True) for a, b in zip(text.split(), other.split(), strict=True))
-
-    def encode(of: Sequence[Any]) -> list[dict[str, Any]]:
-        ids = [[4 if word == "[MASK]" else 9 for word in text.split()] for text in of]
-        longest = max(map(len, ids))
-        rows = np.array([row + [0] * (longest - len(row)) for row in ids])
-        return [{"input_ids": rows, "attention_mask": (rows > 0).astype(int), "token_type_ids": 0 * rows}]
-
-    for p in probes.texts(spec("fill-mask"), encode, found, mask=4):
-        ids, lengths = p.inputs["input_ids"], p.inputs["attention_mask"].sum(axis=1)
-        assert p.compared[ids == 4].all() and not p.compared[ids == 0].any()
-        assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in lengths]
-
-
-def test_pairs_have_a_second_segment() -> None:
-    assert probe(TEXT, "none").inputs["token_type_ids"].tolist() == [[0] * 6, [0, 0, 0, 1, 1, 1]] * 2
-    assert probe(TEXT, "none", (1, 8)).inputs["token_type_ids"].tolist() == [[0] * 4 + [1] * 4]
-    single = spec(inputs=("input_ids", "attention_mask"), token_types=0)
-    assert tuple(probe(single, "none").inputs) == ("input_ids", "attention_mask")
-
-
-@pytest.mark.parametrize(
-    ("largest", "shapes"),
-    [
-        (None, {(4, 6), (32, 8), (1, 1), (1, 32)}),
-        ([(4, 16)], {(4, 6), (1, 1)}),
-        ([(32, 32)], {(4, 6), (32, 8), (1, 1), (1, 32)}),
-        ([(1, 32), (4, 8)], {(4, 6), (1, 1), (1, 32)}),
-    ],
-)
-def test_shapes_that_do_not_fit_are_skipped(
-    largest: list[tuple[int, int]] | None, shapes: set[tuple[int, int]]
-) -> None:
-    limits = largest and ShapeLimits(longest=32, profiles=tuple(Profile(opt=(1, 1), max=most) for most in largest))
-    found = probes.grid(TEXT, [(4, 6), (32, 8), (2, 33)], limits or None)
-    assert {p.shape for p in found} == shapes
-
-
-def test_probes_are_the_same_every_time() -> None:
-    shapes = [(4, 6), (2, 8)]
-    first = list(probes.grid(TEXT, shapes, None))
-    assert probes.digest(list(probes.grid(TEXT, shapes, None))) == probes.digest(first)
-    assert probes.digest(list(probes.grid(TEXT, shapes, None, seed=1))) != probes.digest(first)
-    # A shape's probes do not depend on the others of the grid.
-    alone = {p.name: probes.digest([p]) for p in probes.grid(TEXT, [(2, 8)], None)}
-    assert alone.items() <= {p.name: probes.digest([p]) for p in first}.items()
-
-
-def test_built_in_texts() -> None:
-    found = probes.built_in_texts()
-    assert len(found) == 150
-    assert len(set(found)) == 150
-    assert "" in found
-    assert max(len(text.split()) for text in found) > 400
-    for first, last in (("a", "z"), ("а", "я"), ("\u0600", "\u06ff"), ("\u4e00", "\u9fff"), ("\u0900", "\u097f")):
-        assert any(first <= character <= last for text in found for character in text)
-
-
-def test_text_probes_hold_every_text_once() -> None:
-    def encode(batch: Any) -> list[dict[str, Array]]:
-        longest = max(1, *(len(text) for text in batch))
-        mask = np.array([[int(i < max(1, len(text))) for i in range(longest)] for text in batch], np.int64)
-        return [{"input_ids": mask, "attention_mask": mask, "token_type_ids": mask * 0}]
-
-    of = ["x" * (7 * i % 20) for i in range(21)]
-    found = list(probes.texts(TEXT, encode, of))
-    numbers = [[int(n) for n in p.name.removeprefix("texts ").split(", ")] for p in found]
-    assert sorted(n for batch in numbers for n in batch) == list(range(21))
-    assert all(len(batch) <= probes.TEXT_BATCH for batch in numbers)
-    # The first mixes short and long.
-    lengths = [len(of[n]) for n in numbers[0]]
-    assert max(lengths) - min(lengths) > 10
-    assert {p.padding for p in found} == {"text"}
-    (only,) = probes.texts(TEXT, encode, ["one"])
-    assert only.name == "texts 0"
-    # Short texts are not padded to a long one's length: only the first batch holds both.
-    spread = list(probes.texts(TEXT, encode, ["x" * n for n in (*range(1, 29), 250, 300, 310, 500)]))
-    padding = [int((p.inputs["attention_mask"] == 0).sum()) for p in spread]
-    assert padding[0] > 1000 and max(padding[1:]) <= probes.MAX_PADDING
-
-
-# Parity
 
 
 @pytest.mark.parametrize("of", [TEXT, TOKEN, SPAN, PLAIN, spec("fill-mask")], ids=lambda of: of.task)
@@ -453,15 +292,6 @@ def test_nothing_to_compare() -> None:
     case = compared(TOKEN, at, lambda name, value: None)
     assert (case.compared, case.max_abs, case.cosine_min) == (0, 0.0, 1.0)
     assert judged(case).passed
-
-
-def test_a_service_s_batches_and_repeated_inputs_are_probed() -> None:
-    found = list(probes.serving(TEXT, 32))
-    assert (found[0].shape, found[0].padding) == ((32, 8), "right")
-    repeated = found[1:]
-    assert len(repeated) == probes.REPEATS == len({p.name for p in repeated}) > 2
-    assert all((p.inputs["input_ids"] == repeated[0].inputs["input_ids"]).all() for p in repeated)
-    assert not {p.name for p in found} & {p.name for p in probes.grid(TEXT, [(32, 8), (1, 8)], None)}
 
 
 def test_other_shapes_are_an_error() -> None:
