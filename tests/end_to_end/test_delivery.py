@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from bertopt.stages import contents
 from bertopt.stages.signature import SIGNATURE
 from tests.support import uncovered_passes
 from tests.support.shared_workers import cheap_workers
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import TASKS, Tiny
 
 assert uncovered_passes.LeaveFile.name() == "leave_file"
 PASS = '''
@@ -70,6 +71,19 @@ def run(out: Path, model: Path, *steps: dict[str, Any]) -> Report:
     return bertopt.run(recipe, out)
 
 
+@pytest.fixture(scope="module")
+def delivered_once(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("delivered")
+    assert run(out, tiny(), {"pass": "use_sdpa"}).exit_code == 0
+    return out
+
+
+@pytest.fixture
+def delivered(delivered_once: Path, tmp_path: Path) -> Path:
+    """The output directory of a run of `use_sdpa`, to be damaged."""
+    return Path(shutil.copytree(delivered_once, tmp_path / "delivered"))
+
+
 @pytest.mark.parametrize("on_fail", ["revert", "stop"])
 def test_a_model_without_sdpa_goes_on_without_it(tiny: Tiny, tmp_path: Path, on_fail: str) -> None:
     """optimize delivered the checkpoint itself for MPNet and DeBERTa: every branch of its recipes starts from use_sdpa."""
@@ -93,10 +107,10 @@ def test_that_nothing_faster_passed_is_said(tiny: Tiny, tmp_path: Path) -> None:
     assert any("'reference' is delivered, but nothing faster passed" in text for text in report.model["warnings"])
 
 
-def test_that_the_artefact_before_was_signed_is_said(tiny: Tiny, tmp_path: Path) -> None:
-    first = run(tmp_path, tiny(), {"pass": "use_sdpa"})
-    (tmp_path / "artifact" / SIGNATURE).write_bytes(b"")
-    second = run(tmp_path, tiny(), {"pass": "use_sdpa"})
+def test_that_the_artefact_before_was_signed_is_said(tiny: Tiny, delivered: Path) -> None:
+    first = run(delivered, tiny(), {"pass": "use_sdpa"})
+    (delivered / "artifact" / SIGNATURE).write_bytes(b"")
+    second = run(delivered, tiny(), {"pass": "use_sdpa"})
     said = ["was signed, and this one is not yet: bertopt sign" in " ".join(report.model["warnings"]) for report in (first, second)]
     assert said == [False, True]
 
@@ -126,7 +140,7 @@ def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(tiny: Tiny, t
 
 
 @pytest.mark.usefixtures("new_interpreter")
-def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, tmp_path: Path) -> None:
+def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, delivered: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "scale.txt"
     elsewhere.write_text("1.0")
     report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
@@ -136,7 +150,7 @@ def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, tmp_path: P
     report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
     assert report.stages[-1].status == "ok" and report.stages[-1].reused, "what was measured is that of before"
     assert report.exit_code == 3 and report.delivered is None and "not delivered" in str(report.reason)
-    report = run(tmp_path / "right", tiny(), {"pass": "use_sdpa"})
+    report = run(delivered, tiny(), {"pass": "use_sdpa"})
     assert not [warning for warning in report.model["warnings"] if "reads '" in warning]
 
 
@@ -154,9 +168,8 @@ def test_files_that_are_not_the_forms_are_refused(tiny: Tiny, tmp_path: Path, fi
 
 
 @pytest.mark.parametrize("swapped", ["tokenizer.json", "config.json", "notes.txt"])
-def test_files_that_were_changed_or_added_after_delivery_are_refused(tiny: Tiny, tmp_path: Path, swapped: str) -> None:
-    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
-    artifact = tmp_path / "artifact"
+def test_files_that_were_changed_or_added_after_delivery_are_refused(delivered: Path, swapped: str) -> None:
+    artifact = delivered / "artifact"
     file = artifact / swapped
     content = file.read_text().replace('"cat"', '"dog_"') + "\n" if file.exists() else "{}"
     file.unlink(missing_ok=True)
@@ -166,21 +179,28 @@ def test_files_that_were_changed_or_added_after_delivery_are_refused(tiny: Tiny,
     assert refused.value.exit_code == exit_code("verify", artifact) == 6
 
 
-@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"])
-@pytest.mark.parametrize("last", ["use_sdpa", "quantize_int8"])
-def test_an_artefact_records_what_it_answers(tiny: Tiny, tmp_path: Path, task: str, last: str) -> None:
-    steps = [{"pass": "use_sdpa"}, *([{"pass": "export_onnx"}, {"pass": "quantize_int8", "limits": {"rel_l2": 9, "cosine_min": -1, "cosine_mean": -1, "label_flips_max": 1}}] if last != "use_sdpa" else [])]
-    pooling = "mean" if task == "feature-extraction" and last == "use_sdpa" else None
-    report = run(tmp_path, tiny("bert", task, pooling), *steps)
-    assert report.exit_code == 0, report.reason
-    artifact = tmp_path / "artifact"
-    assert bertopt.load(artifact, check=True)(["a cat"] if task != "question-answering" else [("a", "cat")]) is not None
-    assert verify(artifact).exit_code == 0
+INT8 = {"pass": "quantize_int8", "limits": {"rel_l2": 9, "cosine_min": -1, "cosine_mean": -1, "label_flips_max": 1}}
 
 
-def test_other_answers_than_the_recorded_ones_are_refused(tiny: Tiny, tmp_path: Path) -> None:
-    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
-    artifact = tmp_path / "artifact"
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_swept_and_its_artefact_records_what_it_answers(tiny: Tiny, tmp_path: Path, task: str) -> None:
+    pooling = "mean" if task == "feature-extraction" else None
+    for pooled, steps in ((None, ({"pass": "use_sdpa"}, {"pass": "export_onnx"}, INT8)), (pooling, ({"pass": "use_sdpa"},))):
+        out = tmp_path / str(pooled)
+        report = run(out, tiny("bert", task, pooled), *steps)
+        assert report.exit_code == 0, report.reason
+        assert report.model["task"] == task and report.delivered is not None and report.delivered.stage == steps[-1]["pass"]
+        for row in report.stages[1:]:
+            assert row.coverage is not None and row.coverage.batch_sizes == 1.0
+            if row.precision == "float32":
+                assert row.coverage.ids == 1.0 and all(output.worst < 1e-5 for output in row.coverage.outputs.values())
+        artifact = out / "artifact"
+        assert bertopt.load(artifact, check=True)(["a cat"] if task != "question-answering" else [("a", "cat")]) is not None
+        assert verify(artifact).exit_code == 0
+
+
+def test_other_answers_than_the_recorded_ones_are_refused(delivered: Path) -> None:
+    artifact = delivered / "artifact"
     manifest = stages.verify(artifact)
     assert manifest.answers is not None and len(json.dumps(manifest.answers)) < 9000
     answers = [[[a * 1.01 if i == 2 else a for i, a in enumerate(values)] for values in text] for text in manifest.answers]
@@ -195,7 +215,7 @@ def test_other_answers_than_the_recorded_ones_are_refused(tiny: Tiny, tmp_path: 
 @pytest.fixture
 def own_pass(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """A pass in a module of a user's, which imports a helper; both in `tmp_path/code`."""
-    name = f"T{abs(hash(request.node.name)) % 10**6}"
+    name = f"T{zlib.crc32(request.node.name.encode())}"
     code = tmp_path / "code"
     code.mkdir()
     (code / f"mine_{name}.py").write_text(PASS.format(name=name))
@@ -276,16 +296,12 @@ def resealed(directory: Path, **fields: Any) -> None:
     stages.write_manifest(directory, {**before, **fields})
 
 
-def test_figures_are_those_of_the_files_that_lie_there(tiny: Tiny, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_files_that_lie_there(tiny: Tiny, delivered: Path) -> None:
     """A pass may give another model when it is built again, under the same key."""
-    step = {"pass": "use_sdpa"}
-    assert run(tmp_path, tiny(), step).exit_code == 0
-    stage = next(tmp_path.glob("stages/use_sdpa-*"))
-    content = spoiled(stage / "model.safetensors")
-    (stage / "model.safetensors").unlink()  # linked to the reference's
-    (stage / "model.safetensors").write_bytes(content)
+    stage = next(delivered.glob("stages/use_sdpa-*"))
+    (stage / "model.safetensors").write_bytes(spoiled(stage / "model.safetensors"))
     resealed(stage)
-    report = run(tmp_path, tiny(), step)
+    report = run(delivered, tiny(), {"pass": "use_sdpa"})
     assert report.stages[1].reused and report.exit_code == 3, report.reason
 
 
@@ -307,9 +323,8 @@ def spoiled(path: Path) -> bytes:
     return save(weights, {"format": "pt"})
 
 
-def test_an_artefact_must_say_what_its_checkpoint_says(tiny: Tiny, tmp_path: Path) -> None:
-    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
-    artifact = tmp_path / "artifact"
+def test_an_artefact_must_say_what_its_checkpoint_says(tiny: Tiny, delivered: Path) -> None:
+    artifact = delivered / "artifact"
     assert verify(artifact, str(tiny())).exit_code == 0
     manifest = stages.read_manifest(artifact)
     for name, value in (("max_length", 32), ("inputs", manifest.spec.inputs[:2])):
@@ -329,9 +344,8 @@ def test_an_artefact_must_say_what_its_checkpoint_says(tiny: Tiny, tmp_path: Pat
     assert any("'config.json' is not byte for byte" in warning for warning in warnings), warnings
 
 
-def test_answers_that_are_to_be_checked_must_be_there(tiny: Tiny, tmp_path: Path) -> None:
-    assert run(tmp_path, tiny(), {"pass": "use_sdpa"}).exit_code == 0
-    artifact = tmp_path / "artifact"
+def test_answers_that_are_to_be_checked_must_be_there(delivered: Path) -> None:
+    artifact = delivered / "artifact"
     resealed(artifact, answers=None)
     bertopt.load(artifact)
     with pytest.raises(IntegrityError, match="must record its answers"):
@@ -340,13 +354,13 @@ def test_answers_that_are_to_be_checked_must_be_there(tiny: Tiny, tmp_path: Path
     bertopt.load(artifact, check=True)  # of an earlier bertopt
 
 
-def test_the_log_of_a_copy_that_crashes_is_in_the_report(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_copy_that_crashes_is_in_the_report(tiny: Tiny, delivered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1 came without a traceback, and without a log in the report."""
 
     def crash(*_: object, **__: object) -> None:
         raise WorkerCrashed("it ended", "Traceback: why")
 
     monkeypatch.setattr(clean_run, "answers", crash)
-    report = run(tmp_path, tiny(), {"pass": "use_sdpa"})
+    report = run(delivered, tiny(), {"pass": "use_sdpa"})
     assert report.exit_code == 1 and report.delivered is None
     assert report.stages[-1].facts["log"] == "Traceback: why"

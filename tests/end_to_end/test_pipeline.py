@@ -584,13 +584,6 @@ def test_out_is_a_file(run: Run, tmp_path: Path) -> None:
         run(tmp_path / "out", ["touch"])
 
 
-@pytest.mark.parametrize("task", ["question-answering", "fill-mask", "token-classification", "feature-extraction"])
-def test_other_tasks_run_too(run: Run, tiny: Tiny, tmp_path: Path, task: str) -> None:
-    report = run(tmp_path, ["use_sdpa"], model=str(tiny(task=task)))
-    assert report.exit_code == 0, report.reason
-    assert report.model["task"] == task and stages.verify(tmp_path / "artifact")
-
-
 def test_a_limit_that_nothing_measures_is_refused(run: Run, tmp_path: Path) -> None:
     step = {"pass": "touch", "limits": {"metric_drop_max": 0.01, "top_k_overlap_min": 0.9}}
     with pytest.raises(UsageError) as error:
