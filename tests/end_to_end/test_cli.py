@@ -21,7 +21,7 @@ import bertopt
 from bertopt.errors import UsageError
 from bertopt.system import environment
 from campaigns import kill_resume
-from tests.support.command_line import call, last_line, write_recipe
+from tests.support.command_line import call, last_line
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -32,17 +32,6 @@ ROOT = Path(__file__).parents[2]
 def workers() -> Iterator[SharedWorkers]:
     with cheap_workers("pipeline") as shared:
         yield shared
-
-
-@pytest.fixture(scope="module")
-def recipe(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recipe(tmp_path_factory.mktemp("recipe"), tiny())
-
-
-@pytest.fixture(scope="module")
-def exported(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    out = tmp_path_factory.mktemp("out")
-    return out, call("export", str(recipe), "--out", str(out))
 
 
 # Quick answers.
@@ -236,8 +225,8 @@ def test_export(exported: tuple[Path, Result]) -> None:
     assert {"artifact", "report.html", "report.json", "stages"} <= {path.name for path in out.iterdir()}
 
 
-def test_export_as_json_is_one_document(exported: tuple[Path, Result], recipe: Path) -> None:
-    out, _ = exported
+def test_export_as_json_is_one_document(exported: tuple[Path, Result], recipe: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(exported[0], tmp_path / "out"))
     found = call("export", str(recipe), "--out", str(out), "--json")
     document = json.loads(found.stdout)
     assert document["exit_code"] == 0 and document == json.loads((out / "report.json").read_text())

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 import bertopt
 from bertopt import stages
-from tests.support.command_line import call, last_line, write_recipe
+from tests.support.command_line import call, last_line
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -23,17 +23,6 @@ from tests.support.tiny_models import Tiny
 def workers() -> Iterator[SharedWorkers]:
     with cheap_workers("pipeline", "commands.verify", "commands.compare", "commands.bench") as shared:
         yield shared
-
-
-@pytest.fixture(scope="module")
-def recipe(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recipe(tmp_path_factory.mktemp("recipe"), tiny())
-
-
-@pytest.fixture(scope="module")
-def exported(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    out = tmp_path_factory.mktemp("out")
-    return out, call("export", str(recipe), "--out", str(out))
 
 
 def test_inspect(exported: tuple[Path, Result]) -> None:
