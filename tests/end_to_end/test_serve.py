@@ -144,7 +144,7 @@ def test_the_log_names_the_address_to_call(directories: dict[str, Path], host: s
 
 def refused(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "bertopt", "serve", *arguments, "--port", str(free_port())], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "bertopt", "serve", *arguments, "--port", "0"], cwd=ROOT, capture_output=True, text=True,
         check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     return done.returncode, done.stderr

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,22 +71,26 @@ class Served:
     """A process that serves `models`, ready when this is."""
 
     def __init__(self, *models: str, options: tuple[str, ...] = ()) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "bertopt", "serve", *models, "--port", str(self.port), *options]
+        # The system chooses a free port: one that was looked for before may be another process's by then.
+        command = [sys.executable, "-m", "bertopt", "serve", *models, "--port", "0", *options]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         )
         self.log: list[str] = []
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()), daemon=True).start()
-        deadline = time.monotonic() + 120
-        while True:
-            assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.log)
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
+        self.url = ""
+        listening = threading.Event()
+        threading.Thread(target=self._read, args=(listening,), daemon=True).start()
+        assert listening.wait(120) and self.url, "".join(self.log)
+        self.port = int(self.url.rpartition(":")[2])
+        assert httpx.get(f"{self.url}/health", timeout=60).status_code == 200
+
+    def _read(self, listening: threading.Event) -> None:
+        for line in self.process.stderr or ():
+            self.log.append(line)
+            if "listening on " in line:
+                self.url = line.partition("listening on ")[2].partition(";")[0]
+                listening.set()
+        listening.set()  # it ended
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
