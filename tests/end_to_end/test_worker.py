@@ -352,9 +352,8 @@ def test_no_workers_inside_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_without_workers_ends_at_once() -> None:
     """An interrupt in the first seconds of a command waited five more for the server, which imported torch."""
     started = Workers()
-    before = time.monotonic()
     started.close()
-    assert time.monotonic() - before < 2
+    assert started._server.returncode == -signal.SIGKILL, "it was waited for until it had imported torch and read its socket"
 
 
 @pytest.mark.parametrize(("limit", "raised"), [(None, WorkerCrashed), (2**29, ResourceError)])
