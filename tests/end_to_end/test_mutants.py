@@ -10,7 +10,7 @@ import pytest
 
 from campaigns.mutants.controls import CONTROLS
 from campaigns.mutants.harness import Bench, Finding, judged
-from campaigns.mutants.plant import NEW, Gate, Mutant, table
+from campaigns.mutants.plant import NEW, Gate, table
 from tests.support.shared_workers import cheap_workers
 
 MUTANTS = table()
@@ -33,10 +33,9 @@ def test_there_are_enough() -> None:
     assert {mutant.gate for mutant in MUTANTS.values()} == set(get_args(Gate))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
-def test_every_mutant_says_what_is_wrong_and_who_should_notice(mutant: Mutant) -> None:
-    assert mutant.about.endswith(".") and mutant.gate in get_args(Gate)
-    assert mutant.deed or mutant.step.startswith("plant_")
+def test_every_mutant_says_what_is_wrong_and_is_planted_by_a_pass_or_a_deed() -> None:
+    assert [mutant.name for mutant in MUTANTS.values() if not mutant.about.endswith(".")] == []
+    assert [mutant.name for mutant in MUTANTS.values() if not (mutant.deed or mutant.step.startswith("plant_"))] == []
 
 
 @pytest.mark.parametrize(
