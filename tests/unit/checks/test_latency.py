@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -356,6 +357,7 @@ RACES = 1000
 FALSE_ALARMS = 0.01
 
 
+@cache
 def simulate(kind: str, slower: float, seed: int, most: int = 30) -> Counter[str]:
     """Verdicts of `RACES` simulated races, each stopped as `latency.race` stops.
 
@@ -390,7 +392,7 @@ def test_false_alarms(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "share"), [("quiet", 0.9), ("usual", 0.3)])
 def test_equal_models_are_said_to_be(kind: str, share: float) -> None:
-    found = simulate(kind, 0.0, seed=3)
+    found = simulate(kind, 0.0, seed=1)
     assert found["NO DIFFERENCE"] >= share * RACES, found
 
 
