@@ -137,13 +137,19 @@ def test_effects_see_a_model_that_was_not_quantised(made: Made) -> None:
     assert shown == {"products with INT8 weights and input": (12, 0), "products that run in INT8": (12, 0)}
 
 
-@pytest.mark.parametrize("precision", ["f32", "int8"])
-def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, precision: str) -> None:
+@pytest.fixture(scope="module")
+def packed_graph(made: Made) -> tuple[Eager, Onnx]:
+    """A packed network and its graph."""
     eager = PackSequences(row_length=64)(
         UseSdpa()(made.reference, Context(made.folder)).model, Context(made.folder)
     ).model
-    (made.folder / f"packed {precision}").mkdir()
-    graph = ExportOnnx()(eager, Context(made.folder / f"packed {precision}")).model
+    (made.folder / "packed").mkdir()
+    return eager, ExportOnnx()(eager, Context(made.folder / "packed")).model
+
+
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, packed_graph: tuple[Eager, Onnx], precision: str) -> None:
+    eager, graph = packed_graph
     by = ConvertOpenvino(precision=precision, samples=16, min_cosine=None)
     model = by(graph, made.context(f"packed openvino {precision}")).model
     assert model.spec.layout == "packed"
