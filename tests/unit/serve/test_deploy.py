@@ -15,6 +15,9 @@ import typer.main
 import yaml
 
 from bertopt.cli import app
+from bertopt.commands.recipes import find
+from bertopt.errors import IntegrityError, Unsupported, UsageError, WrongAnswer
+from bertopt.recipe import load
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMMANDS: Any = typer.main.get_command(app)
@@ -55,6 +58,19 @@ def test_kubernetes_objects_fit_together() -> None:
 def test_the_server_image_runs_as_nobody_and_has_no_torch() -> None:
     text = (DEPLOY / "docker" / "Dockerfile.serve").read_text()
     assert "USER 10001" in text and "HEALTHCHECK" in text and "torch" not in text.split("FROM", 1)[1]
+
+
+def test_the_server_image_has_the_runtime_of_its_default_artefact() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile.serve").read_text()
+    (runtime,), (recipe,) = set(re.findall(r"ARG RUNTIME=(\w+)", text)), set(re.findall(r"ARG ARTIFACT=out/(\w+)/artifact", text))
+    form = load(find(recipe)).steps[-1].pass_.forms()[1].form
+    assert {"onnx": "onnxruntime", "openvino": "openvino"}[form] == runtime
+
+
+def test_systemd_does_not_restart_what_a_restart_does_not_mend() -> None:
+    text = (DEPLOY / "systemd" / "bertopt.service").read_text()
+    (codes,) = re.findall(r"RestartPreventExitStatus=(.*)", text)
+    assert {int(code) for code in codes.split()} == {error.exit_code for error in (UsageError, WrongAnswer, Unsupported, IntegrityError)}
 
 
 def test_ci_files_export_verify_and_publish() -> None:
