@@ -60,7 +60,7 @@ class BatchPredictor:
         pooled = spec.task == "feature-extraction" and spec.granularity == "text"
         answer = "embedding" if pooled else "answer"
         if answer in batch:
-            raise UsageError(f"the rows have a column '{answer}' already, which the answers would replace; name it otherwise")
+            raise UsageError(f"the rows have a column '{answer}' already, which the answers would replace; rename it")
         usual = usual_pair(spec.task, self._column)
         pair = usual if self._pair is None and usual in batch else self._pair
         names = [self._column] if pair is None else [self._column, pair]

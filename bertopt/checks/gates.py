@@ -30,16 +30,16 @@ from bertopt.results.fidelity import Rounding
 
 #: Share of the weights of a model's products that proves a claim of reduced precision.
 PROVEN = 0.25
-#: Figures of `Rounding` that have a limit, in a message's words.
+#: Figures of `Rounding` that have a limit: what each measures, and what of the simulated rounding it is divided by.
 _ROUNDING = {
-    "error_ratio": "the mean error on real texts, in units of what this rounding costs the reference (error_ratio),",
-    "worst_ratio": "the largest error of one text or token, in units of the largest that this rounding costs one (worst_ratio),",
-    "parent_ratio": "the mean difference from the parent, in units of what this rounding costs (parent_ratio),",
-    "slope_error": "the error of the outputs' slope, in units of what this rounding costs (slope_error),",
-    "bias": "the mean shift of a class or dimension, in units of the simulated rounding's (bias),",
-    "column_ratio": "the deviation of the errors of a class or dimension, in units of the simulated rounding's (column_ratio),",
-    "flip_margin": "the reference's margin of a label that changed, in units of the rounding error (flip_margin),",
-    "rank_ratio": "the loss of rank correlation, in units of what this rounding costs (rank_ratio),",
+    "error_ratio": ("the mean error on real texts", "that of the simulated rounding"),
+    "worst_ratio": ("the largest error of one text or token", "the largest of the simulated rounding"),
+    "parent_ratio": ("the mean difference from the parent", "the error of the simulated rounding"),
+    "slope_error": ("the error of the outputs' slope", "the error of the simulated rounding"),
+    "bias": ("the mean shift of a class or dimension", "that of the simulated rounding"),
+    "column_ratio": ("the deviation of the errors of a class or dimension", "that of the simulated rounding"),
+    "flip_margin": ("the reference's margin of a label that changed", "the error of the simulated rounding"),
+    "rank_ratio": ("the loss of rank correlation", "that of the simulated rounding"),
 }
 #: Exit code of a run whose stage failed a gate.
 FAILED = WrongAnswer.exit_code
@@ -95,7 +95,7 @@ def judge(
     status: Status = "failed" if reasons else "ok"
     reason = "; ".join(reasons) or None
     if reasons and measurements.proven is not None and measurements.proven < PROVEN:
-        reason = f"{reason} (float32's limits hold: {measurements.proven:.0%} of the products' weights show the precision claimed)"
+        reason = f"{reason} (by float32's limits, since only {measurements.proven:.0%} of the products' weights are in the precision claimed)"
     if not reasons and not allow_noop and (reason := noop_reason(changes, measurements)):
         status = "noop"
     nearest = margins.nearest(measurements, compared, size_bytes, limits)
@@ -117,14 +117,14 @@ def _place(stage: str, compared: Parity) -> str:
 def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | None = None) -> str | None:
     """Return why a stage counts as one whose pass changed nothing, or None. Unmeasured, it goes by the pass's counts."""
     if not any(changes.values()):
-        return "the pass changed nothing; remove the step, or say allow_noop: true"
+        return "the pass changed nothing; remove the step, or state allow_noop: true"
     if measurements is None or shows_change(measurements) is not False:
         return None
     missing = [f"{expected} {what}, got {got}" for what, (expected, got) in _effects(measurements) if expected != got]
     shown = f"shows none of them: expected {', '.join(missing)}" if missing else "is its parent's"
     return (
         f"the pass claims {sum(changes.values())} changes, but the committed model {shown}; "
-        "remove the step, or say allow_noop: true"
+        "remove the step, or state allow_noop: true"
     )
 
 
@@ -176,10 +176,10 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
 def rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
     """Return every figure beside the twin that misses its limit."""
     failures = []
-    for metric, words in _ROUNDING.items():
+    for metric, (what, of) in _ROUNDING.items():
         value, limit = getattr(rounding, metric), getattr(limits, f"{metric}_max")
         if value is not None and limit is not None and not value <= limit:
-            text = f"{words} must be at most {limit:g}; got {value:.4g}"
+            text = f"{metric}: {what} must be at most {limit:g} times {of}; got {value:.4g} times"
             failures.append(Failure.of_figure("rounding", f"{metric}_max", value, text))
     return failures
 

@@ -31,7 +31,7 @@ _FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "e
 
 
 #: What is said of a run that was stopped from outside.
-KEPT = "what export, optimize and bulk have finished is kept: the same command goes on from there"
+KEPT = "finished parts of export, optimize and bulk are kept: run the same command again to continue"
 
 
 class _Commands(TyperGroup):
@@ -58,7 +58,7 @@ Override = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A first look: parity in full, timing of few rounds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A first look: time only a few rounds, so wide intervals; parity is checked in full.")]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
 
 
@@ -140,7 +140,7 @@ def _typed(error: BaseException) -> BertoptError | None:
     if isinstance(error, ModuleNotFoundError):
         return missing_module(error)
     if isinstance(error, RecursionError):
-        return UsageError("a file that was read is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
+        return UsageError("a file is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
     if not isinstance(error, OSError):

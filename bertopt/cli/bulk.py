@@ -15,17 +15,17 @@ from bertopt.cli.app import Verbose, app, exit_codes
 def bulk(
     source: Annotated[Path, typer.Argument(help="Texts: .jsonl, .csv or .parquet.", metavar="IN")],
     out: Annotated[Path, typer.Argument(help="Directory for the parts.", metavar="OUT")],
-    artifact: Annotated[Path, typer.Option(help="The artefact that answers.", metavar="DIR")],
+    artifact: Annotated[Path, typer.Option(help="The artefact to run.", metavar="DIR")],
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
-    pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair where the rows have it and the model takes pairs.")] = None,
-    prompt_name: Annotated[str | None, typer.Option(help="The prompt of the model to put before every text.")] = None,
-    part_rows: Annotated[int, typer.Option(help="Rows of a part; a part that is there is not computed again.")] = 10_000,
+    pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair, if the rows have it and the model takes pairs.")] = None,
+    prompt_name: Annotated[str | None, typer.Option(help="Name of the model's prompt to put before every text.")] = None,
+    part_rows: Annotated[int, typer.Option(help="Rows in each part; finished parts are not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,
-    actors: Annotated[int, typer.Option(help="Let as many actors of Ray answer; needs bertopt[ray].", min=0)] = 0,
+    actors: Annotated[int, typer.Option(help="Number of Ray actors; 0 uses this process alone. Needs bertopt[ray].", min=0)] = 0,
     key: Annotated[Path | None, typer.Option(help="A public key: the artefact must be signed with it.", metavar="FILE.pub")] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Answer a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
+    """Run a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
     with exit_codes(verbose):
         from bertopt.commands.bulk import bulk as run
 

@@ -20,7 +20,7 @@ LimitValues = Annotated[
     ),
 ]
 Slower = Annotated[
-    float, typer.Option(min=0, help="Largest tolerated loss of speed-up, as a share; counted where the 95 % intervals are apart.")
+    float, typer.Option(min=0, help="Largest tolerated loss of speed-up, as a share; a loss counts only if the 95 % intervals do not overlap.")
 ]
 Bigger = Annotated[float, typer.Option(min=0, help="Largest tolerated growth of the size on disk, as a share.")]
 Memory = Annotated[float, typer.Option(min=0, help="Largest tolerated growth of the peak memory, as a share.")]

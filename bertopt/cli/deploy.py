@@ -22,9 +22,9 @@ def _deploy() -> None:
 def triton(
     directory: Directory,
     repository: Annotated[Path, typer.Argument(help="Triton's model repository.", metavar="REPOSITORY")],
-    name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's, or that of the run around DIR/artifact.")] = None,
-    max_batch: Annotated[int, typer.Option(help="Texts of one request, and texts handed over at once, at most.")] = 256,
-    graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends: token ids in.")] = False,
+    name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's, or for OUT/artifact that of OUT.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Most texts of one request, and of the requests that Triton merges.")] = 256,
+    graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends; its inputs are token ids.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Write a model for Triton. Its Python backend takes texts, and batches the requests that wait while it is busy."""

@@ -17,15 +17,15 @@ Model = Annotated[
 ]
 KeepOption = Annotated[
     Literal["exact", "near-lossless", "fast"],
-    typer.Option(help="How close to the checkpoint: float32 to 1e-4, bfloat16 to a cosine of 0.9999, or INT8 limits."),
+    typer.Option(help="How close to the checkpoint, on a CPU: float32 to 1e-4, bfloat16 to a mean cosine of 0.9999, or INT8 limits."),
 ]
 TargetOption = Annotated[
-    Literal["auto", "cpu", "gpu"], typer.Option(help="auto: the GPU where one and its runtime are here, else the CPU.")
+    Literal["auto", "cpu", "gpu"], typer.Option(help="auto: the GPU if there is one with its runtime installed, else the CPU.")
 ]
 TextsOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help=".txt or .jsonl texts of yours: speed and INT8 ranges are measured on them.")
 ]
-Task = Annotated[str, typer.Option(help="The task, where the checkpoint does not say.")]
+Task = Annotated[str, typer.Option(help="The task, if the checkpoint does not name it.")]
 
 
 @app.command()
@@ -37,7 +37,7 @@ def optimize(
     out: Annotated[Path | None, typer.Option(help="Output directory; default out/<model's name>.")] = None,
     task: Task = "auto",
     portable: Annotated[
-        bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers opens too.")
+        bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers and optimum open too.")
     ] = False,
     quick: Quick = False,
     json_: Json = False,

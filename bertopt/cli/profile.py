@@ -25,7 +25,7 @@ def profile(
     against: Annotated[
         str | None, typer.Option(metavar="CHECKPOINT", help="Checkpoint of --attention; default: the recipe's model.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with one picture.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a picture of the times.")] = None,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -16,7 +16,7 @@ def report(
     source: Annotated[
         Path, typer.Argument(help="A report.json, or the directory that holds it.", metavar="REPORT")
     ] = Path(),
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML page.")] = None,
     pictures: Annotated[
         Path | None, typer.Option("--pictures", metavar="DIR", help="Write charts of latency, parity and size.")
     ] = None,
@@ -25,7 +25,7 @@ def report(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show a report again. As a table, or as the page and its pictures; nothing is run."""
+    """Show a report again, as a table, a page or pictures. Runs nothing."""
     with exit_codes(verbose):
         from bertopt.commands.compare import read_report
         from bertopt.errors import UsageError

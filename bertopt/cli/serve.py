@@ -25,17 +25,17 @@ def serve(
         str | None,
         typer.Option(help="Key that requests must carry (Authorization: Bearer).", envvar=_KEY, show_default=False),
     ] = None,
-    queue_tokens: Annotated[int, typer.Option(help="Tokens that may wait; beyond, 429.")] = _D.queue_tokens,
-    concurrent_requests: Annotated[int, typer.Option(help="Requests at work at once; beyond, 429.")] = _D.concurrent_requests,
-    request_texts: Annotated[int, typer.Option(help="Texts of one request at most; beyond, 422.")] = _D.request_texts,
-    request_mb: Annotated[float, typer.Option(help="Size of a request's body at most [MB]; beyond, 413.")] = _D.request_bytes / 10**6,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer; beyond, 504.")] = _D.timeout_s,
-    cache_mb: Annotated[float, typer.Option(help="Outputs kept for texts seen before [MB]; 0 keeps none.")] = 0,
-    truncate: Annotated[bool, typer.Option(help="Cut long texts where a request does not say.")] = _D.truncate,
-    drain: Annotated[float, typer.Option(help="Seconds to go on accepting, not ready, after SIGTERM.")] = _D.drain_s,
-    grace: Annotated[float, typer.Option(help="Seconds that accepted requests may take then.")] = _D.grace_s,
+    queue_tokens: Annotated[int, typer.Option(help="Most tokens that wait; more get 429.")] = _D.queue_tokens,
+    concurrent_requests: Annotated[int, typer.Option(help="Most requests in progress; more get 429.")] = _D.concurrent_requests,
+    request_texts: Annotated[int, typer.Option(help="Most texts of one request; more get 422.")] = _D.request_texts,
+    request_mb: Annotated[float, typer.Option(help="Largest body of a request [MB]; larger ones get 413.")] = _D.request_bytes / 10**6,
+    timeout: Annotated[float, typer.Option(help="Seconds to answer a request in; later ones get 504.")] = _D.timeout_s,
+    cache_mb: Annotated[float, typer.Option(help="Size of the cache of outputs [MB]; 0: no cache.")] = 0,
+    truncate: Annotated[bool, typer.Option(help="Truncate long texts, unless the request says otherwise.")] = _D.truncate,
+    drain: Annotated[float, typer.Option(help="Seconds after SIGTERM in which the server is not ready but still accepts requests.")] = _D.drain_s,
+    grace: Annotated[float, typer.Option(help="Seconds that accepted requests may take after that.")] = _D.grace_s,
     threads: Annotated[int | None, typer.Option(help="Threads of each model; by default all cores.")] = None,
-    streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once.")] = None,
+    streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once; by default what suits its runtime.")] = None,
     warm_up: Annotated[bool, typer.Option(help="Run texts before the first request.")] = True,
     key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="'warning' leaves out the access log.")] = "info",
@@ -43,7 +43,7 @@ def serve(
 ) -> None:
     """Serve artefacts over HTTP. With the routes of text-embeddings-inference, OpenAI and KServe.
 
-    Verifies the files first. Ends on SIGTERM when everything that was accepted is answered.
+    Verifies the files first. On SIGTERM it answers every accepted request, then ends.
     """
     with exit_codes(verbose):
         from bertopt.serve.server import serve as run

@@ -15,7 +15,7 @@ def sign(
     directory: Directory,
     key: Annotated[Path, typer.Option(help="The private ed25519 key, a PEM file.", metavar="FILE")],
     new_key: Annotated[
-        bool, typer.Option("--new-key", help="Make the key first, and FILE.pub, which `verify --key` takes.")
+        bool, typer.Option("--new-key", help="First make a new key in FILE, and its public key in FILE.pub, for `verify --key`.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:

@@ -35,7 +35,7 @@ def verify(
         str | None,
         typer.Option(help="The checkpoint to compare with: hub id, directory or pkg://.", metavar="CHECKPOINT"),
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare on, besides the grid.")] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare on, beside the recipe's shapes.")] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(help="An earlier report: compare the figures with its delivered stage.", metavar="REPORT"),
@@ -44,7 +44,7 @@ def verify(
         Path | None, typer.Option(help="A public key: the artefact must be signed with it (`bertopt sign`).", metavar="FILE.pub")
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="A running server: compare its answers with the artefact's here.", metavar="URL")
+        str | None, typer.Option(help="A running server: compare its answers with those of the artefact here.", metavar="URL")
     ] = None,
     latency_ms: Annotated[float | None, typer.Option(help="With --url: limit of the 95th percentile of single requests [ms].")] = None,
     api_key: Annotated[str | None, typer.Option(help="With --url: the server's key.", envvar="BERTOPT_API_KEY", show_default=False)] = None,
@@ -60,15 +60,15 @@ def verify(
 ) -> None:
     """Check an artefact again on this machine.
 
-    Files, environment and the recorded answers; with --against also parity and latency; with --baseline all of it against
-    an earlier report, by --limits and the four tolerances.
+    Checks files, environment and the recorded outputs. --against also checks parity and times the model; --baseline compares
+    all of it with an earlier report, by --limits and the four tolerances.
     """
     with exit_codes(verbose):
         from bertopt.commands.verify import verify as check
 
         if url is not None:
             if against is not None or baseline is not None or key is not None:
-                raise UsageError("--url compares with the artefact here; give --against, --baseline or --key in a call without it")
+                raise UsageError("--url compares a server with the artefact here; give --against, --baseline or --key in a separate call")
             _verify_url(directory, url, texts, latency_ms, api_key, json_, junit, summary)
         if latency_ms is not None:
             raise UsageError("--latency-ms limits a running server; give it with --url URL")
@@ -78,7 +78,7 @@ def verify(
 
             against = _checkpoint(baseline, against)
         if texts is not None and against is None:
-            raise UsageError("--texts are what the checkpoint's answers are compared on; give --against CHECKPOINT too, or a --baseline that names one")
+            raise UsageError("--texts needs a checkpoint to compare with; give --against CHECKPOINT too, or a --baseline that names one")
         check_ci_files(junit, summary)
         with ci_files_of_errors(junit, summary, directory):
             report = check(directory, against, texts, key)

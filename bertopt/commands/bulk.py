@@ -67,7 +67,7 @@ def bulk(
     if prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
         prompted([] if pair is None else [("", "")], prompts, prompt_name)
     if not source.is_file():
-        raise UsageError(f"'{source}' must be a file, which is read again where a call goes on; write what comes from a pipe to one")
+        raise UsageError(f"'{source}' must be a regular file, since an interrupted call reads it again; write what comes from a pipe to a file first")
     usual = usual_pair(manifest.spec.task, column) if pair is None else None
     pair = usual if usual is not None and usual in bulk_files.columns(source) else pair
     wanted = {
@@ -147,7 +147,7 @@ class _Bulk:
         done = 0
         for number, rows in zip(count(), bulk_files.read(self.source, self.columns, self.part_rows), strict=False):
             if any(self.key in row for row in rows.rows):
-                raise UsageError(f"the input has a column '{self.key}' already, which the answers would replace; name it otherwise")
+                raise UsageError(f"the input has a column '{self.key}' already, which the answers would replace; rename it")
             texts = [self._text(row, number) for row, number in zip(rows.rows, rows.numbers, strict=True)]
             done += len(texts)
             yield _Part(self.out / f"part-{number:05d}{self.source.suffix}", rows, texts, done)

@@ -109,7 +109,7 @@ def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row, int]]:
         names = list(reader.fieldnames or ())
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UsageError(f"'{source}' has several columns '{twice}', of which one would remain; name each otherwise")
+            raise UsageError(f"'{source}' has several columns '{twice}', of which only one would remain; rename them")
         for row in reader:
             if None in row:
                 got = len(names) + len(row[None])

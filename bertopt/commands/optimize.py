@@ -91,7 +91,7 @@ def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -
     usable = bool(gpus and runtime)
     if target == "gpu" and not usable:
         what = "no NVIDIA GPU is here" if not gpus else f"none of {', '.join(_GPU)} is installed: pip install 'bertopt[gpu]'"
-        raise Unsupported(f"target gpu cannot be used: {what}; `bertopt doctor --target gpu` says more, --target cpu works")
+        raise Unsupported(f"target gpu cannot be used: {what}; `bertopt doctor --target gpu` says more; or use --target cpu")
     if target == "gpu" and keep == "exact":
         raise UsageError("keep must be near-lossless or fast on a GPU, whose recipes compute in float16; got exact")
     if target == "cpu" or not usable or keep == "exact":

@@ -108,11 +108,11 @@ def _answers(ask: Ask, sent: Sequence[Text], several: Sequence[Text], size: int,
     with ThreadPoolExecutor(CLIENTS) as pool:
         got = np.concatenate(list(pool.map(lambda text: ask([text]), sent)))
     if got.shape[-1] != size:
-        raise UsageError(f"{url} answers {got.shape[-1]} numbers for each text; the artefact gives {size}: it serves another model")
+        raise UsageError(f"{url} returns {got.shape[-1]} numbers for each text; the artefact {size}: it serves another model")
     try:
         return np.concatenate([got, ask(several)])
     except UsageError as error:
-        raise UsageError(f"texts one by one were answered, {len(several)} in one request were not: {error}") from error
+        raise UsageError(f"single texts were answered, but not {len(several)} in one request: {error}") from error
 
 
 def _logits(scores: Array) -> Array:
@@ -249,7 +249,7 @@ class _Client:
             found = np.empty(0)
         if found.ndim != 2 or len(found) != len(texts):
             wanted = f"expected an item with numbers for each of {len(texts)} text(s)"
-            raise UsageError(f"{self.url}{path} answers not as text-embeddings-inference does: {wanted}; got {json.dumps(answer)[:100]}")
+            raise UsageError(f"{self.url}{path} does not answer as text-embeddings-inference does: {wanted}; got {json.dumps(answer)[:100]}")
         return found
 
     def _post(self, path: str, body: Any) -> Any:

@@ -199,8 +199,8 @@ def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) ->
     wrapper = _wrapper(sorted(info["missing_keys"]), info["unexpected_keys"])
     if wrapper:
         raise IntegrityError(
-            f"names of the model's tensors begin with '{plain(wrapper)}' in the checkpoint, as of a model that lies in another (DataParallel, "
-            "torch.compile, Lightning); save the model inside with its save_pretrained"
+            f"tensor names begin with '{plain(wrapper)}' in the checkpoint, as if the model were wrapped in another (DataParallel, "
+            "torch.compile, Lightning); save the inner model with its save_pretrained"
         )
     head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(f"{prefix}.") and expected[0] == config.num_labels)
     classes = next(head, None) if task.endswith("classification") else None

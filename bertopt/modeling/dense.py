@@ -64,7 +64,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         pickled = path.with_name("pytorch_model.bin")
         raise IntegrityError(
-            f"expected '{path}'; got pytorch_model.bin, which can run code when loaded; where you trust it, save the model anew: SentenceTransformer(DIR).save(NEW)"
+            f"expected '{path}'; got pytorch_model.bin, which can run code when loaded; if you trust it, save the model again: SentenceTransformer(DIR).save(NEW)"
             if pickled.is_file() else f"'{path}' is missing; fetch the checkpoint again"
         )  # fmt: skip
     try:

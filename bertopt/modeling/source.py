@@ -186,7 +186,7 @@ def _refuse_adapter(directory: Path) -> None:
         fields = read_json(directory / ADAPTER)
         base = fields.get("base_model_name_or_path") if isinstance(fields, dict) else None
         raise UsageError(
-            f"'{directory}' is an adapter of PEFT for {plain(ascii(base))}; merge the two and give the result, with a tokenizer: "
+            f"'{directory}' is a PEFT adapter for {plain(ascii(base))}; merge the two and give the result, with a tokenizer: "
             "PeftModel.from_pretrained(BASE, DIR).merge_and_unload().save_pretrained(NEW)"
         )
 
@@ -199,7 +199,7 @@ def _check_fetched(path: Path) -> None:
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
     if pointer:
-        raise IntegrityError(f"'{path}' is a pointer of Git LFS in place of the file; fetch the file: git lfs pull")
+        raise IntegrityError(f"'{path}' is a Git LFS pointer, not the file itself; fetch the file: git lfs pull")
 
 
 def read_json(path: Path) -> Any:
@@ -256,11 +256,11 @@ def weight_files(directory: Path) -> list[Path]:
     if found:
         raise IntegrityError(
             f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "
-            f"where you trust it, have transformers write the safetensors beside it: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
+            f"if you trust it, convert it with transformers: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
         )
     if single.is_symlink():
         raise UsageError(
-            f"'{single}' is a link to a file that is not there, such as of a download that broke off; fetch the model again, with the "
+            f"'{single}' is a link to a file that is not there, as after an interrupted download; fetch the model again, with the "
             "network (HF_HUB_OFFLINE unset), or restore the file"
         )
     others = sorted(path.relative_to(directory).as_posix() for pattern in _OTHER_WEIGHTS for path in directory.glob(pattern))

@@ -22,8 +22,8 @@ _WHOLE = "build_native packs the checkpoint's own layers; put it after reference
 class BuildNative(Pass[Eager, Native]):
     """Pack the weights for bertopt-native, whose kernels run texts one after another without padding.
 
-    `int8` quantises weights (one scale an output channel) here and activations (scale and zero point a token) at run time:
-    nothing is calibrated, and a text's output is the same to the last bit whatever else is in its batch. Attention is bf16 or
+    `int8` quantises weights here (one scale for each output channel) and activations at run time (scale and zero point for each
+    token): nothing is calibrated, and a text's output is the same to the last bit whatever else is in its batch. Attention is bf16 or
     float32, as the CPU allows; norms, pooling and task heads are float32. Counts products by precision.
 
     Needs bertopt-native and, to run, an x86-64 CPU with AVX2. Only bertopt opens the result.

@@ -26,8 +26,8 @@ _NO_ATTENTION = "; TensorRT reads Attention from 10.14 on; use that, or export w
 class BuildTensorrt(Pass[Onnx, Engine]):
     """Build a strongly typed engine: the precision is the graph's, never a flag's. Counts layers per precision.
 
-    `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here. With
-    `targets_if_no_gpu` it is for the GPU here where there is one, and for those where there is none.
+    `targets` builds ahead of time for other GPUs (TensorRT-RTX only); without it the engine is for the GPU here.
+    `targets_if_no_gpu` says what to build for if there is no GPU here.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {

@@ -20,10 +20,10 @@ _NOT_PACKED = "graphs are captured of one-row batches; put pack_sequences with a
 class CaptureGraphs(Pass[Eager, Eager]):
     """Capture the forward as CUDA graphs of a few sizes and replay them. Counts the sizes.
 
-    A batch is padded to the next size: powers of two and the halfway points between them. A graph has a place for a text
-    every 16 tokens; from 1,024 tokens on there are graphs with a place every 32 and every 64 tokens, too. What is larger
-    than the largest size runs without a graph. A graph is captured when a batch of its size and number of texts first
-    comes, which takes some hundred milliseconds, or with `ahead` when the artefact is loaded.
+    A batch is padded to the next size: powers of two and the halfway points between them. A graph has room for one text
+    for every 16 tokens; from 1,024 tokens on there are also graphs with one for every 32 and every 64 tokens. Larger batches
+    run without a graph. A graph is captured at the first batch of its size and number of texts, which takes some hundred
+    milliseconds, or with `ahead` when the artefact is loaded.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {"capture_graphs": "the forward is captured already"}

@@ -29,9 +29,9 @@ def _old(new: str, default: Any, **bounds: float) -> Any:
 class ConvertOpenvino(Pass[Onnx, OpenVino]):
     """Convert to OpenVINO's IR. Counts operators, matrix products, and products quantised.
 
-    `int8` quantises weights (one scale an output channel), tables of embeddings (one scale an id) and activations (one
-    static scale a tensor), measured on the recipe's texts and on odd inputs among them; attention itself stays float32. Static scales give a text the same
-    answer beside any other texts. `bf16` writes the float32 IR and runs it in bfloat16.
+    `int8` quantises weights (one scale for each output channel), embedding tables (one for each id) and activations (one
+    static scale for each tensor, measured on the recipe's texts and on unusual inputs); attention itself stays float32.
+    With static scales a text's output does not depend on the other texts. `bf16` writes the float32 IR and runs it in bfloat16.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = {

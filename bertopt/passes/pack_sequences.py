@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PackSequences(Pass[Eager, Eager]):
     """Let the network take rows of several texts (`Spec.network_inputs`); tokens attend within their text only.
 
-    Answers that are one a text are gathered inside, so a pooled model no longer gives `last_hidden_state`. Counts
+    Outputs of which each text has one are gathered inside, so a pooled model no longer gives `last_hidden_state`. Counts
     the inputs added, or with attention: varlen the attention calls.
 
     `attention: varlen` makes a batch one row and computes attention text by text, without a mask: on CUDA by torch's

@@ -21,10 +21,10 @@ _KERNELS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulInteger", "Q
 class QuantizeInt8(Pass[Onnx, Onnx]):
     """Quantise MatMul and Gemm to INT8 for ONNX Runtime. Counts quantised products.
 
-    `dynamic` measures activation scales while it runs, one for the whole padded batch: the same text may answer
-    slightly differently beside other neighbours. `static` measures them once, on the recipe's texts: answers depend on
-    no neighbour, and nothing is measured while it runs. Only what products read is quantised; attention, GELU,
-    normalisation, residual sums and layers after pooling stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
+    `dynamic` computes activation scales at run time, one for the whole padded batch: a text's output may differ
+    slightly beside other texts. `static` measures them once, on the recipe's texts: outputs do not depend on the batch,
+    and nothing is measured at run time. Only inputs of products are quantised; attention, GELU, normalisation, residual
+    sums and layers after pooling stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
     puts inside attention below opset 23: quantise an opset-23 graph.
     """
 

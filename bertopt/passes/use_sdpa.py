@@ -67,7 +67,7 @@ class UseSdpa(Pass[Eager, Eager]):
         import torch
 
         if device == "cuda" and not torch.cuda.is_available():
-            raise Unsupported(f"backend: {self.backend} is tried on the GPU, and torch sees none here; use backend: auto")
+            raise Unsupported(f"backend: {self.backend} needs a GPU, and torch sees none here; use backend: auto")
         try:
             attention_calls(copy.deepcopy(network).to(device))
         except RuntimeError as error:

@@ -69,8 +69,8 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
             replay.check(answered, one_by_one, precision, "a call while other threads call")
     if found["replaced"]:
         raise WrongAnswer(
-            f"whoever opens the artefact has {', '.join(found['replaced'][:3])} replaced for every model in the process, and the "
-            "answers that this gives are not checked: change the network's own modules (`module.forward = …`), no library's"
+            f"opening the artefact replaces {', '.join(found['replaced'][:3])} for every model in the process, whose "
+            "outputs are not checked: change the network's own modules (`module.forward = …`), not a library's"
         )
     return found["answers"], found["elsewhere"]
 
@@ -94,11 +94,11 @@ def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, 
 
 def _ended(code: int, log: str) -> BertoptError:
     """Return the error of an interpreter that ended with `code` (negative for a signal) and without answers, having written `log`."""
-    how, last = f"the delivered artefact ended a new interpreter with {code}", (log.strip().splitlines() or ["no message"])[-1]
+    how, last = f"a new interpreter that opened the delivered artefact ended with {code}", (log.strip().splitlines() or ["no message"])[-1]
     error: BertoptError = WorkerCrashed(how)
     if disk_full.said(log):
         error = ResourceError(f"{how} ({last}); free space there or in TMPDIR ({tempfile.gettempdir()}), and run again")
     elif code == -signal.SIGKILL or limits.no_memory(log):
-        error = ResourceError(f"{how} ({last}), as where memory ends; free memory, or run elsewhere")
+        error = ResourceError(f"{how} ({last}), as happens when memory runs out; free memory, or run elsewhere")
     error.log = log
     return error

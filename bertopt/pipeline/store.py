@@ -143,7 +143,7 @@ class Store:
             # Everything is compared with this stage, and with nothing else.
             for name in weights:
                 if name not in manifest.files or manifest.files[name].sha256 != hashes[name]:
-                    raise IntegrityError(f"'{name}' of the reference must be the checkpoint's; it is another: run again when nobody writes to '{directory}'")
+                    raise IntegrityError(f"'{name}' of the reference must be the checkpoint's; it differs: run again when nobody writes to '{directory}'")
 
         return self._stage("reference", key, device, make, check)
 

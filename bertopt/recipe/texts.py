@@ -43,7 +43,7 @@ class Texts:
         if self.second is None:
             return self.texts
         if task not in ("text-classification", "question-answering", "feature-extraction"):
-            raise UsageError(f"{self.source}: text_pair must be left out, since a model for {task} is given single texts; rename or remove it")
+            raise UsageError(f"{self.source}: text_pair must be left out, since a model for {task} takes single texts; rename or remove it")
         return (*self.texts, *self.second) if task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:

@@ -11,28 +11,28 @@ class RoundingLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     error_ratio_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest mean error on real texts, in units of the simulated rounding's"
+        None, ge=0, description="reduced precision: largest mean error on real texts, divided by the simulated rounding's"
     )
     worst_ratio_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest error of one text or token, in units of the largest of the simulated rounding"
+        None, ge=0, description="reduced precision: largest error of one text or token, divided by the simulated rounding's largest"
     )
     parent_ratio_max: float | None = Field(
         None, ge=0, description="where the parent has the same precision: the same for the difference from the parent"
     )
     slope_error_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest |slope - 1| of outputs against the reference's, in units of the simulated rounding's error"
+        None, ge=0, description="reduced precision: largest |slope - 1| of outputs against the reference's, divided by the simulated rounding's error"
     )
     bias_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest mean shift of a class or dimension, in units of the simulated rounding's"
+        None, ge=0, description="reduced precision: largest mean shift of a class or dimension, divided by the simulated rounding's"
     )
     column_ratio_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest deviation of the errors of a class or dimension, in units of the simulated rounding's"
+        None, ge=0, description="reduced precision: largest deviation of the errors of a class or dimension, divided by the simulated rounding's"
     )
     flip_margin_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest margin of a label that changes, in units of the rounding error"
+        None, ge=0, description="reduced precision: largest margin of a label that changes, divided by the simulated rounding's error"
     )
     rank_ratio_max: float | None = Field(
-        None, ge=0, description="reduced precision: largest loss of rank correlation, in units of the simulated rounding's"
+        None, ge=0, description="reduced precision: largest loss of rank correlation, divided by the simulated rounding's"
     )
     cosine_median_min: float | None = Field(
         None, ge=-1, le=1, description="smallest median, over the rows of one padding pattern, of their batch's median cosine"
@@ -52,7 +52,7 @@ class Limits(RoundingLimits):
     invariance_max: float | None = Field(None, ge=0, description="largest change of a text's output by its batch or padding")
     spearman_min: float | None = Field(None, ge=-1, le=1, description="smallest rank correlation of pairwise similarities")
     top_k_overlap_min: float | None = Field(None, ge=0, le=1, description="smallest mean share of neighbours that stay")
-    speedup_min: float | None = Field(None, gt=0, description="smallest end-to-end speed-up; missed if its interval is below")
+    speedup_min: float | None = Field(None, gt=0, description="smallest end-to-end speed-up; the whole 95 % interval must be at least this")
     mix_p50_ms_max: float | None = Field(None, gt=0, description="largest median time of the timed texts, milliseconds")
     peak_rss_max: float | None = Field(None, gt=0, description="largest peak memory of the process, MB (10⁶ bytes)")
     size_max: float | None = Field(None, gt=0, description="largest size of the stage's files, MB (10⁶ bytes)")

@@ -63,4 +63,4 @@ def check(ours: Tokenizer, theirs: Any) -> None:
     types_found = np.zeros_like(found.ids) if found.types is None else found.types
     for text, start, end, (ids, types) in zip(texts, found.starts, found.starts[1:], read, strict=False):
         if found.ids[start:end].tolist() != ids or (typed and types_found[start:end].tolist() != types):
-            raise WrongAnswer(f"{str(text)[:60]!r} is read otherwise among other texts than alone: install another version of tokenizers")
+            raise WrongAnswer(f"{str(text)[:60]!r} is tokenised differently among other texts than alone: install another version of tokenizers")

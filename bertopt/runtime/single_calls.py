@@ -20,8 +20,8 @@ def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, A
         (given,) = predictor.raw([text])
         if before is not None and not _equal(*before):
             raise WrongAnswer(
-                f"the answer to text {number - 1} was changed by the call for the next one: the model gives memory that it uses again; "
-                "give each call separate outputs (`output.clone()`)"
+                f"the output for text {number - 1} was changed by the call for the next one: the model returns memory that it reuses; "
+                "return a copy in each call (`output.clone()`)"
             )
         before = given, {name: value.copy() for name, value in given.items()}
         yield before[1]

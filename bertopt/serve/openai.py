@@ -18,7 +18,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     call.choose_named(asked.model)
     model = call.model
     if not model.embeds:
-        raise RequestError(400, f"'{model.name}' gives no embedding a text: it is made for {model.spec.task}", "model")
+        raise RequestError(400, f"'{model.name}' gives no embedding for a text: it is made for {model.spec.task}", "model")
     refuse_options(asked, model.spec.embedding_size, model.side)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     outputs = await call.outputs(texts, None, "input")

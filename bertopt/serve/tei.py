@@ -38,7 +38,7 @@ async def predict(call: Call, asked: Predict) -> Any:
     """Return all labels with scores, best first; for models that answer about tokens, what the predictor answers."""
     model = call.model
     if model.embeds:
-        raise RequestError(424, f"'{model.name}' is no classifier but an embedding model; use /embed")
+        raise RequestError(424, f"'{model.name}' is an embedding model, not a classifier; use /embed")
     texts, single = _sequences(asked.inputs)
     refuse_options(asked, 0, model.side)
     outputs = await call.outputs(texts, asked.truncate)
@@ -62,7 +62,7 @@ async def ranked(
     """Return number and score of each text, best first, and the tokens of all; `where` is the texts' field of the request."""
     model = call.model
     if not model.spec.ranks:
-        raise RequestError(424, f"'{model.name}' is no re-ranker: that is a classifier with one label")
+        raise RequestError(424, f"'{model.name}' is not a re-ranker, a classifier with one label")
     outputs = await call.outputs([(query, text) for text in texts], truncate, where)
     logits = model.vectors(outputs)
     return task_outputs.rank(logits, logits if raw else task_outputs.sigmoid(logits)), outputs.tokens
@@ -127,7 +127,7 @@ async def _embeddings(call: Call, texts: list[str], truncate: bool | None) -> Ar
 def _only_embeddings(model: ServedModel) -> None:
     if not model.embeds:
         why = "gives an embedding a token" if model.spec.task == "feature-extraction" else f"is made for {model.spec.task}"
-        raise RequestError(424, f"'{model.name}' is no embedding model: it {why}; use /predict")
+        raise RequestError(424, f"'{model.name}' is not an embedding model: it {why}; use /predict")
 
 
 def _sequences(inputs: str | list[str] | list[list[str]]) -> tuple[list[Text], bool]:

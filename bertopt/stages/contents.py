@@ -40,7 +40,7 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
     files = {name: entry.sha256 for name, entry in artefact.files.items()}
     other = [name for name, entry in reference.files.items() if stages.handed_down(name) and files.get(name) != entry.sha256]
     if other and same and artefact.bertopt_version == reference.bertopt_version:
-        raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it is another: restore it, or export again")
+        raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it differs: restore it, or export again")
     warnings = [f"'{name}' is not byte for byte what these versions of bertopt and transformers write for the checkpoint" for name in other]
     if artefact.checkpoint_sha256 not in (None, reference.checkpoint_sha256):
         warnings.append(
@@ -60,8 +60,8 @@ def check(parent: Manifest, made: Manifest) -> None:
     inherited = {name: entry.sha256 for name, entry in parent.files.items() if stages.handed_down(name)}
     for name, entry in made.files.items():
         if name in inherited and entry.sha256 != inherited[name]:
-            raise IntegrityError(f"'{name}' must be the parent's; the pass wrote another: leave it to be handed down")
+            raise IntegrityError(f"'{name}' must be the parent's; the pass wrote another: do not write it, bertopt adds the parent's")
         if name not in inherited and not re.fullmatch(allowed, name):
             raise IntegrityError(
-                f"a stage of form '{made.form}' holds its parent's files and {allowed}; the pass wrote '{name}': keep it elsewhere"
+                f"a stage of form '{made.form}' may hold its parent's files and {allowed}; the pass wrote '{name}': leave it out"
             )

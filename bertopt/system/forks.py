@@ -25,7 +25,7 @@ def refuse_torch(what: str) -> None:
     if _torch["ran before the fork"]:
         raise UsageError(
             f"{what} runs in torch, which cannot run in this process: it is a fork of one that has run torch on several threads; start processes "
-            "with multiprocessing's 'spawn', or load artefacts of torch in none before it forks"
+            "with multiprocessing's 'spawn', or load no artefact that runs in torch before the fork"
         )
 
 

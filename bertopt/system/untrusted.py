@@ -26,7 +26,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         first = plain(first_line(error))
         kind = type(error).__name__
         if isinstance(error, MemoryError) or limits.no_memory(first):
-            raise ResourceError(f"memory ended while {what} was read ({first}); use a machine with more, or {remedy}") from error
+            raise ResourceError(f"memory ran out while {what} was read ({first}); use a machine with more, or {remedy}") from error
         if disk_full.is_full(error):
             raise
         if isinstance(error, UnicodeEncodeError):

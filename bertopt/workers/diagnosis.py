@@ -19,7 +19,7 @@ def server_ended(code: int, log: str) -> BertoptError:
     if limits.no_memory(log) or _limited():
         last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
         return ResourceError(
-            f"memory ended while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
+            f"memory ran out while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
         )
     return WorkerCrashed(f"the server of the workers ended: {log}", log)
 
@@ -31,7 +31,7 @@ def server_hung(seconds: float, log: str) -> BertoptError:
     """
     hung = f"the server of the workers did not start within {seconds:g} s"
     if _limited():
-        return ResourceError(f"{hung}, as where memory ends while libraries are loaded; raise the limit (ulimit -v, the container's)", log)
+        return ResourceError(f"{hung}, as happens when memory runs out while libraries are loaded; raise the limit (ulimit -v, the container's)", log)
     return WorkerCrashed(f"{hung}; look for a library that cannot be imported (bertopt doctor), or for a machine that is overloaded", log)
 
 
@@ -51,7 +51,7 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if limits.no_memory(log) or (code < 0 and _limited()):
         return ResourceError(
-            f"the worker ended with {how} during '{op}', as libraries do when memory ends; use a smaller batch, "
+            f"the worker ended with {how} during '{op}', as libraries do when memory runs out; use a smaller batch, "
             f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}",
             log,
         )

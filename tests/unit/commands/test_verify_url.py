@@ -147,7 +147,7 @@ def test_a_re_ranker_is_asked_at_rerank_where_there_is_one(re_ranker: Path, tmp_
     texts.write_text("".join(f'{{"text": "a cat {i % 2}", "text_pair": "the dog sat {i}"}}\n' for i in range(6)))
     with served_bodies(answer) as url:
         if spoilt == "one missing":
-            with pytest.raises(UsageError, match="/rerank answers not as text-embeddings-inference does"):
+            with pytest.raises(UsageError, match="/rerank does not answer as text-embeddings-inference does"):
                 verify_url(re_ranker, url)
             return
         found = verify_url(re_ranker, url)
@@ -169,7 +169,7 @@ def test_a_server_that_gives_the_best_label_alone_is_told_how_to_give_all(classi
 @pytest.mark.parametrize("answer", [{}, [], {"label": "good"}, [["good"]], 3, [[{"label": "good"}]]])
 def test_an_answer_of_another_shape_is_named(classifier: Path, embedder: Path, answer: Any) -> None:
     for artefact, path in ((classifier, "/predict"), (embedder, "/embed")):
-        with served(lambda path, inputs: answer) as url, pytest.raises(UsageError, match=f"{path} answers not as text-embeddings-inference does"):
+        with served(lambda path, inputs: answer) as url, pytest.raises(UsageError, match=f"{path} does not answer as text-embeddings-inference does"):
             verify_url(artefact, url)
 
 
@@ -201,7 +201,7 @@ def test_a_server_normalises_where_the_model_does(tiny: Tiny, tmp_path: Path, no
 
 def test_a_server_that_takes_no_lists_is_told_from_one_that_answers_nothing(classifier: Path) -> None:
     alone = scores(classifier)
-    with served(lambda path, inputs: alone(path, inputs) if len(inputs) == 1 else None) as url, pytest.raises(UsageError, match="one by one were answered, 32 in one request were not"):
+    with served(lambda path, inputs: alone(path, inputs) if len(inputs) == 1 else None) as url, pytest.raises(UsageError, match="single texts were answered, but not 32 in one request"):
         verify_url(classifier, url)
 
 

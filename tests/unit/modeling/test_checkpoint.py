@@ -284,7 +284,7 @@ def test_names_of_a_wrapper_around_the_model(bert: Path, wrapper: str) -> None:
             tensors[wrapper + name] = tensors.pop(name)
 
     with_weights(bert, wrap)
-    with pytest.raises(IntegrityError, match=f"names of the model's tensors begin with '{wrapper}' .*save the model inside"):
+    with pytest.raises(IntegrityError, match=f"tensor names begin with '{wrapper}' .*save the inner model"):
         checkpoint.load(bert)
 
 

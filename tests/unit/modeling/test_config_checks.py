@@ -124,7 +124,7 @@ def test_a_download_that_broke_off_is_named(bert: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_pointer_of_git_lfs_is_no_file(bert: Path, name: str) -> None:
     (bert / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n")
-    with pytest.raises(IntegrityError, match=f"{name}' is a pointer of Git LFS in place of the file; fetch the file: git lfs pull"):
+    with pytest.raises(IntegrityError, match=f"{name}' is a Git LFS pointer, not the file itself; fetch the file: git lfs pull"):
         source.examine(bert)
 
 
@@ -134,7 +134,7 @@ def test_an_adapter_is_no_model(bert: Path, whole: bool) -> None:
     (bert / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base\x1b", "peft_type": "LORA"}'.replace("\x1b", "\\u001b"))
     if not whole:
         (bert / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"is an adapter of PEFT for 'org/base\\x1b'; merge the two .*merge_and_unload\(\)"):
+    with pytest.raises(UsageError, match=r"is a PEFT adapter for 'org/base\\x1b'; merge the two .*merge_and_unload\(\)"):
         source.examine(bert)
 
 

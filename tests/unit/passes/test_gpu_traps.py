@@ -161,7 +161,7 @@ def test_a_kernel_that_is_not_there_is_named(reference: Eager, context: Any) -> 
         UseSdpa(backend="efficient")(reference, context("cpu"))
     assert UseSdpa(backend="flash")(reference, context("cpu")).changes == {"attention_calls": 2}
     if not torch.cuda.is_available():
-        with pytest.raises(Unsupported, match="tried on the GPU, and torch sees none here"):
+        with pytest.raises(Unsupported, match="needs a GPU, and torch sees none here"):
             UseSdpa(backend="cudnn")(reference, context("cuda"))
 
 

@@ -34,8 +34,8 @@ def test_products_are_as_exact_as_in_the_workers_that_measured(monkeypatch: pyte
     ("code", "log", "raised", "says"),
     [
         (1, "Traceback …\nOSError: [Errno 28] No space left on device", ResourceError, "No space left on device); free space there or in TMPDIR"),
-        (-9, "", ResourceError, "with -9 (no message), as where memory ends"),
-        (1, "MemoryError", ResourceError, "as where memory ends"),
+        (-9, "", ResourceError, "with -9 (no message), as happens when memory runs out"),
+        (1, "MemoryError", ResourceError, "as happens when memory runs out"),
         (1, "Traceback …\nKeyError: 'x'", WorkerCrashed, "with 1"),
     ],
 )

@@ -55,7 +55,7 @@ def test_the_command_line_says_so_and_exits_2(
 def test_a_second_text_that_the_task_does_not_take_is_refused(task: str, tiny: Tiny, tmp_path: Path) -> None:
     """It was left out, and nothing said so."""
     path = write(tmp_path, '{"text": "a b", "text_pair": "c"}\n')
-    said = f"t.jsonl: text_pair must be left out, since a model for {task} is given single texts"
+    said = f"t.jsonl: text_pair must be left out, since a model for {task} takes single texts"
     with pytest.raises(UsageError, match=said):
         check(recipe(tiny("bert", task), path))
     with pytest.raises(UsageError, match=said):

@@ -114,7 +114,7 @@ def test_texts_that_are_read_otherwise_together_are_refused(tiny: Tiny, tmp_path
         return replace(encoded, flat=changed)
 
     monkeypatch.setattr(ours, "flat", wrong)
-    with pytest.raises(WrongAnswer, match="read otherwise among other texts"):
+    with pytest.raises(WrongAnswer, match="tokenised differently among other texts"):
         same_tokens.check(ours, open_tokenizer(source))
 
 

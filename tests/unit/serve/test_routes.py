@@ -204,8 +204,8 @@ def test_predict_answers_about_tokens(task: str, artefact: Artefact) -> None:
 
 def test_what_a_model_is_not_made_for_is_refused_with_the_reason(embedder: InProcess, classifier: InProcess) -> None:
     for server, path, body, words in (
-        (embedder, "/predict", {"inputs": "a"}, "use /embed"), (embedder, "/rerank", {"query": "a", "texts": ["b"]}, "no re-ranker"),
-        (classifier, "/embed", {"inputs": "a"}, "no embedding model"), (embedder, "/embed_sparse", {"inputs": "a"}, "SPLADE"),
+        (embedder, "/predict", {"inputs": "a"}, "use /embed"), (embedder, "/rerank", {"query": "a", "texts": ["b"]}, "not a re-ranker"),
+        (classifier, "/embed", {"inputs": "a"}, "not an embedding model"), (embedder, "/embed_sparse", {"inputs": "a"}, "SPLADE"),
     ):  # fmt: skip
         answer = server.post(path, body)
         assert answer.status_code == 424 and words in answer.json()["error"] and answer.json()["error_type"] == "Backend"

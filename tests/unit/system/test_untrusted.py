@@ -22,7 +22,7 @@ def test_what_is_raised_over_a_file_is_about_the_file(error: BaseException) -> N
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")])
 def test_memory_is_a_resource(error: BaseException) -> None:
-    with pytest.raises(ResourceError, match="memory ended while the checkpoint was read"), reading("the checkpoint", "restore it"):
+    with pytest.raises(ResourceError, match="memory ran out while the checkpoint was read"), reading("the checkpoint", "restore it"):
         raise error
 
 
