@@ -105,12 +105,13 @@ class Network(nn.Module):
         rows = self.layout(dict(zip(self.inputs, tensors, strict=True)), self.base)
         if self.autocast_dtype is not None:
             with torch.autocast(tensors[0].device.type, dtype=self.autocast_dtype):
-                answer = self._encode(rows)
+                answer = self.encode(rows)
         else:
-            answer = self._encode(rows)
+            answer = self.encode(rows)
         return self._answers(answer, rows)
 
-    def _encode(self, rows: Padded | Packed) -> Any:
+    def encode(self, rows: Padded | Packed) -> Any:
+        """Return what the transformers model answers, task head included: all that reduced precision rounds."""
         ids = rows.inputs["input_ids"]
         with query_blocks.where_long(self.encoder, self.spec.heads, ids.shape[1]), self.attention_kernels(ids.device.type):
             return self._run(rows)

@@ -38,13 +38,13 @@ def simulate(
     for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
         if tensor.is_floating_point():
             tensor.data = _rounded(tensor.data, dtype, generator)
-    run = network.encoder.forward
+    run = network.encode
 
     def rounding(*args: Any, **named: Any) -> Any:
         with _Rounding(dtype, generator):
             return run(*args, **named)
 
-    network.encoder.forward = rounding
+    network.encode = rounding
 
 
 def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
@@ -56,7 +56,7 @@ def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator |
         shared = {id(table.weight) for table in tables}
         hooks = [_StaticInputs(layer, None if id(layer.weight) in shared else how.smooth_quant, how.smooth_shared) for layer in layers]
         for hook in hooks:
-            network.encoder.register_forward_pre_hook(hook.begin)
+            network.register_forward_pre_hook(hook.begin)
         calibrate()
         for hook in hooks:
             hook.fix()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
 from tests.support.specs import spec
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
 
 SPEC = spec(task="text-classification")
 DICE = np.random.default_rng(0)
@@ -205,12 +206,18 @@ def test_a_contradicted_certificate_fails_unless_the_recipe_says_otherwise() -> 
     assert not gates.find_failures(measured(certificate=Certificate(status="none", reason="fused")), limits)
 
 
+#: Classifiers by what they read: the first token, the mean of all, or the mean of their answers to all.
+CLASSIFIERS = [("bert", {}), ("modernbert", {"classifier_pooling": "mean"}), ("eurobert", {"classifier_pooling": "mean"}), ("eurobert", {})]
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_the_simulation_rounds_as_torch_s_own_half_precision_does(tiny: Tiny, precision: Any) -> None:
+@pytest.mark.parametrize(("family", "extra"), CLASSIFIERS, ids=str)
+def test_the_simulation_rounds_as_torch_s_own_half_precision_does(tmp_path: Path, family: str, extra: Any, precision: Any) -> None:
     """On a CPU torch sums in float32 and rounds each operator's result: errors are of one size."""
-    model = checkpoint.load(str(tiny()), "text-classification", None)
+    directory = str(write_tiny(tmp_path, family, extra=extra))
+    model = checkpoint.load(directory, "text-classification", None)
     inputs = model.network.example(4, 12)
-    cast, simulated = (checkpoint.load(str(tiny()), "text-classification", None).network for _ in range(2))
+    cast, simulated = (checkpoint.load(directory, "text-classification", None).network for _ in range(2))
     cast.encoder.to(getattr(torch, precision))
     rounding.simulate(simulated, precision)
     with torch.inference_mode():
@@ -231,6 +238,19 @@ def test_the_simulation_masks_with_the_lowest_number_of_its_own_type(tiny: Tiny,
     with torch.inference_mode():
         expected, got, own = (network(*inputs.values())[0] for network in (model.network, simulated, cast))
     assert torch.isfinite(got).all() and 0.4 < float((got - expected).norm() / (own - expected).norm()) < 2.5
+
+
+@pytest.mark.parametrize(("family", "extra"), CLASSIFIERS, ids=str)
+def test_static_scales_are_those_of_all_batches(tmp_path: Path, family: str, extra: Any) -> None:
+    directory = str(write_tiny(tmp_path, family, extra=extra))
+    found = []
+    for sizes in ((2, 7), (7, 2)):
+        network: Any = checkpoint.load(directory, "text-classification", None).network
+        batches = [network.example(size, size + 4) for size in sizes]
+        with torch.inference_mode():
+            rounding.simulate(network, "int8", Int8Rounding("static"), calibrate=lambda: [network(*batch) for batch in batches])  # noqa: B023
+            found.append(network(*network.example(4, 12))[0])
+    assert torch.equal(*found), "whichever batch came last"
 
 
 @pytest.mark.parametrize("scales", ["batch", "token", "static"])
@@ -265,15 +285,14 @@ def test_weights_are_rounded_to_the_bits_that_they_are_stored_in(bits: Any, leve
 
 def test_the_simulation_of_smooth_quant_keeps_answers_and_shrinks_large_channels() -> None:
     layer, size = nn.Linear(8, 4, bias=False).requires_grad_(False), torch.tensor([100.0] + [1.0] * 7)
-    network = nn.Module()
-    network.encoder = nn.Sequential(layer)
+    network = OnlyEncoder(nn.Sequential(layer))
     values = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) * size
     exact = [(values * (size == one)) @ layer.weight.T for one in (1.0, 100.0)]
     error = []
     for alpha in (None, 0.5):
         again = copy.deepcopy(network)
-        rounding.simulate(again, "int8", Int8Rounding("static", smooth_quant=alpha), calibrate=lambda net=again: net.encoder(values))
-        error.append([float((again.encoder(values * (size == one)) - of).norm() / of.norm()) for one, of in zip((1.0, 100.0), exact, strict=True)])
+        rounding.simulate(again, "int8", Int8Rounding("static", smooth_quant=alpha), calibrate=lambda net=again: net(values))
+        error.append([float((again(values * (size == one)) - of).norm() / of.norm()) for one, of in zip((1.0, 100.0), exact, strict=True)])
     assert error[1][0] < 0.5 * error[0][0], "small channels keep more of their values"
     assert max(error[1]) < 0.1
 
@@ -296,6 +315,17 @@ def test_the_simulation_of_int8_rounds_tables_of_embeddings_where_the_pass_does(
     assert float(far.max()) < 0.501, "weights that are shared are rounded once"
 
 
+class OnlyEncoder(nn.Module):
+    """A network that does nothing but encode."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, values: torch.Tensor) -> Any:
+        return self.encoder(values)
+
+
 class Shared(nn.Module):
     """One layer, called for small values and then for large ones."""
 
@@ -310,13 +340,12 @@ class Shared(nn.Module):
 @pytest.mark.parametrize("smooth", [True, False])
 def test_each_place_of_a_shared_layer_has_a_scale_of_its_own(smooth: bool) -> None:
     torch.manual_seed(0)
-    values, network = torch.randn(64, 8), nn.Module()
-    network.encoder = Shared().requires_grad_(False)
-    expected, before = network.encoder(values), network.encoder.layer.weight.clone()
+    values, network = torch.randn(64, 8), OnlyEncoder(Shared().requires_grad_(False))
+    expected, before = network(values), network.encoder.layer.weight.clone()
     how = Int8Rounding("static", smooth_quant=0.5, smooth_shared=smooth)
-    rounding.simulate(network, "int8", how, calibrate=lambda: [network.encoder(part) for part in values.chunk(4)])
+    rounding.simulate(network, "int8", how, calibrate=lambda: [network(part) for part in values.chunk(4)])
     for _ in range(2):
-        got = network.encoder(values)
+        got = network(values)
         assert all(float((one - of).norm() / of.norm()) < 0.03 for one, of in zip(got, expected, strict=True))
     assert (float((network.encoder.layer.weight - before).abs().max()) > 0.02) == smooth
 
