@@ -282,8 +282,8 @@ def test_a_module_that_is_imported_only_when_texts_are_run_is_recorded(own_pass:
 @pytest.mark.usefixtures("new_interpreter")
 @pytest.mark.parametrize(
     ("on", "words"),
-    [("weights of a worker", "holds another tensor 'encoder.bert.embeddings.word_embeddings.weight'"), ("library", "has torch.nn.functional.gelu replaced"),
-     ("method", "LayerNorm.forward replaced"), ("dtype", "has torch's default dtype replaced")],
+    [("weights of a worker", "holds another tensor 'encoder.bert.embeddings.word_embeddings.weight'"), ("library", "replaces torch.nn.functional.gelu for"),
+     ("method", "LayerNorm.forward for every"), ("dtype", "replaces torch's default dtype for")],
 )  # fmt: skip
 def test_what_only_other_texts_or_models_would_show_is_not_delivered(tiny: Tiny, tmp_path: Path, on: str, words: str) -> None:
     report = run(tmp_path, tiny(), {"pass": "spoil_process", "on": on})

@@ -295,7 +295,7 @@ def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: P
 
 def test_a_pipe_is_refused(artefact: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.jsonl")
-    with pytest.raises(UsageError, match="write what comes from a pipe to one"):
+    with pytest.raises(UsageError, match="write what comes from a pipe to a file"):
         command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact)
 
 
