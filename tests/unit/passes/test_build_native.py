@@ -122,7 +122,7 @@ def test_another_function_in_the_head_is_unsupported(family: str, field: str, tm
 
 
 @pytest.mark.parametrize(("extra", "why"), [
-    ({"pos_att_type": ["c2p"]}, r"pos_att_type c2p and p2c; got \['c2p'\]"), ({"conv_kernel_size": 3}, "conv_kernel_size must be 0; got 3"),
+    ({"pos_att_type": ["c2p"]}, r"pos_att_type must be c2p and p2c; got \['c2p'\]"), ({"conv_kernel_size": 3}, "conv_kernel_size must be 0; got 3"),
     ({"position_buckets": 64}, "neighbouring distances into neighbouring buckets; got 64 for 64"),
 ])  # fmt: skip
 def test_other_kinds_of_relative_positions_are_unsupported(extra: dict[str, Any], why: str, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_what_depends_on_the_cpu_is_built_again_on_another(
     })  # fmt: skip
     steps = {each.name: each for each in recipe.steps}
     keys = []
-    monkeypatch.setattr(stages, "read_manifest", lambda path: SimpleNamespace(key="parent", spec=SimpleNamespace(task="fill-mask")))
+    parent = SimpleNamespace(key="parent", spec=SimpleNamespace(task="fill-mask"), checkpoint_sha256=None, checkpoint_commit=None)
+    monkeypatch.setattr(stages, "read_manifest", lambda path: parent)
     monkeypatch.setattr(Store, "_stage", lambda self, name, key, device, make: keys.append(key))
     for instructions in (("avx2",), ("avx2", "avx512_vnni")):
         monkeypatch.setattr(environment, "instructions", lambda instructions=instructions: instructions)
