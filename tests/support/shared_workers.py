@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,22 +19,26 @@ from tests.support import example_passes
 class SharedWorkers(Workers):
     """Workers whose server serves many runs: starting it takes longer than most of them."""
 
-    #: The last one, and the variables that its server was started with, which every worker inherits.
-    _last: SharedWorkers | None = None
-    _variables: dict[str, str]
+    #: All whose server was started and not closed.
+    _kept: ClassVar[list[SharedWorkers]] = []
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__()
+        #: The environment of the server, which every worker inherits.
+        self.variables = dict(variables)
+        #: Contexts of `cheap_workers` that these serve; one may lie in another, with other variables.
+        self.uses = 0
+        self._kept.append(self)
 
     @classmethod
     def of_this_process(cls) -> SharedWorkers:
-        """Return the workers of the last call, or others where the environment has changed since or their server has ended."""
+        """Return workers with the variables of now, those of an earlier call if their server lives. Others that nobody uses are closed."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        last = cls._last
-        if last is not None and (last._variables != variables or last._server.poll() is not None):
-            Workers.close(last)
-            last = None
-        if last is None:
-            last = cls._last = cls()
-            last._variables = variables
-        return last
+        for one in [one for one in cls._kept if not one.uses and (one.variables != variables or one._server.poll() is not None)]:
+            cls._kept.remove(one)
+            Workers.close(one)
+        found = (one for one in cls._kept if one.variables == variables and one._server.poll() is None)
+        return next(found, None) or cls(variables)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -44,8 +48,8 @@ class SharedWorkers(Workers):
 
 @atexit.register
 def _close(owner: int = os.getpid()) -> None:
-    if SharedWorkers._last is not None and os.getpid() == owner:  # not in a fork of this process
-        Workers.close(SharedWorkers._last)
+    for one in SharedWorkers._kept if os.getpid() == owner else ():  # not in a fork of this process
+        Workers.close(one)
 
 
 @contextmanager
@@ -57,6 +61,7 @@ def cheap_workers(*modules: str, new_interpreter: bool = False) -> Iterator[Shar
     with pytest.MonkeyPatch.context() as patch:
         example_passes.make_cheap(patch)
         shared = SharedWorkers.of_this_process()
+        shared.uses += 1
         for module in modules:
             patch.setattr(f"bertopt.{module}.Workers", lambda: shared)
 
@@ -70,4 +75,6 @@ def cheap_workers(*modules: str, new_interpreter: bool = False) -> Iterator[Shar
         try:
             yield shared
         finally:
-            shared.close()
+            shared.uses -= 1
+            if not shared.uses:
+                shared.close()
