@@ -99,7 +99,7 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
 
         async def on_tick(self, counter: int) -> bool:
             connections, most = len(self.server_state.connections), limits.most_open_files()
-            if connections + self._files > FULL * most and time.monotonic() > self._quiet_until:
+            if 0 < FULL * most < connections + self._files and time.monotonic() > self._quiet_until:
                 self._quiet_until = time.monotonic() + WARN_S
                 text = "%d connections are open, and %d files may be: more are closed unanswered; raise ulimit -n, LimitNOFILE of systemd"
                 logging.getLogger("bertopt.serve").warning(text, connections, most)

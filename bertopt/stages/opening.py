@@ -109,7 +109,7 @@ def _stamps(directory: Path) -> dict[str, tuple[int, ...]]:
             continue
         name = str(path.relative_to(directory))
         stamps[name] = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
-    age = time.time_ns() - max(stamp[-1] for stamp in stamps.values())
+    age = time.time_ns() - max((stamp[-1] for stamp in stamps.values()), default=0)
     if 0 <= age < _TICK_NS:
         time.sleep((_TICK_NS - age) / 1e9)
     return stamps

@@ -151,3 +151,7 @@ def test_a_file_removed_while_files_are_listed_is_a_change(artifacts: Make, tmp_
             return found
 
         monkeypatch.setattr(Path, "rglob", listed)
+
+
+def test_a_directory_that_is_gone_has_no_stamps(tmp_path: Path) -> None:
+    assert opening._stamps(tmp_path / "gone") == {}
