@@ -20,7 +20,7 @@ def bulk(
     pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair, if the rows have it and the model takes pairs.")] = None,
     prompt_name: Annotated[str | None, typer.Option(help="Name of the model's prompt to put before every text.")] = None,
     part_rows: Annotated[int, typer.Option(help="Rows in each part; finished parts are not computed again.")] = 10_000,
-    threads: Annotated[int | None, typer.Option(help="Threads; by default all cores, or one for each actor.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; by default as many as the cores and the CPU quota allow, or one for each actor.")] = None,
     actors: Annotated[int, typer.Option(help="Number of Ray actors; 0 uses this process alone. Needs bertopt[ray].", min=0)] = 0,
     key: Annotated[Path | None, typer.Option(help="A public key: the artefact must be signed with it.", metavar="FILE.pub")] = None,
     verbose: Verbose = False,

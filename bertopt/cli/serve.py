@@ -34,7 +34,7 @@ def serve(
     truncate: Annotated[bool, typer.Option(help="Truncate long texts, unless the request says otherwise.")] = _D.truncate,
     drain: Annotated[float, typer.Option(help="Seconds after SIGTERM in which the server is not ready but still accepts requests.")] = _D.drain_s,
     grace: Annotated[float, typer.Option(help="Seconds that accepted requests may take after that.")] = _D.grace_s,
-    threads: Annotated[int | None, typer.Option(help="Threads of each model; by default all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of each model; by default as many as the cores and the CPU quota allow.")] = None,
     streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once; by default what suits its runtime.")] = None,
     warm_up: Annotated[bool, typer.Option(help="Run texts before the first request.")] = True,
     key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,

@@ -11,7 +11,7 @@ from bertopt.core import Device, Native, RuntimeFacts, Session
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling.float_head import FILE, FloatHead
 from bertopt.sessions.inputs import check
-from bertopt.system import native_import
+from bertopt.system import limits, native_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -23,7 +23,7 @@ _LAYER_PRODUCTS = 4
 
 
 class NativeSession(Session):
-    """Runs a packed file on `threads` threads (all cores where None). `run` may be called by several threads at once; `load`,
+    """Runs a packed file on `threads` threads (as many as the cores and the CPU quota allow where None). `run` may be called by several threads at once; `load`,
     `step` and `fetch` belong to one caller.
 
     A text's outputs are the same to the last bit whatever else is in the batch. It takes packed rows; segments are texts, and
@@ -36,7 +36,7 @@ class NativeSession(Session):
             raise Unsupported("the native encoder runs on the CPU; load with device='cpu' (in a recipe device: cpu)")
         native_import.check_layout(module, model.path)
         with native_import.native_errors(module):
-            self._encoder = module.Encoder(model.path, threads=threads)
+            self._encoder = module.Encoder(model.path, threads=threads or limits.cores())
         self.spec, self.concurrent, self.fixed_costs = model.spec, True, True
         self._version, self._linear = module.__version__, module.float_linear
         head = model.path.with_name(FILE)

@@ -15,7 +15,7 @@ from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions import onnxruntime_cuda
 from bertopt.sessions.inputs import check
-from bertopt.system import temporary_directory
+from bertopt.system import limits, temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -52,7 +52,7 @@ class OnnxRuntimeSession(Session):
                 f"this onnxruntime has no {provider}; pip uninstall onnxruntime && pip install onnxruntime-gpu, or without a GPU "
                 "load with device='cpu' (in a recipe device: cpu)"
             )
-        self._ort, self._path, self._threads = ort, model.path, threads
+        self._ort, self._path, self._threads = ort, model.path, threads or limits.quota_threads()
         self._products: dict[str, int] | None = None
         self._provider: Any = provider if device == "cpu" else (provider, onnxruntime_cuda.OPTIONS)
         missing = ""

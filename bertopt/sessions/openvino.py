@@ -36,7 +36,7 @@ MOST_STREAMS = 16
 
 
 class OpenVinoSession(Session):
-    """Runs an IR on `threads` threads (all cores where None): one batch alone on all of them, several in `streams`
+    """Runs an IR on `threads` threads (as many as the cores and the CPU quota allow where None): one batch alone on all of them, several in `streams`
     streams that share them, by default one a thread. `run` and `run_all` may be called by several threads at once;
     `load`, `step` and `fetch` belong to one caller."""
 
@@ -60,8 +60,8 @@ class OpenVinoSession(Session):
             "ENABLE_CPU_PINNING": False,
             "CPU_RUNTIME_CACHE_CAPACITY": _PREPARED,
         }
-        if threads is not None:
-            properties["INFERENCE_NUM_THREADS"] = threads
+        if threads is not None or (threads := limits.quota_threads()) is not None:
+            properties["INFERENCE_NUM_THREADS"] = max(threads, self.streams)
         self._core, self._properties = ov.Core(), properties
         # Read once: by the time that more streams or a short length are compiled, another file may lie there.
         self._model = self._core.read_model(model.path)

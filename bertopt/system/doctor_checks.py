@@ -5,6 +5,7 @@ A check is a function of `Machine` that returns a `Finding`, several, or None. T
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -108,8 +109,8 @@ def cpu_quota(machine: Machine) -> Finding | None:
         return None
     return Finding(
         check="cpu_quota", found=f"a cgroup allows {quota:g} CPUs, but {machine.cores} cores are visible",
-        stops="runtimes start one thread per core and are throttled, so runs are slow and timings noisy",
-        fix=f"give the container whole cores (docker run --cpuset-cpus=0-{max(0, round(quota) - 1)}), or OMP_NUM_THREADS={max(1, int(quota))}",
+        stops=f"timings are noisy where the quota stops threads; bertopt starts {math.ceil(quota)}, other libraries one per core",
+        fix=f"give the container whole cores (docker run --cpuset-cpus=0-{max(0, round(quota) - 1)})",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -36,9 +37,24 @@ def cgroup_memory_bytes(root: Path = _ROOT, membership: str | None = None) -> in
     return limit if limit < _NO_LIMIT else None
 
 
-def cores() -> int:
-    """Return the number of CPU cores that this process may run on."""
+def visible_cores() -> int:
+    """Return the number of CPU cores that this process may run on, whatever share of their time it gets."""
     return len(os.sched_getaffinity(0))
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may keep busy: visible ones, or fewer by its cgroup's quota, rounded up."""
+    quota = cgroup_cpus()
+    return visible_cores() if quota is None else max(1, min(visible_cores(), math.ceil(quota)))
+
+
+def quota_threads() -> int | None:
+    """Return how many threads a quota leaves time for, or None where it takes nothing away.
+
+    Runtimes count visible cores: their threads spend the quota early in each period and then all wait for the next.
+    """
+    usable = cores()
+    return usable if usable < visible_cores() else None
 
 
 def cgroup_cpus(root: Path = _ROOT, membership: str | None = None) -> float | None:

@@ -71,7 +71,7 @@ def read() -> Machine:
     return Machine(
         isa=isa,
         amx_permitted="amx_int8" not in isa or _amx_permitted(),
-        cores=limits.cores(),
+        cores=limits.visible_cores(),
         cpu_quota=limits.cgroup_cpus(),
         memory_bytes=limits.memory_bytes(),
         address_space_bytes=limits.address_space_bytes(),
