@@ -27,6 +27,8 @@ Keep = Literal["exact", "near-lossless", "fast"]
 _CPU: dict[Keep, str] = {"exact": "cpu_exact", "near-lossless": "cpu_near_lossless", "fast": "cpu_fastest"}
 #: GPU recipes, the preferred one first, by the package that runs what they build.
 _GPU = {"onnxruntime-gpu": "ort_cuda_fp16", "tensorrt": "trt_fp16"}
+#: What `near-lossless` promises, beyond the default limits; `cpu_near_lossless` states it, and the GPU recipes, which are those of `fast`, do not.
+_NEAR_LOSSLESS = {"cosine_mean": 0.9999}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def optimize(
 ) -> Report:  # fmt: skip
     """Optimise `model` (hub id, directory or `pkg://package/path`) for this machine and return the report.
 
-    `keep` says how close the artefact must stay to the checkpoint: 'exact' (float32, 1e-4), 'near-lossless' (bfloat16, mean
+    `keep` says how close the artefact must stay to the checkpoint: 'exact' (float32, 1e-4), 'near-lossless' (16 bits, mean
     cosine 0.9999) or 'fast' (INT8, within its limits). `texts` (.txt or .jsonl) are yours: ranges and speed are measured on
     them. `portable` delivers an artefact that sentence-transformers can open, too. `quick` shortens the timing. Leaves
     artefact and report in `out`, by default `out/<model's name>`. Raises as `bertopt.run` does, and Unsupported where
@@ -71,6 +73,8 @@ def plan(
     data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": _fitting(data["inputs"]["shapes"], usable)}
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU
+    if keep == "near-lossless" and name in _GPU.values():
+        data["limits"] |= {"float16": _NEAR_LOSSLESS}
     if portable:
         data["steps"] = without(without(data["steps"], "pack_sequences"), "build_native")
     if quick:

