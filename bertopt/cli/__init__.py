@@ -33,16 +33,18 @@ __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "expo
            "report", "serve", "sign", "verify"]  # fmt: skip
 
 
-def _terminated(*_: object) -> None:
+def _terminated(number: int, _: object) -> None:
     # Not `print`: the signal may have come while something was printed.
     with contextlib.suppress(OSError):  # nobody reads it
         os.write(2, f"terminated; {KEPT}\n".encode())
-    sys.exit(143)
+    sys.exit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bertopt`."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a terminal that closes; `nohup` has it ignored
+        signal.signal(signal.SIGHUP, _terminated)
     with quiet_ends():
         try:
             app(args=list(arguments) if arguments is not None else None, prog_name="bertopt")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EXITS = {
     0: "every gate passed", 1: "bertopt itself failed", 2: "the recipe is wrong", 3: "a gate failed",
     4: "the environment lacks something", 5: "out of memory or disk", 6: "integrity refused", 7: "timed out",
-    130: "interrupted", 143: "terminated",
+    129: "its terminal closed", 130: "interrupted", 143: "terminated",
 }  # fmt: skip
 #: The table's columns: what decides first, since a narrow page shows the left ones.
 _ORDER = ("stage", "status", "verdict", "parity", "rate", "ms", "size", "quality", "changed")

@@ -259,7 +259,9 @@ def test_no_gpu_is_the_environment_s_fault(recipe: Path, tmp_path: Path) -> None
     assert found.exit_code == 4 and "--set device=cpu" in last_line(found)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["SIGINT", "SIGTERM", "SIGHUP"]
+)
 def test_signals_end_everything_and_keep_finished_stages(recipe: Path, tmp_path: Path, number: int, code: int) -> None:
     pids, out = tmp_path / "pids", tmp_path / "out"
     path = failing(recipe, tmp_path, f"  - pass: hang\n    pids: {pids}\n")

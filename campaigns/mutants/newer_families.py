@@ -1,0 +1,163 @@
+"""Faults of what DeBERTa, ModernBERT, NomicBERT, GTE and EuroBERT have and BERT lacks: rotary and relative positions, windows, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from campaigns.mutants import other_runtimes  # noqa: F401  (its passes plant some of these)
+from campaigns.mutants.loose_limits import BF16
+from campaigns.mutants.plant import Checkpoint, Gate, Step, mutant
+
+MODERNBERT = Checkpoint("modernbert")
+NOMIC = Checkpoint("nomic_bert", "feature-extraction", "mean")
+GTE = Checkpoint("gte")
+EUROBERT = Checkpoint("eurobert")
+DEBERTA = Checkpoint("deberta-v2")
+#: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
+_NORMS = {"modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm")}
+
+
+def _layers(network: Any) -> Any:
+    base = network.base
+    return base.layers if hasattr(base, "layers") else base.encoder.layer
+
+
+def _exchange(one: Any, other: Any) -> None:
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
+def exchanged_gate(network: Any) -> None:
+    """The last layer's gate and what it multiplies change places."""
+    mlp = _layers(network)[-1].mlp
+    one, other = mlp.Wi.weight.chunk(2) if hasattr(mlp, "Wi") else (mlp.gate_proj.weight, mlp.up_proj.weight)
+    _exchange(one, other)
+
+
+def rotated_in_neighbours(network: Any) -> None:
+    """Rotary positions turn neighbouring channels of a head, not those half a head apart."""
+    import torch
+
+    config = network.encoder.config
+    head = config.hidden_size // config.num_attention_heads
+    order = torch.arange(head).view(2, -1).t().reshape(-1)
+    for layer in _layers(network):
+        if hasattr(layer, "attn"):
+            parts = list(layer.attn.Wqkv.weight.chunk(3)[:2])
+        else:
+            parts = [getattr(layer.self_attn, f"{name}_proj").weight for name in ("q", "k")]
+        for weight in parts:
+            weight.copy_(weight.view(-1, head, weight.shape[1])[:, order].reshape(weight.shape))
+
+
+def another_rotation_base(network: Any) -> None:
+    """Rotary positions have half the base: they turn faster."""
+    config = network.encoder.config
+    ropes = config.rope_parameters
+    for rope in [ropes] if "rope_theta" in ropes else ropes.values():
+        rope["rope_theta"] /= 2
+    head = config.hidden_size // config.num_attention_heads
+    for module in network.base.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("inv_freq"):
+                # base ** (-2i / head), of half the base.
+                buffer.mul_(2 ** (_steps(len(buffer)) / head))
+
+
+def _steps(count: int) -> Any:
+    import torch
+
+    return torch.arange(0, 2 * count, 2)
+
+
+def narrower_window(network: Any) -> None:
+    """Layers with a window see one token less on each side."""
+    network.encoder.config.local_attention -= 2
+
+
+def wider_window(network: Any) -> None:
+    """Layers with a window see one token more on each side."""
+    network.encoder.config.local_attention += 2
+
+
+def window_in_every_layer(network: Any) -> None:
+    """The layers that see all tokens have a window too."""
+    config = network.encoder.config
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    for layer in _layers(network):
+        layer.attention_type = "sliding_attention"
+
+
+def exchanged_norms(network: Any) -> None:
+    """In the last layer the norms before attention and before the feed-forward change places."""
+    before, behind, _ = _NORMS[network.encoder.config.model_type]
+    layer = _layers(network)[-1]
+    _exchange(getattr(layer, before).weight, getattr(layer, behind).weight)
+
+
+def last_norm_lost(network: Any) -> None:
+    """The norm behind all layers has lost its weights."""
+    getattr(network.base, _NORMS[network.encoder.config.model_type][2]).weight.fill_(1)
+
+
+def reversed_distances(network: Any) -> None:
+    """The table of distances is read from its other end: what is before a token counts as behind it."""
+    table = network.base.encoder.rel_embeddings.weight
+    table.copy_(table.flip(0))
+
+
+def shifted_distances(network: Any) -> None:
+    """Every distance is taken for the next larger one."""
+    table = network.base.encoder.rel_embeddings.weight
+    table.copy_(table.roll(1, 0))
+
+
+def far_distances(network: Any) -> None:
+    """Far distances fall into buckets of twice the largest distance; near ones are right."""
+    config = network.encoder.config
+    largest = 2 * config.max_position_embeddings
+    config.max_relative_positions = largest
+    network.base.encoder.max_relative_positions = largest
+    for layer in _layers(network):
+        layer.attention.self.max_relative_positions = largest
+
+
+def unnormed_distances(network: Any) -> None:
+    """The norm of the table of distances has lost its weights."""
+    network.base.encoder.LayerNorm.weight.fill_(1)
+
+
+_ROTARY = (exchanged_gate, rotated_in_neighbours, another_rotation_base)
+_PRENORM = (exchanged_norms, last_norm_lost)
+FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
+    MODERNBERT: (*_ROTARY, *_PRENORM, narrower_window, wider_window, window_in_every_layer),
+    NOMIC: _ROTARY,
+    GTE: _ROTARY,
+    EUROBERT: (*_ROTARY, *_PRENORM),
+    DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
+}
+#: Where each is planted: the gate that sees it, the pass that plants it, and what comes before.
+_FORMS: dict[str, tuple[Gate, str, tuple[Step, ...]]] = {
+    "in_torch": ("parity", "plant_torch", ()),
+    "behind_bf16": ("rounding", "plant_torch", (BF16,)),
+    "in_native_int8": ("certificate", "plant_native", ()),
+    "in_native_bf16": ("certificate", "plant_native_bf16", ()),
+}
+
+
+def _plant(fault: Callable[[Any], None], on: Checkpoint, form: str) -> None:
+    def plant(network: Any) -> None:
+        fault(network)
+
+    gate, step, line = _FORMS[form]
+    plant.__name__ = f"{fault.__name__}_of_{on.family.replace('-', '_')}_{form}"
+    plant.__doc__ = f"{(fault.__doc__ or '').strip()} In {on.family}, {form.replace('_', ' ')}."
+    mutant(gate, step, on, line)(plant)
+
+
+for _on, _faults in FAULTS.items():
+    for _fault in _faults:
+        for _form in _FORMS:
+            _plant(_fault, _on, _form)
