@@ -10,12 +10,12 @@ runs 5 % of 512 lengths of a batch, 14 % of a text) and most that the predictor 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bertopt.checks import framing, near_copies
+from bertopt.checks import framing, near_copies, padded_batches
 from bertopt.checks.framing import Frame
 from bertopt.checks.probes import Probe, longest_row
 from bertopt.core import ShapeLimits, Spec
@@ -56,6 +56,10 @@ STAGE_LENGTHS_BUDGET = 5e10
 SHORT_ROWS = "ids in short rows"
 #: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens.
 MANY_TEXTS, MANY = "many texts", 600
+#: Which rows of a batch are pairs.
+Pairs = Literal["some", "none", "all"]
+#: Those of the long batches: a call's texts are mostly all pairs or none.
+LONG_PAIRS: tuple[Pairs, ...] = ("none", "all", "some")
 #: Sweeps whose batches are run whole, whatever their rows.
 WHOLE = ("batch sizes", MANY_TEXTS)
 
@@ -103,6 +107,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
+    probes += _padded(spec, most_tokens, ids, len(probes), np.random.default_rng([seed, 21]), frame)
     probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
     room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -115,11 +120,13 @@ def _batches(
 ) -> tuple[list[Probe], int]:
     """Return a batch of each shape [B, S], filled with `ids` in their order, and how many of them were taken."""
     taken, probes = 0, list[Probe]()
-    for shape in shapes:
+    some: Pairs = "some"
+    pairs = [*[some] * (len(shapes) - 1 - len(LONG_PAIRS)), *LONG_PAIRS, some]
+    for shape, of in zip(shapes, pairs, strict=True):
         mask = _mask_of_lengths(shape, rng)
         count = int(framing.free(mask, frame).sum())
         valid = np.take(ids, range(taken, taken + count), mode="wrap")
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame))
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame, of))
         taken += count
     return probes, taken
 
@@ -198,14 +205,18 @@ def _mask_of_lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
 
 
-def make_probe(spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None) -> Probe:
+def make_probe(
+    spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None, pairs: Pairs = "some"
+) -> Probe:
     """Return a batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
     batch, sequence = mask.shape
     ids = framing.framed(mask, valid, frame, spec.pad_id)
     types = np.zeros((batch, sequence), np.int64)
     if spec.token_types > 1:
-        # Half the rows are pairs, which part anywhere.
+        # Half the rows are pairs, which part anywhere, or all are or none.
         second = rng.integers(0, 2 * sequence, batch)[:, None]
+        if pairs != "some":
+            second = np.full_like(second, sequence) if pairs == "none" else 1 + second % np.maximum(mask.sum(axis=1, keepdims=True) - 1, 1)
         types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     compared = mask.astype(bool)
@@ -225,6 +236,14 @@ def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generat
     inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
     name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
     return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
+
+
+def _padded(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
+    """Yield batches of `padded_batches`, from number `number` on."""
+    for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most_tokens), number):
+        valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+        probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
+        yield replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}")
 
 
 def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:

@@ -1,0 +1,46 @@
+"""Batches that are padded as few others of the sweeps are: not at all, in every row, and most of them.
+
+Sessions and kernels choose code by the mask: without padding there is none, a batch is cut to its longest row, and texts are taken out of
+their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, and one long text
+among short ones makes most of a batch padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertopt.core import Spec
+
+if TYPE_CHECKING:
+    from bertopt.core import Array
+
+#: Fewest and most rows of each kind of batch. Without padding many rows are a whole number of tiles, and as long: sizes that services choose.
+SIZES = ((2, 8), (9, 32))
+ROW_TILE, TOKEN_TILE = 8, 16
+#: Tokens of a batch without padding and of the others, and most of a row.
+TOKENS, PADDED_TOKENS, LONGEST = 1536, 896, 256
+#: Tokens of the shortest row: a text of one token and what frames it.
+SHORTEST = 3
+
+
+def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
+    """Yield what is said of a batch, and its mask [B, S]."""
+    for least, most in SIZES:
+        batch = int(rng.integers(least, most + 1))
+        rows = batch if most <= ROW_TILE else -(-batch // ROW_TILE) * ROW_TILE
+        full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // rows)
+        yield "rows without padding", np.ones((rows, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
+        longest = min(spec.text_length, LONGEST, min(PADDED_TOKENS, most_tokens) // batch)
+        if longest > SHORTEST:
+            most_used = longest - int(rng.integers(1, max(2, longest // 2)))
+            yield "every row padded", _mask(rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True), longest)
+            lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int)
+            lengths[int(rng.integers(batch))] = longest
+            yield "short rows beside a long one", _mask(lengths, longest)
+
+
+def _mask(lengths: Array, columns: int) -> Array:
+    return np.asarray(np.arange(columns) < lengths[:, None], np.int64)

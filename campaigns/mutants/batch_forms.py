@@ -1,0 +1,54 @@
+"""Models that are wrong for whole batches of a form that no sweep ran: by their padding, and by whether texts are pairs.
+
+All were delivered before the sweeps ran batches without padding, with padding in every row and with little else, and long rows of single
+texts and of pairs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from campaigns.mutants.conditions import _rows_where, _valid
+from campaigns.mutants.loose_limits import BF16
+from campaigns.mutants.plant import SDPA, Step, mutant
+
+Named = dict[str, Any]
+
+
+def _many(named: Named, tokens: int) -> bool:
+    rows, columns = named["input_ids"].shape
+    return bool(rows > 8 and columns > tokens)
+
+
+def _without_padding(named: Named) -> Any:
+    return _many(named, 40) and bool(named["attention_mask"].all())
+
+
+def _every_row_padded(named: Named) -> Any:
+    mask = named["attention_mask"]
+    longest = int(_valid(named).max())
+    return len(mask) > 1 and bool(mask[:, 0].all()) and 1 < longest < mask.shape[1] and not bool(mask[:, longest:].any())
+
+
+def _mostly_padding(named: Named) -> Any:
+    lengths = _valid(named)
+    return (lengths * 2 < named["input_ids"].shape[1] - 1) & (lengths > 0) if _many(named, 16) else False
+
+
+CONDITIONS: dict[str, tuple[str, Callable[[Named], Any]]] = {
+    "no_padding_at_all": ("Wrong for more than 8 rows of more than 40 tokens without any padding, as texts that were cut off are.", _without_padding),
+    "every_row_padded": ("Wrong for batches whose longest row is padded too, as clients with a fixed length send.", _every_row_padded),
+    "mostly_padding": ("Wrong for rows of less than half the columns, of more than 16, in batches of more than 8.", _mostly_padding),
+    "long_single_texts": ("Wrong for more than 8 rows of more than 40 tokens, none of which is a pair.", lambda named: _many(named, 40) and not bool(named["token_type_ids"].any())),
+    "long_pairs_alone": ("Wrong for more than 8 rows of more than 40 tokens, all of which are pairs.", lambda named: _many(named, 40) and bool(named["token_type_ids"].any(dim=1).all())),
+}  # fmt: skip
+LINES: dict[str, tuple[Step, ...]] = {"float32": (SDPA,), "bf16": (SDPA, BF16)}
+for _name, (_about, _wrong) in CONDITIONS.items():
+    for _precision, _line in LINES.items():
+
+        def _plant(network: Any, wrong: Callable[[Named], Any] = _wrong) -> None:
+            _rows_where(network, wrong)
+
+        _plant.__name__, _plant.__doc__ = f"{_name}_in_{_precision}", f"In {_precision}: {_about}"
+        mutant("coverage", "plant_torch", line=_line)(_plant)
