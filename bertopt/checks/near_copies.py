@@ -1,7 +1,8 @@
 """Rows that share most of what they are: a model that keeps answers by a part of its inputs gives one row's to another.
 
 What it keeps them by may be the first or last tokens, all but one, the tokens in any order, or all but their types. Each such row is
-run beside the others, alone after the row that it is like, and in a batch after one of such rows.
+run beside the others, alone after the row that it is like, and in a batch after one of such rows. Long rows share three quarters:
+texts with one letterhead or signature may be one by their first or last 128 tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Tokens of a row, so that halves are longer than what a cache would take for a key, and rows that others are like.
 LENGTH, BASES = 40, 3
+#: Tokens of a long row, at most, of which one is there, and its likes; the share of them that differs.
+LONG, DIFFERS = 512, 4
 
 
 def rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> tuple[dict[str, Array], int]:
@@ -54,24 +57,46 @@ def rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) 
     return {name: arrays[name] for name in spec.inputs}, len(likes)
 
 
+def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
+    """Return inputs [3, S]: a row as long as the longest text, one whose last quarter and one whose first quarter differs."""
+    mask = np.ones((1, min(LONG, spec.text_length)), np.int64)
+    size = int(framing.free(mask, frame).sum())
+    words, others = np.resize(rng.permutation(ids), (2, size))
+    others = np.where(others == words, np.roll(words, 1), others)
+    place, differ = np.arange(size), -(-size // DIFFERS)
+    likes = [words, np.where(place < size - differ, words, others), np.where(place < differ, others, words)]
+    arrays = {
+        "input_ids": np.concatenate([framing.framed(mask, like, frame, spec.pad_id) for like in likes]),
+        "attention_mask": np.repeat(mask, len(likes), axis=0), "token_type_ids": np.zeros((len(likes), mask.shape[1]), np.int64),
+    }  # fmt: skip
+    return {name: arrays[name] for name in spec.inputs}
+
+
 def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
-    """Yield the sweeps, from number `first` on."""
-    inputs, kinds = rows(spec, ids, rng, frame)
+    """Yield the sweeps of rows and of long rows, from number `first` on."""
     numbers = count(first)
+    inputs, kinds = rows(spec, ids, rng, frame)
+    yield from _likes(inputs, kinds, (BASES, 1), numbers)
+    yield from _likes(long_rows(spec, ids, np.random.default_rng([first, 22]), frame), 3, (1,), numbers, "long ")
+
+
+def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: Iterator[int], long: str = "") -> Iterator[Probe]:
+    """Yield all rows in one batch, then batches of the first and of their likes in turn, of each of `sizes`."""
+    bases = len(inputs["input_ids"]) // kinds
 
     def probe(of: Sequence[int], what: str, before: tuple[Probe, ...] = ()) -> Probe:
         chosen = {name: np.ascontiguousarray(array[list(of)]) for name, array in inputs.items()}
         shape = chosen["input_ids"].shape
-        name = f"{shape[0]} × {shape[1]}, sweep {next(numbers)}: {what}"
+        name = f"{shape[0]} × {shape[1]}, sweep {next(numbers)}: {long}{what}"
         return Probe(name, "batch sizes", chosen, np.ones(shape, bool), np.ones(len(of), bool), before=before)
 
-    yield probe(range(kinds * BASES), "rows that are almost alike")
-    for size in (BASES, 1):
+    yield probe(range(kinds * bases), "rows that are almost alike")
+    for size in sizes:
         for kind in range(1, kinds):
             # Right after those that they are like: a cache may hold no more.
             like = probe(range(size), "rows that others are like")
             yield like
-            yield probe(range(kind * BASES, kind * BASES + size), "rows almost like those before", (like,))
+            yield probe(range(kind * bases, kind * bases + size), "rows almost like those before", (like,))
 
 
 def again(probe: Probe, other: Array) -> list[Probe]:

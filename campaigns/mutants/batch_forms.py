@@ -1,7 +1,7 @@
-"""Models that are wrong for whole batches of a form that no sweep ran: by their padding, and by whether texts are pairs.
+"""Models that are wrong for whole batches of a form that no sweep ran: by their padding, by whether texts are pairs, by what long texts share.
 
-All were delivered before the sweeps ran batches without padding, with padding in every row and with little else, and long rows of single
-texts and of pairs alone.
+All were delivered before the sweeps ran batches without padding, with padding in every row and with little else, long rows of single texts
+and of pairs alone, and long rows that share three quarters of their tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from campaigns.mutants.almost_alike import _computed_once, _kept
 from campaigns.mutants.conditions import _rows_where, _valid
 from campaigns.mutants.loose_limits import BF16
 from campaigns.mutants.plant import SDPA, Step, mutant
@@ -52,3 +53,19 @@ for _name, (_about, _wrong) in CONDITIONS.items():
 
         _plant.__name__, _plant.__doc__ = f"{_name}_in_{_precision}", f"In {_precision}: {_about}"
         mutant("coverage", "plant_torch", line=_line)(_plant)
+
+
+def _beginning(ids: Any, types: Any) -> Any:
+    return (*types, *ids[:32])
+
+
+@mutant("coverage", "plant_torch")
+def kept_by_first_32_tokens(network: Any) -> None:
+    """A text alone gets the last one's answers if it has its length, its types and first 32 tokens."""
+    _kept(network, _beginning)
+
+
+@mutant("coverage", "plant_torch")
+def computed_once_by_first_32_tokens(network: Any) -> None:
+    """Rows of a batch that have one length, the same types and first 32 tokens get the first one's answers."""
+    _computed_once(network, _beginning)

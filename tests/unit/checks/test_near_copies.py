@@ -22,6 +22,8 @@ Row = tuple[np.ndarray, np.ndarray]
 KEYS: dict[str, Callable[[Row], Any]] = {
     "first tokens": lambda row: (len(row[0]), row[0][:16].tobytes()),
     "last tokens": lambda row: (len(row[0]), row[0][-16:].tobytes()),
+    "first 128 tokens": lambda row: (len(row[0]), row[0][:128].tobytes(), row[1].tobytes()),
+    "last 300 tokens": lambda row: (len(row[0]), row[0][-300:].tobytes(), row[1].tobytes()),
     "both ends": lambda row: (len(row[0]), row[0][:8].tobytes(), row[0][-8:].tobytes()),
     "tokens in any order": lambda row: np.sort(row[0]).tobytes(),
     "the sum of ids": lambda row: (len(row[0]), int(row[0].sum())),
@@ -107,15 +109,22 @@ def test_a_model_that_takes_one_text_for_another_is_refused(key: str, kept: Any,
 
 
 def test_each_row_is_like_the_one_that_it_follows() -> None:
-    assert [probe.shape for probe in ALIKE] == [(18, 40), *[(3, 40)] * 10, *[(1, 40)] * 10]
-    base = rows(ALIKE[-2])[0]
-    others = [rows(probe)[0] for probe in ALIKE if probe.shape[0] == 1 and probe.before]
+    assert [probe.shape for probe in ALIKE] == [(18, 40), *[(3, 40)] * 10, *[(1, 40)] * 10, (3, 512), *[(1, 512)] * 4]
+    base = rows(ALIKE[11])[0]
+    others = [rows(probe)[0] for probe in ALIKE if probe.shape == (1, 40) and probe.before]
     assert all(probe.before == (ALIKE[number - 1],) for number, probe in enumerate(ALIKE) if "before" in probe.name)
     shared = [sum(base[0] == ids) for ids, _ in others]
     assert shared[0] < 25 and shared[1] < 25 and shared[2] == len(base[0]) - 1 and shared[4] == len(base[0])
     assert (others[4][1] != base[1]).any() and not any((types != base[1]).any() for _, types in others[:4])
     for ids, _ in others:
         assert (ids[0], ids[-1]) == (101, 102)
+
+
+def test_long_rows_share_three_quarters() -> None:
+    """A model that took two texts for one by their first 24 tokens or more was delivered."""
+    (base, _), (first, _), (last, _) = rows(ALIKE[-5])
+    assert (base[:380] == first[:380]).all() and not (base[390:-1] == first[390:-1]).any()
+    assert (base[-380:] == last[-380:]).all() and not (base[1:-390] == last[1:-390]).any()
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 12])
