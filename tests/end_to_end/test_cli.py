@@ -265,8 +265,8 @@ def test_no_gpu_is_the_environment_s_fault(recipe: Path, tmp_path: Path) -> None
 def test_signals_end_everything_and_keep_finished_stages(recipe: Path, tmp_path: Path, number: int, code: int) -> None:
     pids, out = tmp_path / "pids", tmp_path / "out"
     path = failing(recipe, tmp_path, f"  - pass: hang\n    pids: {pids}\n")
-    # A shell's background job ignores SIGINT, and so would what it starts.
-    heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    # A shell's background job ignores SIGINT, what `nohup` starts SIGHUP, and so would what they start.
+    heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
     process = kill_resume.start(path, out, heed + "import tests.support.example_passes\n" + kill_resume.EXPORT)
     try:
         deadline = time.monotonic() + 60
