@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from campaigns.mutants.almost_alike import _computed_once, _kept
-from campaigns.mutants.conditions import _rows_where, _valid
-from campaigns.mutants.loose_limits import BF16
-from campaigns.mutants.plant import SDPA, Step, mutant
+from campaigns.mutants.conditions import _valid, plant_each
+from campaigns.mutants.plant import mutant
 
 Named = dict[str, Any]
 
@@ -44,15 +43,7 @@ CONDITIONS: dict[str, tuple[str, Callable[[Named], Any]]] = {
     "long_single_texts": ("Wrong for more than 8 rows of more than 40 tokens, none of which is a pair.", lambda named: _many(named, 40) and not bool(named["token_type_ids"].any())),
     "long_pairs_alone": ("Wrong for more than 8 rows of more than 40 tokens, all of which are pairs.", lambda named: _many(named, 40) and bool(named["token_type_ids"].any(dim=1).all())),
 }  # fmt: skip
-LINES: dict[str, tuple[Step, ...]] = {"float32": (SDPA,), "bf16": (SDPA, BF16)}
-for _name, (_about, _wrong) in CONDITIONS.items():
-    for _precision, _line in LINES.items():
-
-        def _plant(network: Any, wrong: Callable[[Named], Any] = _wrong) -> None:
-            _rows_where(network, wrong)
-
-        _plant.__name__, _plant.__doc__ = f"{_name}_in_{_precision}", f"In {_precision}: {_about}"
-        mutant("coverage", "plant_torch", line=_line)(_plant)
+plant_each(CONDITIONS, __name__)
 
 
 def _beginning(ids: Any, types: Any) -> Any:

@@ -6,7 +6,7 @@ calls than a run makes; and calls that overlap, as the predictor takes turns whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -71,14 +71,20 @@ CONDITIONS: dict[str, tuple[str, Callable[[Named], Any]]] = {
 }  # fmt: skip
 LINES: dict[str, tuple[Step, ...]] = {"float32": (SDPA,), "bf16": (SDPA, BF16)}
 
-for _name, (_about, _wrong) in CONDITIONS.items():
-    for _precision, _line in LINES.items():
 
-        def _plant(network: Any, wrong: Callable[[Named], Any] = _wrong) -> None:
-            _rows_where(network, wrong)
+def plant_each(conditions: Mapping[str, tuple[str, Callable[[Named], Any]]], module: str) -> None:
+    """Enter models of `module` that are wrong for the rows that meet a condition, in float32 and in bf16."""
+    for name, (about, condition) in conditions.items():
+        for precision, line in LINES.items():
 
-        _plant.__name__, _plant.__doc__ = f"{_name}_in_{_precision}", f"In {_precision}: {_about}"
-        mutant("coverage", "plant_torch", line=_line)(_plant)
+            def plant(network: Any, wrong: Callable[[Named], Any] = condition) -> None:
+                _rows_where(network, wrong)
+
+            plant.__name__, plant.__doc__, plant.__module__ = f"{name}_in_{precision}", f"In {precision}: {about}", module
+            mutant("coverage", "plant_torch", line=line)(plant)
+
+
+plant_each(CONDITIONS, __name__)
 
 
 def _calls(network: Any, most: int) -> None:
