@@ -74,7 +74,7 @@ def plan(
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU
     if keep == "near-lossless" and name in _GPU.values():
-        data["limits"] |= {"float16": _NEAR_LOSSLESS}
+        data["limits"]["float16"] = data["limits"].get("float16", {}) | _NEAR_LOSSLESS
     if portable:
         data["steps"] = without(without(data["steps"], "pack_sequences"), "build_native")
     if quick:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from campaigns.mutants import other_runtimes  # noqa: F401  (its passes plant some of these)
 from campaigns.mutants.loose_limits import BF16
 from campaigns.mutants.plant import Checkpoint, Gate, Step, mutant
 
