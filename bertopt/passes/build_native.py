@@ -26,7 +26,7 @@ class BuildNative(Pass[Eager, Native]):
     token): nothing is calibrated, and a text's output is the same to the last bit whatever else is in its batch. Attention is bf16 or
     float32, as the CPU allows; norms, pooling and task heads are float32. Counts products by precision.
 
-    Needs bertopt-native and, to run, an x86-64 CPU with AVX2. Only bertopt opens the result.
+    Needs bertopt-native and, to run, an x86-64 CPU with AVX2 or an ARM CPU with dot products. Only bertopt opens the result.
     """
 
     incompatible_with: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -51,7 +51,7 @@ class BuildNative(Pass[Eager, Native]):
 
         module = native_import.native()
         if not module.supported():
-            raise Unsupported("the native encoder needs an x86-64 CPU with AVX2 and FMA; this one lacks them: use convert_openvino")
+            raise Unsupported("the native encoder needs an x86-64 CPU with AVX2 and FMA or an ARM CPU with dot products; this one lacks them: use convert_openvino")
         config, tensors, after_pooling = plain(model.network)
         head = FloatHead.of(model.spec, {**tensors, **after_pooling}, config)
         path = ctx.workdir / "native" / "model.bin"

@@ -95,7 +95,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
             raise Unsupported(f"convert_openvino takes a float32 graph; got {model.precision}; branch from export_onnx")
         if self.precision == "bf16" and not openvino_import.runs_bfloat16():
             raise Unsupported(
-                "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "
+                "OpenVINO has no bfloat16 kernels for this CPU (they need avx512_bf16 or amx_bf16) and would run float32 instead; "
                 "use precision: f32 or int8"
             )
         graph = _read(ov, model)

@@ -46,7 +46,7 @@ class OpenVinoSession(Session):
             raise Unsupported("OpenVINO runs on the CPU here; load with device='cpu' (in a recipe device: cpu)")
         if model.precision == "bfloat16" and not openvino_import.runs_bfloat16():
             raise Unsupported(
-                "this CPU has no bfloat16 arithmetic (avx512_bf16 or amx_bf16), and OpenVINO would run float32 instead; "
+                "OpenVINO has no bfloat16 kernels for this CPU (they need avx512_bf16 or amx_bf16) and would run float32 instead; "
                 "export with precision: f32 or int8"
             )
         self.spec = model.spec

@@ -26,7 +26,7 @@ PACKED = (
 )
 
 NATIVE = (
-    "Weights are packed for bertopt-native: only bertopt opens this artefact, on x86-64 CPUs with AVX2. "
+    "Weights are packed for bertopt-native: only bertopt opens this artefact, on x86-64 CPUs with AVX2 and ARM CPUs with dot products. "
     "`bertopt optimize MODEL --portable` makes one that others open."
 )
 

@@ -98,9 +98,8 @@ def _cpuinfo() -> str:
 def describe() -> dict[str, Any]:
     """Hardware, system and package versions of this machine, without importing any of the packages."""
     cpuinfo = _cpuinfo()
-    name = re.search(r"model name\s*:\s*(.+)", cpuinfo)
     return {
-        "cpu": name.group(1).strip() if name else platform.machine(),
+        "cpu": cpu_name(cpuinfo),
         "cores": limits.cores(),
         "isa": isa(cpuinfo),
         "memory_gib": round(limits.memory_bytes() / 2**30, 1),
@@ -108,6 +107,14 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions(),
     }
+
+
+def cpu_name(cpuinfo: str) -> str:
+    """Return what /proc/cpuinfo calls this CPU. ARM's have numbers there, of the implementer and the part, and no name."""
+    fields: dict[str, str] = dict(re.findall(r"^(model name|CPU implementer|CPU part)\s*:\s*(.+?)\s*$", cpuinfo, re.MULTILINE))
+    if "CPU part" in fields:
+        return f"{platform.machine()}, implementer {fields.get('CPU implementer', '?')}, part {fields['CPU part']}"
+    return fields.get("model name", platform.machine())
 
 
 def saturates_int8(cpuinfo: str | None = None) -> bool:

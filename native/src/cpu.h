@@ -7,6 +7,9 @@
 
 namespace bertopt_native {
 
+// What the least of the instruction sets of this architecture needs.
+extern const char* const NEEDED;
+
 std::vector<const Kernel*> supported_kernels();
 
 // `name` empty: the best one that the environment variable BERTOPT_NATIVE_ISA allows. Throws Unsupported.

@@ -77,10 +77,15 @@ struct Kernel {
     void (*float_linear)(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out);
 };
 
+#if defined(__aarch64__)
+extern const Kernel NEON_I8MM;
+extern const Kernel NEON_DOTPROD;
+#else
 extern const Kernel AMX;
 extern const Kernel AVX512_BF16;
 extern const Kernel AVX512_VNNI;
 extern const Kernel AVX_VNNI;
 extern const Kernel AVX2;
+#endif
 
 }  // namespace bertopt_native

@@ -23,7 +23,7 @@ INT8_LIMITS = {"modernbert": (0.9995, 0.997), "eurobert": (0.9993, 0.993)}
 
 def bf16_limits(kind: str, isa: str) -> tuple[float, float]:
     """Mean and least cosine."""
-    if kind not in ("modernbert", "eurobert") or isa not in ("amx", "avx512_bf16"):
+    if kind not in ("modernbert", "eurobert") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
         return 0.99995, 0.9998
     return 0.99995 if kind == "modernbert" else 0.99993, 0.9993
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from bertopt_native import _core, families, layout, packing, quantize
 from conftest import ISAS, cosines, network, state, texts_of
 from numpy.typing import NDArray
+
+#: Those whose attention is float32.
+FLOAT_ISAS = [isa for isa in ISAS if isa in ("avx2", "avx_vnni", "avx512_vnni", "neon_dotprod")]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -54,6 +58,29 @@ def test_vectors_of_eight_have_the_bits_of_avx512_vnni(precision: str, packed: C
     ids, starts = texts_of([1, 40, 8, 80, 3])
     avx512, *others = (e.run(ids, starts) for e in encoders)
     assert others and all((other == avx512).all() for other in others)
+
+
+def of_integers(model: Any) -> dict[str, NDArray[Any]]:
+    """Return weights whose int8 form is exact, so that it is the same wherever they are packed."""
+    rng, tensors = np.random.default_rng(0), state(model)
+    for name, tensor in sorted(tensors.items()):
+        if not np.issubdtype(tensor.dtype, np.floating):
+            continue
+        whole = rng.integers(-127, 128, tensor.shape)
+        whole[..., 0] = 127
+        tensors[name] = (1 + whole / 512 if "LayerNorm.weight" in name else whole / 512).astype(np.float32)
+    return tensors
+
+
+@pytest.mark.parametrize("isa", FLOAT_ISAS)
+@pytest.mark.parametrize(("precision", "digest"), [("int8", "6a8edc79319be1e0"), ("bf16", "5c4b4350072edbf9")])
+def test_bits_are_the_same_on_every_architecture(precision: Any, digest: str, isa: str, tmp_path: Path) -> None:
+    """Where attention is float32: x86-64 and ARM do the same operations in the same order, on the same file."""
+    model = network("bert")
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), of_integers(model), precision)
+    ids, starts = texts_of([1, 40, 8, 79, 3, 33])
+    got = bertopt_native.Encoder(tmp_path / "m", threads=2, isa=isa).run(ids, starts)
+    assert hashlib.sha256(got.tobytes()).hexdigest()[:16] == digest
 
 
 def quantised(x: NDArray[np.float32], low: float = 0.0) -> NDArray[np.float64]:
@@ -124,7 +151,7 @@ def test_encoder_follows_the_model_in_numpy(isa: str, tmp_path: Path) -> None:
     assert differs < lost / 2, (differs, lost)  # what is left is bf16 in attention
 
 
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in ("avx2", "avx_vnni", "avx512_vnni")])
+@pytest.mark.parametrize("isa", FLOAT_ISAS)
 @pytest.mark.parametrize("channel", [0, 1, 2, 3, 29, 62])
 def test_an_outlying_channel_follows_the_model_in_numpy(channel: int, isa: str, tmp_path: Path) -> None:
     """Wherever it lies in a row: with weights as large as the others', so that a trace of it in the 8 bits would show.

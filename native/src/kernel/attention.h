@@ -20,16 +20,9 @@ BN_INLINE void pack_keys(const Head& head, size_t padded, Byte* out) {
 BN_INLINE void pack_values(const Head& head, size_t length, size_t padded, Byte* out) {
     for (size_t panel = 0; panel < head.panels; panel++) {
 #if BN_BF16
-        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-        const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-        for (size_t key = 0; key < padded; key += 2) {
+        for (size_t key = 0; key < padded; key += 2, out += 128) {
             const Byte* in = head.value + key * head.row_bytes + panel * 64;
-            const __m512i a = key < length ? _mm512_loadu_si512(in) : _mm512_setzero_si512();
-            const __m512i b = key + 1 < length ? _mm512_loadu_si512(in + head.row_bytes) : _mm512_setzero_si512();
-            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_storeu_si512(out + 64, _mm512_permutex2var_epi16(a, high, b));
-            out += 128;
+            interleave(key < length ? in : nullptr, key + 1 < length ? in + head.row_bytes : nullptr, out);
         }
 #else
         for (size_t key = 0; key < padded; key++) {

@@ -30,8 +30,8 @@ struct Dequantise {
     BN_INLINE_MEMBER void apply(const Columns& c, size_t m, Vec& x, Vec& y) const {
         if constexpr (Int8) {
             const Vec scale = all(work->row_scale[m]), zero = all(work->row_zero[m]);
-            x = fnma(zero, c.sum0, from_integers(x));
-            y = fnma(zero, c.sum1, from_integers(y));
+            x = fnma(zero, c.sum0, from_products(x, c.sum0));
+            y = fnma(zero, c.sum1, from_products(y, c.sum1));
             const int32_t* outliers = work->row_outliers + m * OUTLIERS;
             for (size_t j = 0; j < OUTLIERS && __builtin_expect(outliers[j] >= 0, 0); j++) {
                 const auto k = static_cast<size_t>(outliers[j]);

@@ -45,7 +45,7 @@ struct ForwardPass {
                 // Rows of the vocabulary come from memory: the next one while this one is worked on.
                 const size_t next = smaller(r + 1, r1 - 1) + base;
                 const auto* coming = reinterpret_cast<const char*>(net.word + static_cast<size_t>(batch.ids[next]) * width);
-                for (size_t i = 0; i < width * sizeof(float); i += 64) _mm_prefetch(coming + i, _MM_HINT_T0);
+                for (size_t i = 0; i < width * sizeof(float); i += 64) __builtin_prefetch(coming + i);
                 const float* type = nullptr;
                 if (net.token_type) type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
                 const float* position = net.position ? net.position + static_cast<size_t>(work.position[r]) * width : nullptr;
@@ -274,15 +274,19 @@ static void run_group(const Network& net, const Batch& batch, size_t text0, size
     ForwardPass{net, batch, work, scratch, team, text0, text1, base, end - base}.run();
 }
 
+// For the tests: what the int8 layers add up, of rows as they are before `Quantised`.
 static void int8_product(const uint8_t* a, size_t rows, const uint8_t* weight, size_t n, size_t k, int32_t* out) {
-    const Write to_out{reinterpret_cast<float*>(out), n};
-    if constexpr (sizeof(Quantised) == 1) return product<Kind::int8>(a, k, 0, rows, weight, k, 0, n / PANEL, to_out);
     auto* input = static_cast<Quantised*>(__builtin_malloc(rows * k * sizeof(Quantised) + 1));
     if (!input) __builtin_trap();  // the tests' matrices are small
     for (size_t r = 0; r < rows; r++)
-        for (size_t i = 0; i < k; i++) input[r * k + place_in_row(i)] = a[r * k + i];
-    product<Kind::int8>(reinterpret_cast<const Byte*>(input), k * sizeof(Quantised), 0, rows, weight, k, 0, n / PANEL, to_out);
+        for (size_t i = 0; i < k; i++) input[r * k + place_in_row(i)] = quantised(a[r * k + i]);
+    product<Kind::int8>(reinterpret_cast<const Byte*>(input), k * sizeof(Quantised), 0, rows, weight, k, 0, n / PANEL, Write{reinterpret_cast<float*>(out), n});
     __builtin_free(input);
+    for (size_t c = 0; c < n && quantised(0) != 0; c++) {
+        int32_t sum = 0;
+        for (size_t i = 0; i < k; i++) sum += static_cast<int8_t>(weight[c / 32 * 32 * k + i / 4 * 128 + c % 32 * 4 + i % 4]);
+        for (size_t r = 0; r < rows; r++) out[r * n + c] -= quantised(0) * sum;
+    }
 }
 
 static void float_linear(const float* x, size_t rows, const float* weight, const float* bias, size_t n, size_t k, float* out) {

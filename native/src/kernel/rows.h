@@ -76,7 +76,7 @@ BN_INLINE Range find_range(const float* v, size_t n, Vec lows, Vec highs, float 
 
 BN_INLINE void clear_outliers(const Work& work, size_t m, Quantised* out) {
     const int32_t* found = work.row_outliers + m * OUTLIERS;
-    for (size_t j = 0; j < OUTLIERS && found[j] >= 0; j++) out[place_in_row(static_cast<size_t>(found[j]))] = 0;
+    for (size_t j = 0; j < OUTLIERS && found[j] >= 0; j++) out[place_in_row(static_cast<size_t>(found[j]))] = quantised(0);
 }
 
 BN_INLINE void quantise(const float* v, size_t n, const Range& range, const Work& work, size_t m, Byte* row) {

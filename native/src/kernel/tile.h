@@ -17,7 +17,9 @@ constexpr Kind DENSE = Kind::bf16, ATTENTION = Kind::bf16;
 constexpr Kind DENSE = Kind::wide, ATTENTION = Kind::f32;
 #endif
 
-#if BN_AVX512
+#if defined(__aarch64__)
+#include "tile_neon.h"
+#elif BN_AVX512
 #include "tile_avx512.h"
 #else
 #include "tile_avx2.h"

@@ -21,6 +21,7 @@ BN_INLINE size_t place_in_row(size_t k) { return k; }
 using Quantised = uint16_t;
 BN_INLINE size_t place_in_row(size_t k) { return (k & ~size_t{3}) | (k & 1) << 1 | (k >> 1 & 1); }
 #endif
+BN_INLINE Quantised quantised(uint8_t x) { return x; }
 
 BN_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 BN_INLINE void store(float* p, Vec v) {
@@ -83,8 +84,8 @@ BN_INLINE Vec gather(const float* p, const int32_t* index) {
     return {_mm256_i32gather_ps(p, _mm256_loadu_si256(eights), 4), _mm256_i32gather_ps(p, _mm256_loadu_si256(eights + 1), 4)};
 }
 
-// Lanes that hold integers, as sums of INT8 products do.
-BN_INLINE Vec from_integers(Vec v) {
+// Lanes that hold integers, sums of products of a row's elements and the weights of a column.
+BN_INLINE Vec from_products(Vec v, Vec) {
     return {_mm256_cvtepi32_ps(_mm256_castps_si256(v.low)), _mm256_cvtepi32_ps(_mm256_castps_si256(v.high))};
 }
 

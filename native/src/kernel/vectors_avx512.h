@@ -11,6 +11,7 @@ constexpr bool ROW_IN_REGISTERS = true;  // a row of 384 floats fits
 // An element of an INT8 product's input, and where it lies in its row.
 using Quantised = uint8_t;
 BN_INLINE size_t place_in_row(size_t k) { return k; }
+BN_INLINE Quantised quantised(uint8_t x) { return x; }
 
 BN_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 BN_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
@@ -40,8 +41,8 @@ BN_INLINE Vec load_lanes(Lanes lanes, const float* p) { return _mm512_maskz_load
 // p[index[i]] in lane i.
 BN_INLINE Vec gather(const float* p, const int32_t* index) { return _mm512_i32gather_ps(_mm512_loadu_si512(index), p, 4); }
 
-// Lanes that hold integers, as sums of INT8 products do.
-BN_INLINE Vec from_integers(Vec v) { return _mm512_cvtepi32_ps((__m512i)v); }
+// Lanes that hold integers, sums of products of a row's elements and the weights of a column.
+BN_INLINE Vec from_products(Vec v, Vec) { return _mm512_cvtepi32_ps((__m512i)v); }
 
 // The int8 weights of input k, of sixteen columns of a panel.
 BN_INLINE Vec weights_of(const Byte* panel, size_t k) {
@@ -61,6 +62,16 @@ BN_INLINE void store_quantised(Quantised* out, Vec v, Vec inverse, Vec zero) {
 // Two vectors to 64 bytes of bf16, in order.
 BN_INLINE void store_bf16(Byte* p, Vec low, Vec high) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low)); }
 BN_INLINE void store_bf16(Byte* p, Vec v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(v)); }
+
+// Elements of two rows of 32 bf16 in turns; a row that is not there is zeros.
+BN_INLINE void interleave(const Byte* a, const Byte* b, Byte* out) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const __m512i x = a ? _mm512_loadu_si512(a) : _mm512_setzero_si512(), y = b ? _mm512_loadu_si512(b) : _mm512_setzero_si512();
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(out + 64, _mm512_permutex2var_epi16(x, high, y));
+}
 #endif
 
 BN_INLINE Vec rounded(Vec x) { return _mm512_roundscale_ps(x, 8); }
