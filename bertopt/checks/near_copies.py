@@ -2,7 +2,8 @@
 
 What it keeps them by may be the first or last tokens, all but one, the tokens in any order, or all but their types. Each such row is
 run beside the others, alone after the row that it is like, and in a batch after one of such rows. Long rows share three quarters:
-texts with one letterhead or signature may be one by their first or last 128 tokens.
+texts with one letterhead or signature may be one by their first or last 128 tokens. Pairs share a text, as a query does with all its
+passages, or a part of one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Tokens of a row, so that halves are longer than what a cache would take for a key, and rows that others are like.
 LENGTH, BASES = 40, 3
+#: Tokens of a pair's texts: the first one's first half is as long as an instruction before a query.
+QUERY, PASSAGE = 16, 40
 #: Tokens of a long row, at most, of which one is there, and its likes; the share of them that differs.
 LONG, DIFFERS = 512, 4
 
@@ -72,12 +75,38 @@ def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | N
     return {name: arrays[name] for name in spec.inputs}
 
 
+def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
+    """Return inputs [K, S] of a pair and of pairs like it: with another second text, as long or shorter, whose first or last half is
+    the same, or with another first text, or one whose first half is the same."""
+    begin, end = (int(each) for each in rng.choice(ids, 2)) if frame is None else frame
+    query, other_query, passage, other = (rng.choice(ids, size) for size in (QUERY, QUERY, PASSAGE, PASSAGE))
+    half, middle = QUERY // 2, PASSAGE // 2
+    both = [
+        (query, passage), (query, other), (query, other[:middle]),
+        (query, np.append(passage[:middle], other[middle:])), (query, np.append(other[:middle], passage[middle:])),
+        (other_query, passage), (np.append(query[:half], other_query[half:]), passage),
+    ]  # fmt: skip
+    first = [[begin, *one.tolist(), end] for one, _ in both]
+    rows = [[*one, *two.tolist(), end] for one, (_, two) in zip(first, both, strict=True)]
+    place = np.arange(min(spec.max_length, max(map(len, rows))))
+    mask = np.asarray(place < np.array(list(map(len, rows)))[:, None], np.int64)
+    inputs = np.full(mask.shape, spec.pad_id, np.int64)
+    for row, tokens in zip(inputs, rows, strict=True):
+        row[: len(tokens)] = tokens[: len(row)]
+    types = (place >= np.array(list(map(len, first)))[:, None]) * mask * (spec.token_types > 1)
+    arrays = {"input_ids": inputs, "attention_mask": mask, "token_type_ids": types}
+    return {name: arrays[name] for name in spec.inputs}
+
+
 def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
     """Yield the sweeps of rows and of long rows, from number `first` on."""
     numbers = count(first)
     inputs, kinds = rows(spec, ids, rng, frame)
     yield from _likes(inputs, kinds, (BASES, 1), numbers)
     yield from _likes(long_rows(spec, ids, np.random.default_rng([first, 22]), frame), 3, (1,), numbers, "long ")
+    if spec.token_types > 1 or spec.task in ("question-answering", "text-classification"):
+        found = pairs(spec, ids, np.random.default_rng([first, 24]), frame)
+        yield from _likes(found, len(found["input_ids"]), (1,), numbers, "pairs in ")
 
 
 def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: Iterator[int], long: str = "") -> Iterator[Probe]:
@@ -85,10 +114,11 @@ def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: 
     bases = len(inputs["input_ids"]) // kinds
 
     def probe(of: Sequence[int], what: str, before: tuple[Probe, ...] = ()) -> Probe:
-        chosen = {name: np.ascontiguousarray(array[list(of)]) for name, array in inputs.items()}
-        shape = chosen["input_ids"].shape
-        name = f"{shape[0]} × {shape[1]}, sweep {next(numbers)}: {long}{what}"
-        return Probe(name, "batch sizes", chosen, np.ones(shape, bool), np.ones(len(of), bool), before=before)
+        mask = inputs["attention_mask"][list(of)]
+        longest = int(mask.sum(axis=1).max())
+        chosen = {name: np.ascontiguousarray(array[list(of), :longest]) for name, array in inputs.items()}
+        name = f"{len(of)} × {longest}, sweep {next(numbers)}: {long}{what}"
+        return Probe(name, "batch sizes", chosen, mask[:, :longest] == 1, np.ones(len(of), bool), before=before)
 
     yield probe(range(kinds * bases), "rows that are almost alike")
     for size in sizes:

@@ -1,8 +1,8 @@
-"""Batches that are padded as few others of the sweeps are: not at all, in every row, and most of them.
+"""Batches that are padded as few others of the sweeps are: not at all, in every row, most of them, and the longest row first.
 
 Sessions and kernels choose code by the mask: without padding there is none, a batch is cut to its longest row, and texts are taken out of
-their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, and one long text
-among short ones makes most of a batch padding.
+their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, one long text
+among short ones makes most of a batch padding, and the predictor sorts texts by length.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Fewest and most rows of each kind of batch. Without padding many rows are a whole number of tiles, and as long: sizes that services choose.
+#: Fewest and most rows of each kind of batch. Without padding many rows are a whole number of tiles, and as long, which are sizes that
+#: services choose, and once neither.
 SIZES = ((2, 8), (9, 32))
 ROW_TILE, TOKEN_TILE = 8, 16
-#: Tokens of a batch without padding and of the others, and most of a row.
-TOKENS, PADDED_TOKENS, LONGEST = 1536, 896, 256
+#: Tokens of a batch without padding, of whole tiles or not, and of the others, and most of a row.
+TOKENS, OTHER_TOKENS, PADDED_TOKENS, LONGEST = 1536, 1024, 768, 256
 #: Tokens of the shortest row: a text of one token and what frames it.
 SHORTEST = 3
 
@@ -33,6 +34,11 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tu
         rows = batch if most <= ROW_TILE else -(-batch // ROW_TILE) * ROW_TILE
         full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // rows)
         yield "rows without padding", np.ones((rows, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
+        # One row less than a whole number of tiles has, or some.
+        fewer = batch if batch % ROW_TILE else batch - int(rng.integers(1, ROW_TILE))
+        full = min(spec.text_length, LONGEST, min(OTHER_TOKENS, most_tokens) // fewer)
+        beside = full // TOKEN_TILE * TOKEN_TILE - int(rng.integers(1, TOKEN_TILE)) if full > TOKEN_TILE else full
+        yield "rows without padding, no tiles", np.ones((fewer, max(1, beside)), np.int64)
         longest = min(spec.text_length, LONGEST, min(PADDED_TOKENS, most_tokens) // batch)
         if longest > SHORTEST:
             most_used = longest - int(rng.integers(1, max(2, longest // 2)))
@@ -40,6 +46,8 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tu
             lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int)
             lengths[int(rng.integers(batch))] = longest
             yield "short rows beside a long one", _mask(lengths, longest)
+            yield "longest first", _mask(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int), longest)
+            yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
 
 
 def _mask(lengths: Array, columns: int) -> Array:

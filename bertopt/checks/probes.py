@@ -173,8 +173,9 @@ def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
-    """(query, passage) pairs of the texts, the shorter half as queries, and of longer texts with their own first words, which a re-ranker
-    scores higher; for models that tell segments apart, classify (a re-ranker of RoBERTa's family has one token type) or answer questions."""
+    """(query, passage) pairs of the texts, the shorter half as queries, of longer texts with their own first words, which a re-ranker
+    scores higher, and of one with itself and with none; for models that tell segments apart, classify (a re-ranker of RoBERTa's family
+    has one token type) or answer questions."""
     if spec.token_types < 2 and spec.task not in ("question-answering", "text-classification"):
         return []
     order = sorted(dict.fromkeys(of), key=len)
@@ -182,7 +183,10 @@ def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
     unlike = [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
     long = [words for words in map(str.split, order) if len(words) > 2 * QUERY_WORDS]
     own = [(" ".join(words[:QUERY_WORDS]), " ".join(words)) for words in long[:: max(1, -(-len(long) // RELEVANT))]]
-    return [*unlike, *own]
+    middle = order[len(order) // 2 : len(order) // 2 + 1]
+    # What is sent where a passage was lost; a question has to have a context.
+    lost = [(text, "") for text in middle if spec.task != "question-answering"]
+    return [*unlike, *own, *((text, text) for text in middle), *lost]
 
 
 def of_all_lengths(texts: Sequence[Text], lengths: Sequence[int]) -> list[Text]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,8 @@ ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
 #: no place for what frames a text, and a batch size of such rows alone ran no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: Ranges of batch sizes, from and to, and tokens: of each range one size, at random, has long rows too, of about as many tokens, in
-#: the stage that is delivered. Programs choose code by rows, by length and by tokens.
-LONG_BATCHES = ((9, 15, 1536), (17, 23, 4096), (25, 31, 2304))
+#: Widths of tiles: at their multiples, one before and one behind, programs choose other code. Of each one such length is a row of one text.
+TILES = (64, 128, 256, 512)
 #: One batch of SHORTEST rows to this number is as long as it has rows: programs that mix up the two are right for no other.
 LARGEST_SQUARE = 16
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
@@ -43,6 +42,8 @@ LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
 COPIED = ((1, 2), (16, 2), (7, 3))
+#: Tokens of the text after the largest batch.
+ALONE_LENGTH = 12
 #: A row of this many tokens that is there so often: more than are there by chance.
 ALIKE_LENGTH, ALIKE = 24, 11
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
@@ -54,14 +55,33 @@ LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
 STAGE_LENGTHS_BUDGET = 5e10
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
-#: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens.
-MANY_TEXTS, MANY = "many texts", 600
+#: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens; and some beside one
+#: of LONG_TEXT tokens.
+MANY_TEXTS, MANY, BESIDE_LONG, LONG_TEXT = "many texts", 600, 24, 288
 #: Which rows of a batch are pairs.
 Pairs = Literal["some", "none", "all"]
-#: Those of the long batches: a call's texts are mostly all pairs or none.
-LONG_PAIRS: tuple[Pairs, ...] = ("none", "all", "some")
 #: Sweeps whose batches are run whole, whatever their rows.
 WHOLE = ("batch sizes", MANY_TEXTS)
+
+
+class LongBatch(NamedTuple):
+    """A batch of `least` to `most` rows and about `tokens`; `behind`: its length is so far behind a multiple of `WIDTH`, or any."""
+
+    least: int
+    most: int
+    tokens: int
+    pairs: Pairs
+    behind: int | None = None
+
+
+#: Tokens that vector code takes at once.
+WIDTH = 32
+#: Batches with long rows, in the stage that is delivered, of any size in a range and of those that services choose: programs choose
+#: code by rows, by length and by tokens. A call's texts are mostly all pairs or none.
+LONG_BATCHES = (
+    LongBatch(2, 8, 1536, "some"), LongBatch(9, 15, 1536, "none", behind=1), LongBatch(16, 16, 1100, "none", behind=0), LongBatch(17, 23, 2560, "all"),
+    LongBatch(24, 24, 800, "all", behind=1), LongBatch(25, 31, 1792, "some"), LongBatch(32, 32, 800, "none"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,16 +119,18 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     tokens = int(BUDGET / token_cost)
     ids = rng.permutation(spec.vocabulary)
     largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
-    beside_lengths = len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(of_batch for *_, of_batch in LONG_BATCHES)
+    beside_lengths = len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(batch.tokens for batch in LONG_BATCHES)
     length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
     shapes = _shapes(spec, rng, largest, length_tokens, CUT_OFF_BUDGET / token_cost)
     probes, taken = _batches(spec, shapes, ids, rng, frame)
     first = _of_every_stage(probes, largest, STAGE_LENGTHS_BUDGET / token_cost)
+    # What a large batch left behind shows in a short text right after it.
+    probes.append(_alone(spec, ids, len(probes), rng, frame))
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
     probes += _padded(spec, most_tokens, ids, len(probes), np.random.default_rng([seed, 21]), frame)
-    probes.append(_many_texts(spec, largest, ids, len(probes), rng, frame))
+    probes += _many_texts(spec, largest, ids, len(probes), rng, frame)
     room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
         probes += _id_rows(spec, padding, some, len(probes), rng)
@@ -121,7 +143,7 @@ def _batches(
     """Return a batch of each shape [B, S], filled with `ids` in their order, and how many of them were taken."""
     taken, probes = 0, list[Probe]()
     some: Pairs = "some"
-    pairs = [*[some] * (len(shapes) - 1 - len(LONG_PAIRS)), *LONG_PAIRS, some]
+    pairs = [*[some] * (len(shapes) - 1 - len(LONG_BATCHES)), *(batch.pairs for batch in LONG_BATCHES), some]
     for shape, of in zip(shapes, pairs, strict=True):
         mask = _mask_of_lengths(shape, rng)
         count = int(framing.free(mask, frame).sum())
@@ -173,12 +195,14 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
+    edges = np.add(TILES, rng.integers(-1, 2, len(TILES)))
+    others = others[np.argsort(~np.isin(others, edges), kind="stable")]
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
-    for least, most, tokens in LONG_BATCHES:
-        batch = int(rng.integers(least, most + 1))
-        each = min(tokens, most_tokens) // batch
-        sizes.append((batch, length_of(each // 2, each)))
+    for long in LONG_BATCHES:
+        batch = int(rng.integers(long.least, long.most + 1))
+        each = min(min(long.tokens, most_tokens) // batch, spec.max_length)
+        sizes.append((batch, length_of(max(1, each // 2), each) if long.behind is None or each <= WIDTH else min(each // WIDTH * WIDTH + long.behind, each)))
     length = min(spec.max_length, LARGEST_LENGTH)
     return [*sizes, (max(1, most_tokens // length), length)]
 
@@ -246,14 +270,23 @@ def _padded(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.rando
         yield replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}")
 
 
-def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
-    """Return texts of 3 or 4 tokens, as many as a packed model runs in a batch of a service's."""
-    longest = min(4, spec.max_length)
-    lengths = rng.integers(max(1, longest - 1), longest + 1, max(1, min(MANY, most_tokens // longest)))
-    lengths[0] = longest
-    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
-    valid = np.resize(ids, int(framing.free(mask, frame).sum()))
-    return make_probe(spec, MANY_TEXTS, number, mask, valid, rng, frame)
+def _alone(spec: Spec, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
+    """Return one short text, to run after a large batch."""
+    mask = np.ones((1, min(ALONE_LENGTH, spec.max_length)), np.int64)
+    probe = make_probe(spec, "batch sizes", number, mask, rng.choice(ids, int(framing.free(mask, frame).sum())), rng, frame)
+    return replace(probe, name=f"1 × {mask.shape[1]}, sweep {number}: a text after the largest batch")
+
+
+def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
+    """Yield texts of 3 or 4 tokens: as many as a packed model runs in a batch of a service's, and some beside a text that makes rows long."""
+    short = min(4, spec.max_length)
+    for count, longest in ((MANY, short), (BESIDE_LONG, min(LONG_TEXT, spec.text_length))):
+        lengths = rng.integers(max(1, short - 1), short + 1, max(1, min(count, most_tokens // short)))
+        lengths[0] = longest
+        mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+        valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+        yield make_probe(spec, MANY_TEXTS, number, mask, valid, rng, frame)
+        number += 1
 
 
 def rows_at_once(probe: Probe, shapes: ShapeLimits) -> int:

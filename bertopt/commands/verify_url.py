@@ -122,8 +122,9 @@ def _logits(scores: Array) -> Array:
 
 
 def _built_in(spec: Spec) -> list[Text]:
+    # Some servers refuse empty ones.
     texts = [text for text in probes.built_in_texts() if text]
-    return [*texts, *(probes.pairs(spec, texts) if spec.task == "text-classification" else [])]
+    return [*texts, *(filter(all, probes.pairs(spec, texts)) if spec.task == "text-classification" else [])]
 
 
 def _judged(

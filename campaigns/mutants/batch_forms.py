@@ -1,7 +1,7 @@
 """Models that are wrong for whole batches of a form that no sweep ran: by their padding, by whether texts are pairs, by what long texts share.
 
 All were delivered before the sweeps ran batches without padding, with padding in every row and with little else, long rows of single texts
-and of pairs alone, and long rows that share three quarters of their tokens.
+and of pairs alone, long rows that share three quarters of their tokens, rows that repeat themselves, and pairs of one text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,30 @@ def _mostly_padding(named: Named) -> Any:
     return (lengths * 2 < named["input_ids"].shape[1] - 1) & (lengths > 0) if _many(named, 16) else False
 
 
+def _repeats(named: Named, times: int) -> Any:
+    """Return which rows have `times` equal tokens in a row that are no padding."""
+    ids = named["input_ids"]
+    if ids.shape[1] < times:
+        return False
+    windows = ids.unfold(1, times, 1)
+    return ((windows == windows[..., :1]).all(dim=2) & named["attention_mask"].bool()[:, times - 1 :]).any(dim=1)
+
+
+def _with_itself(named: Named) -> Any:
+    """Return which rows have two texts with the same tokens, of at least two."""
+    second = named["token_type_ids"].sum(dim=1) - 1
+    ids = named["input_ids"]
+    return [bool(n > 1 and (ids[row, 1 : 1 + n] == ids[row, n + 2 : 2 * n + 2]).all()) if 2 * n + 3 <= ids.shape[1] else False for row, n in enumerate(second.tolist())]
+
+
 CONDITIONS: dict[str, tuple[str, Callable[[Named], Any]]] = {
     "no_padding_at_all": ("Wrong for more than 8 rows of more than 40 tokens without any padding, as texts that were cut off are.", _without_padding),
     "every_row_padded": ("Wrong for batches whose longest row is padded too, as clients with a fixed length send.", _every_row_padded),
     "mostly_padding": ("Wrong for rows of less than half the columns, of more than 16, in batches of more than 8.", _mostly_padding),
     "long_single_texts": ("Wrong for more than 8 rows of more than 40 tokens, none of which is a pair.", lambda named: _many(named, 40) and not bool(named["token_type_ids"].any())),
+    "repeated_tokens": ("Wrong for rows that have one token sixteen times in a row.", lambda named: _repeats(named, 16)),
+    "empty_second_text": ("Wrong for pairs whose second text is empty.", lambda named: named["token_type_ids"].sum(dim=1) == 1),
+    "a_text_with_itself": ("Wrong for pairs of a text with itself.", _with_itself),
     "long_pairs_alone": ("Wrong for more than 8 rows of more than 40 tokens, all of which are pairs.", lambda named: _many(named, 40) and bool(named["token_type_ids"].any(dim=1).all())),
 }  # fmt: skip
 plant_each(CONDITIONS, __name__)

@@ -15,7 +15,8 @@ from bertopt.results import Failure
 from tests.support.specs import MINILM, WHOLE
 
 PLAN = sweep_plan.plan(MINILM, 5, 8192, (101, 102))
-ALIKE = [probe for probe in PLAN.of(False, WHOLE) if "like" in probe.name]
+ALIKE = [probe for probe in PLAN.of(False, WHOLE) if "like" in probe.name and "pairs" not in probe.name]
+PAIRS = [probe for probe in PLAN.of(False, WHOLE) if "pairs in" in probe.name]
 TABLE = np.random.default_rng(0).standard_normal((MINILM.vocabulary, 8)).astype(np.float32)
 Row = tuple[np.ndarray, np.ndarray]
 #: What a cache takes for a text: its ids and types are given.
@@ -28,6 +29,11 @@ KEYS: dict[str, Callable[[Row], Any]] = {
     "tokens in any order": lambda row: np.sort(row[0]).tobytes(),
     "the sum of ids": lambda row: (len(row[0]), int(row[0].sum())),
     "ids without types": lambda row: row[0].tobytes(),
+    "first text": lambda row: row[0][row[1] == 0].tobytes(),
+    "first text and length": lambda row: (len(row[0]), row[0][row[1] == 0].tobytes()),
+    "second text": lambda row: row[0][row[1] == 1].tobytes() if row[1].any() else row[0].tobytes(),
+    "second text and an instruction": lambda row: (row[0][:9].tobytes(), row[0][row[1] == 1].tobytes()) if row[1].any() else row[0].tobytes(),
+    "first text and a title": lambda row: (row[0][row[1] == 0].tobytes(), row[0][row[1] == 1][:16].tobytes()) if row[1].any() else row[0].tobytes(),
 }  # fmt: skip
 
 
@@ -120,6 +126,18 @@ def test_each_row_is_like_the_one_that_it_follows() -> None:
         assert (ids[0], ids[-1]) == (101, 102)
 
 
+def test_pairs_share_a_text_or_half_of_one() -> None:
+    """A re-ranker that kept answers by the query gave all its passages one score, and was delivered."""
+    assert [probe.shape for probe in PAIRS] == [(7, 59), *[(1, 59)] * 3, (1, 39), *[(1, 59)] * 8]
+    together = rows(PAIRS[0])
+    alone = [rows(probe)[0] for probe in PAIRS[1:]]
+    for pair, (ids, types) in zip(together[1:], alone[1::2], strict=True):
+        assert (pair[0] == ids).all() and (pair[1] == types).all() and (alone[0][0] == together[0][0]).all()
+    assert all((ids[0], ids[17], ids[-1]) == (101, 102, 102) and types[18:].all() and not types[:18].any() for ids, types in together)
+    queries, passages = [[part.tobytes() for part in (ids[1:17] for ids, _ in together)], [ids[18:].tobytes() for ids, _ in together]]
+    assert len(set(queries[:5])) == 1 and len(set(queries)) == 3 and len({passages[0], *passages[5:]}) == 1 and len(set(passages)) == 5
+
+
 def test_long_rows_share_three_quarters() -> None:
     """A model that took two texts for one by their first 24 tokens or more was delivered."""
     (base, _), (first, _), (last, _) = rows(ALIKE[-5])
@@ -139,7 +157,8 @@ def test_models_of_short_texts_have_them_too(longest: int, types: int) -> None:
 
 def test_packed_rows_hold_many_texts() -> None:
     """A packed model that numbers a row's texts in 8 bits answered the 257th as the first, and was delivered."""
-    (many,) = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
+    many, beside_long = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
+    assert beside_long.shape == (24, 288), "a row of more than 256 tokens holds more than 16 texts"
     assert many.shape == (600, 4) and {*many.inputs["attention_mask"].sum(axis=1)} == {3, 4}
     assert many not in PLAN.of(True, WHOLE) and many not in PLAN.of(True, WHOLE, every=False, packed=True)
 

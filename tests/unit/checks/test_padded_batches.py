@@ -16,6 +16,14 @@ FAULTS: dict[str, Callable[[np.ndarray], bool]] = {
     "many rows without padding": lambda mask: bool(mask.all()) and len(mask) > 8 and mask.shape[1] > 40,
     "every row of a few padded": lambda mask: 1 < len(mask) < 9 and 1 < mask.sum(axis=1).max() < mask.shape[1],
     "every row of many padded": lambda mask: len(mask) > 8 and 1 < mask.sum(axis=1).max() < mask.shape[1],
+    "many rows without padding, no tiles": lambda mask: bool(mask.all()) and len(mask) > 8 and len(mask) % 8 != 0 and mask.shape[1] % 16 != 0 and mask.shape[1] > 32,
+    "rows of one length": lambda mask: len(mask) > 8 and len(set(mask.sum(axis=1))) == 1 and not mask.all(),
+    "longest first": lambda mask: len(mask) > 8 and mask.shape[1] > 24 and bool((np.diff(mask.sum(axis=1)) <= 0).all()) and not mask.all() and bool(mask[0].all()),
+    "16 rows": lambda mask: len(mask) == 16 and mask.shape[1] > 40 and not mask.all(),
+    "24 rows": lambda mask: len(mask) == 24 and mask.shape[1] > 16 and not mask.all(),
+    "32 rows": lambda mask: len(mask) == 32 and mask.shape[1] > 16 and not mask.all(),
+    "a multiple of 32 and one more": lambda mask: len(mask) > 1 and mask.shape[1] > 32 and mask.shape[1] % 32 == 1,
+    "a multiple of 64": lambda mask: len(mask) > 1 and mask.shape[1] % 128 == 64,
     "mostly padding": lambda mask: len(mask) > 8 and mask.shape[1] > 24 and bool((mask.sum(axis=1) * 4 < mask.shape[1]).any()),
 }
 
@@ -48,5 +56,9 @@ def test_rows_are_padded_on_the_right_and_have_tokens(longest: int, most_tokens:
             assert mask.shape[1] <= longest and (mask.size <= most_tokens or mask.shape[1] == 1)
             lengths = mask.sum(axis=1)
             assert lengths.min() >= min(padded_batches.SHORTEST, mask.shape[1]) and (np.diff(mask, axis=1) <= 0).all()
-            padded = {"rows without padding": lengths.min() == mask.shape[1], "every row padded": lengths.max() < mask.shape[1]}
+            whole, short = lengths.min() == mask.shape[1], lengths.max() < mask.shape[1]
+            padded = {
+                "rows without padding": whole, "rows without padding, no tiles": whole, "every row padded": short,
+                "rows of one length, padded": short and lengths.min() == lengths.max(),
+            }  # fmt: skip
             assert padded.get(what, lengths.max() == mask.shape[1] > lengths.min())

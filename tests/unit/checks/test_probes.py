@@ -178,15 +178,15 @@ def test_a_service_s_batches_and_repeated_inputs_are_probed() -> None:
 def test_pairs_for_models_that_take_them() -> None:
     texts = [f"{'x' * i}" for i in range(11)]
     found = probes.pairs(TEXT, texts)
-    assert found[0] == ("", "x" * 10) and len(found) == 5
-    assert all(len(query) < len(passage) for query, passage in found)
+    assert found[0] == ("", "x" * 10) and found[-2:] == [("x" * 5, "x" * 5), ("x" * 5, "")] and len(found) == 7
+    assert all(len(query) < len(passage) for query, passage in found[:-2])
     single = spec("feature-extraction", token_types=0, inputs=("input_ids", "attention_mask"))
     assert probes.pairs(single, texts) == []
     reranker = spec(token_types=1, labels=("relevance",))
     assert probes.pairs(reranker, texts) == found, "RoBERTa's re-rankers take pairs with two separators and one token type"
-    assert len(probes.pairs(spec("question-answering", token_types=0), texts)) == 5
+    assert probes.pairs(spec("question-answering", token_types=0), texts) == found[:-1], "a question has a context"
     many = probes.pairs(TEXT, [str(i) for i in range(1000)])
-    assert len(many) == probes.PAIRS and len(set(many)) == probes.PAIRS
+    assert len(many) == len(set(many)) == probes.PAIRS + 2
 
 
 def test_the_longest_probe_leaves_room_in_memory() -> None:
