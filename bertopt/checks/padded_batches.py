@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: services choose, and once neither.
 SIZES = ((2, 8), (9, 32))
 ROW_TILE, TOKEN_TILE = 8, 16
-#: Tokens of a batch without padding, of whole tiles or not, and of the others, and most of a row.
-TOKENS, OTHER_TOKENS, PADDED_TOKENS, LONGEST = 1536, 1024, 768, 256
+#: Tokens of a batch without padding and of the others, and most of a row.
+TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
 #: Tokens of the shortest row: a text of one token and what frames it.
 SHORTEST = 3
 
@@ -36,9 +36,8 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tu
         yield "rows without padding", np.ones((rows, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
         # One row less than a whole number of tiles has, or some.
         fewer = batch if batch % ROW_TILE else batch - int(rng.integers(1, ROW_TILE))
-        full = min(spec.text_length, LONGEST, min(OTHER_TOKENS, most_tokens) // fewer)
-        beside = full // TOKEN_TILE * TOKEN_TILE - int(rng.integers(1, TOKEN_TILE)) if full > TOKEN_TILE else full
-        yield "rows without padding, no tiles", np.ones((fewer, max(1, beside)), np.int64)
+        full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // fewer)
+        yield "rows without padding, no tiles", np.ones((fewer, max(1, full - (full % TOKEN_TILE == 0))), np.int64)
         longest = min(spec.text_length, LONGEST, min(PADDED_TOKENS, most_tokens) // batch)
         if longest > SHORTEST:
             most_used = longest - int(rng.integers(1, max(2, longest // 2)))

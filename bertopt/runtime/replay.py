@@ -64,14 +64,14 @@ def answers(predictor: Predictor, compiled: bool = False) -> Answers:
 
 def at_once(predictor: Predictor) -> list[Answers]:
     """Return the outputs of each text, called alone: one call after the other, and then in `ROUNDS` rounds beside the others' calls."""
-    return _beside_others(predictor, [[text] for text in _texts(predictor)], batch_by_batch=False)
+    return _beside_others([predictor], [[text] for text in _texts(predictor)], batch_by_batch=False)
 
 
-def calls_at_once(predictor: Predictor) -> list[Answers]:
+def calls_at_once(*predictors: Predictor) -> list[Answers]:
     """Return the outputs for several texts in one call: one call after the other, and then each beside the others, as calls of the
-    predictor and, in every other round, batch by batch as a server's."""
-    calls = [_short_texts(predictor, word) for word in ("one", "two", "three", "four")]
-    return _beside_others(predictor, calls, batch_by_batch=True)
+    predictors in turn and, in every other round, batch by batch as a server's."""
+    calls = [_short_texts(predictors[0], word) for word in ("one", "two", "three", "four")]
+    return _beside_others(predictors, calls, batch_by_batch=True)
 
 
 def after_one_that_ends_early(predictor: Predictor) -> Answers:
@@ -134,18 +134,19 @@ def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = Fa
     return [[_projected(value) for _, value in sorted(named.items())] for named in predictor.raw(texts, batch_by_batch)]
 
 
-def _beside_others(predictor: Predictor, calls: Sequence[Sequence[Text]], batch_by_batch: bool) -> list[Answers]:
-    """Return the outputs of all calls one after the other, and then of each round of all at once; of every other round batch by
-    batch where `batch_by_batch` says so."""
+def _beside_others(predictors: Sequence[Predictor], calls: Sequence[Sequence[Text]], batch_by_batch: bool) -> list[Answers]:
+    """Return the outputs of all calls, of the predictors in turn, one after the other, and then of each round of all at once; of
+    every other round batch by batch where `batch_by_batch` says so."""
     together = threading.Barrier(len(calls), timeout=START_S)
+    whose = [predictors[number % len(predictors)] for number in range(len(calls))]
 
-    def ask(call: Sequence[Text]) -> list[Answers]:
+    def ask(predictor: Predictor, call: Sequence[Text]) -> list[Answers]:
         together.wait()
         return [_call(predictor, call, batch_by_batch and number % 2 == 1) for number in range(ROUNDS)]
 
-    one_by_one = [_call(predictor, call) for call in calls]
+    one_by_one = [_call(predictor, call) for predictor, call in zip(whose, calls, strict=True)]
     with ThreadPoolExecutor(len(calls)) as pool:
-        rounds = zip(*pool.map(ask, calls), strict=True)
+        rounds = zip(*pool.map(ask, whose, calls), strict=True)
     return [list(chain.from_iterable(of_calls)) for of_calls in (one_by_one, *rounds)]
 
 

@@ -1,6 +1,6 @@
 """`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
 
-Of the first call, of another thread's, of several at once, after one that was interrupted, and on more threads.
+Of the first call, of another thread's, of several at once, after one that was interrupted, on more threads, and beside a second copy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bertopt import stages
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
 from bertopt.runtime import replaced, replay, weight_figures
 from bertopt.runtime.load import load
-from bertopt.system import process_tree
+from bertopt.system import limits, process_tree
 
 #: Where files are that any process reads: the system's, temporary ones of libraries, and code (its hash is in the manifest).
 _SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
@@ -56,6 +58,13 @@ def _runs_foreign_code(directory: Path) -> bool:
     return manifest.form in ("eager", "compiled") and any(key.startswith("pass ") for key in manifest.sources or {})
 
 
+def _room_for_another() -> bool:
+    """Whether there is memory for half as much again as this process takes, besides another copy of that."""
+    taken: int = psutil.Process().memory_info().rss
+    available: int = psutil.virtual_memory().available
+    return 1.5 * taken < min(available, limits.memory_bytes() - taken)
+
+
 def main() -> None:
     """Answer the request on stdin: `directory`, `device`, `threads`, `more_threads`, whether it is `compiled`, the caller's `passes` and process id, and the file to write."""
     request = json.load(sys.stdin)
@@ -78,9 +87,13 @@ def main() -> None:
         weights = weight_figures.figures(predictor.runner.session)
         changed = replaced.replaced() if _runs_foreign_code(Path(request["directory"])) else []
         if not request["compiled"]:
-            del predictor
-            more = request["more_threads"]
-            answers[f"the artefact on {more} threads"] = replay.answers(load(request["directory"], request["device"], more))
+            more, roomy = request["more_threads"], _room_for_another() and request["device"] == "cpu"
+            if not roomy:
+                del predictor
+            again = load(request["directory"], request["device"], more)
+            answers[f"the artefact on {more} threads"] = replay.answers(again)
+            if roomy:
+                at_once.append(replay.calls_at_once(predictor, again))
         outcome: dict[str, Any] = {
             "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, Path(request["directory"])), "weights": weights, "replaced": changed,
         }  # fmt: skip

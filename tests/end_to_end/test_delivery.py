@@ -128,6 +128,7 @@ def exit_code(*arguments: object) -> int:
         ("first call", "a new interpreter that opens the artefact: the outputs of text"),
         ("thread", "a call while other threads call: the outputs of text"),
         ("several callers", "a call while other threads call: the outputs of text"),
+        ("another copy", "a call while other threads call: the outputs of text"),
         ("many threads", f"the artefact on {max(4, 2 * (os.cpu_count() or 1))} threads: the outputs of text"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,13 +113,17 @@ class SpoilHidden(Pass[Eager, Eager]):
         return {"hooks": 1}
 
 
+#: The networks of `DependOnPlace` that run, of all models of the process.
+OWNER: list[Any] = []
+
+
 @register
 class DependOnPlace(Pass[Eager, Eager]):
     """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
-    Or scales what its product gives in every thread but the main one, once more than two have called, on many threads, or on the first call in
-    an interpreter that is no worker."""
+    Or scales what its product gives in every thread but the main one, once more than two have called, while another copy of the model runs, on many
+    threads, or on the first call in an interpreter that is no worker."""
 
-    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "many threads", "first call"]
+    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "another copy", "many threads", "first call"]
     threads: int = 0
     """That the worker has."""
 
@@ -136,6 +141,16 @@ class DependOnPlace(Pass[Eager, Eager]):
             "several callers": lambda: callers.add(threading.get_ident()) or len(callers) > 2,
             "first call": lambda: "BERTOPT_WORKER" not in os.environ and next(calls, False),
         }.get(self.on)  # fmt: skip
+        if self.on == "another copy":
+
+            def begin(*_: object) -> None:
+                OWNER.append(product)
+                time.sleep(0.002)
+
+            # As a buffer that all copies share: the last one that began has it.
+            product.register_forward_pre_hook(begin)
+            product.register_forward_hook(lambda _, inputs, output: output if OWNER[-1] is product else 3 * output)
+            return {"weights": 1}
         if wrong is not None:
             product.register_forward_hook(lambda _, inputs, output: 3 * output if wrong() else output)
             return {"weights": 1}

@@ -16,7 +16,7 @@ FAULTS: dict[str, Callable[[np.ndarray], bool]] = {
     "many rows without padding": lambda mask: bool(mask.all()) and len(mask) > 8 and mask.shape[1] > 40,
     "every row of a few padded": lambda mask: 1 < len(mask) < 9 and 1 < mask.sum(axis=1).max() < mask.shape[1],
     "every row of many padded": lambda mask: len(mask) > 8 and 1 < mask.sum(axis=1).max() < mask.shape[1],
-    "many rows without padding, no tiles": lambda mask: bool(mask.all()) and len(mask) > 8 and len(mask) % 8 != 0 and mask.shape[1] % 16 != 0 and mask.shape[1] > 32,
+    "many rows without padding, no tiles": lambda mask: bool(mask.all()) and len(mask) > 8 and len(mask) % 8 != 0 and mask.shape[1] % 16 != 0 and mask.shape[1] > 40,
     "rows of one length": lambda mask: len(mask) > 8 and len(set(mask.sum(axis=1))) == 1 and not mask.all(),
     "longest first": lambda mask: len(mask) > 8 and mask.shape[1] > 24 and bool((np.diff(mask.sum(axis=1)) <= 0).all()) and not mask.all() and bool(mask[0].all()),
     "16 rows": lambda mask: len(mask) == 16 and mask.shape[1] > 40 and not mask.all(),
