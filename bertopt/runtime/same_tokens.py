@@ -29,6 +29,15 @@ def long_pairs(limit: int) -> list[tuple[str, str]]:
     return [(one, other), (other, one), (one, one)]
 
 
+def _remedy(theirs: Any) -> str:
+    if getattr(theirs, "split_special_tokens", False):
+        return (
+            "tokenizer_config.json has split_special_tokens: true, which tokenizer.json cannot say and a server's tokenizer would not do; "
+            "take it out, unless texts hold special tokens as words"
+        )
+    return "save the tokenizer again with the installed transformers"
+
+
 def check(ours: Tokenizer, theirs: Any) -> None:
     """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
     added = sorted(theirs.get_added_vocab())[:ADDED]
@@ -50,7 +59,7 @@ def check(ours: Tokenizer, theirs: Any) -> None:
             at = next((i for i, (a, b) in enumerate(zip(got.ids, ids, strict=False)) if a != b), min(len(got.ids), len(ids)))
             raise WrongAnswer(
                 f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
-                f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: save the tokenizer again with the installed transformers"
+                f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: {_remedy(theirs)}"
             )
         if located and got.offsets != (places := [tuple(place) for place in expected["offset_mapping"][0]]):
             at = next(i for i, (a, b) in enumerate(zip(got.offsets, places, strict=True)) if a != b)

@@ -23,7 +23,7 @@ def openvino() -> Any:
         with _without_telemetry():
             import openvino as module
     except ImportError as error:
-        raise Unsupported("OpenVINO models need openvino; pip install 'bertopt[openvino]'") from error
+        raise Unsupported(f"OpenVINO models need openvino ({error}); pip install 'bertopt[openvino]'") from error
     return module
 
 
@@ -34,7 +34,7 @@ def nncf() -> Any:
         with _without_telemetry():
             import nncf as module
     except ImportError as error:
-        raise Unsupported("quantising OpenVINO models needs nncf; pip install 'bertopt[cpu]'") from error
+        raise Unsupported(f"quantising OpenVINO models needs nncf ({error}); pip install 'bertopt[cpu]'") from error
     module.set_log_level(logging.ERROR)
     return module
 

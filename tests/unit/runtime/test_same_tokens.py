@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,4 +125,14 @@ def test_a_pair_whose_types_are_lost_where_it_is_alone_is_refused(tiny: Tiny, tm
     ids = ours.ids
     monkeypatch.setattr(ours, "ids", lambda text: (ids(text)[0], None, False))
     with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(ours, open_tokenizer(source))
+
+
+def test_a_setting_that_only_transformers_knows_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    """To save the tokenizer again, as was advised, changes nothing."""
+    source = shutil.copytree(tiny(), tmp_path / "checkpoint")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "split_special_tokens": True}))
+    _, ours = snapshot(source, tmp_path / "out")
+    with pytest.raises(WrongAnswer, match="split_special_tokens: true"):
         same_tokens.check(ours, open_tokenizer(source))
