@@ -7,7 +7,7 @@ JOBS ?= 2
 # The longest files have few tests: they come first (testpaths), so that no process ends long after the others.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # The native encoder is built where a C++ compiler and a CPU of its kind are; everything else works without it.
-NATIVE := $(if $(filter x86_64,$(shell uname -m)),$(shell command -v $(CXX)))
+NATIVE := $(if $(filter x86_64 aarch64,$(shell uname -m)),$(shell command -v $(CXX)))
 
 .PHONY: quickstart test check coverage ecosystem docs clean schema
 
@@ -59,8 +59,8 @@ $(VENV)/.native: $(VENV)/.torch $(wildcard native/CMakeLists.txt native/pyprojec
 ifneq ($(NATIVE),)
 	-PIP_CONSTRAINT=constraints.txt $(PIP) ./native
 else
-	@echo "no native encoder: it needs an x86-64 CPU and a C++ compiler (apt-get install g++, then run make again)."
-	@echo "Lost: the pass build_native, bertopt's fastest on x86-64 CPUs. Recipes use OpenVINO instead."
+	@echo "no native encoder: it needs an x86-64 or 64-bit ARM CPU and a C++ compiler (apt-get install g++, then run make again)."
+	@echo "Lost: the pass build_native, the fastest form on x86-64 CPUs. Recipes use OpenVINO instead."
 endif
 	touch $@
 
