@@ -195,8 +195,9 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
-    edges = np.add(TILES, rng.integers(-1, 2, len(TILES)))
-    others = others[np.argsort(~np.isin(others, edges), kind="stable")]
+    edges = np.intersect1d(np.add(TILES, rng.integers(-1, 2, len(TILES))), others[others <= spec.text_length])
+    # From short to long, so that a large model has some of them.
+    others = np.concatenate([edges, others[~np.isin(others, edges)]])
     for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
         sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
     for long in LONG_BATCHES:
