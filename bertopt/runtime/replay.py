@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Precision
 from bertopt.errors import WrongAnswer
+from bertopt.results import nan_max
 from bertopt.runtime.text_inputs import asked
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ TEXTS = (
 )  # fmt: skip
 #: Recorded of classifiers and re-rankers.
 PAIRS = (("Wie spät ist es?", TEXTS[2]), (TEXTS[5], "1 2 3"), ("a", TEXTS[6]))
-PROJECTIONS = 4
+PROJECTIONS = 8
 #: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
 ROUNDS, START_S = 4, 60.0
 #: Recorded as well: a text of LONG_TOKENS tokens, or of as many as the model takes, and MANY short texts in one call. Kernels
@@ -96,7 +97,7 @@ class _Left(Exception):
 def check(found: Answers, recorded: Answers, precision: Precision, what: str) -> None:
     """Raise WrongAnswer where `found`, the outputs of `what`, differ from those recorded. NaN differs from anything.
 
-    Artefacts of earlier versions recorded fewer: the first ones of `found`. An output of one number, a re-ranker's, is relative to
+    Artefacts of earlier versions recorded fewer outputs and projections: the first ones of `found`. An output of one number, a re-ranker's, is relative to
     the usual one where it is smaller: near zero rounding is many times its size.
     """
     ones = [figures[1] for text in recorded for figures in text if figures[0] == 1]
@@ -107,7 +108,7 @@ def check(found: Answers, recorded: Answers, precision: Precision, what: str) ->
         for a, b in zip(mine, theirs, strict=True):
             if a[0] != b[0]:
                 raise WrongAnswer(f"{what}: text {number} must have outputs of {b[0]:g} numbers; got {a[0]:g}")
-            error = max(abs(x - y) for x, y in zip(a[1:], b[1:], strict=True)) / max(b[1], usual if b[0] == 1 else 0.0, 1e-6)
+            error = _distance(a[1:], b[1:]) / max(b[1], usual if b[0] == 1 else 0.0, 1e-6)
             if not error <= TOLERANCE[precision]:
                 raise WrongAnswer(
                     f"{what}: the outputs of text {number} differ from those recorded by {error:.3g} of their size, "
@@ -120,6 +121,13 @@ def check(found: Answers, recorded: Answers, precision: Precision, what: str) ->
             f"{what}: the outputs of the median text differ from those recorded by {median:.3g} of their size, "
             f"at most {MEDIAN_TOLERANCE[precision]:g} is rounding: {why}"
         )
+
+
+def _distance(found: Sequence[float], recorded: Sequence[float]) -> float:
+    """Return how far outputs are from those recorded, from root mean square and projections: the root mean square of the
+    differences of projections is an estimate of it. One projection alone may show three times as much."""
+    sizes, *projections = (abs(x - y) for x, y in zip(found, recorded, strict=False))
+    return nan_max((sizes, math.sqrt(statistics.fmean(one**2 for one in projections))))
 
 
 def _texts(predictor: Predictor) -> list[Text]:
@@ -154,7 +162,8 @@ def _projected(value: np.ndarray[Any, Any]) -> list[float]:
     import numpy as np
 
     flat = value.astype(np.float64).ravel()
-    matrix = np.random.default_rng(flat.size).standard_normal((PROJECTIONS, flat.size))
+    rng = np.random.default_rng(flat.size)
     size = math.sqrt(max(1, flat.size))
-    figures = [float(np.linalg.norm(flat)) / size, *(matrix @ flat / size).tolist()]
+    # One after the other: of outputs over a vocabulary, several at once would take gigabytes.
+    figures = [float(np.linalg.norm(flat)) / size, *(float(rng.standard_normal(flat.size) @ flat) / size for _ in range(PROJECTIONS))]
     return [float(flat.size), *(float(f"{figure:.7g}") for figure in figures)]
