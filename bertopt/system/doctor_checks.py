@@ -92,6 +92,18 @@ def shadowed_modules(machine: Machine) -> list[Finding]:
     return findings
 
 
+def outdated_packages(machine: Machine) -> list[Finding]:
+    findings = []
+    for name, needed in machine.outdated.items():
+        concerns = _NEEDED_BY[MODULES[name]]
+        source = " --index-url https://download.pytorch.org/whl/cpu" if name == "torch" and not machine.gpus else ""
+        findings.append(
+            Finding(check="outdated_packages", found=f"{name} {machine.packages[name]} is installed; bertopt needs {name}{needed}",
+                    stops=f"{'any run' if ALL in concerns else ', '.join(concerns)} may fail", fix=f"pip install{source} '{name}{needed}'", concerns=concerns)
+        )  # fmt: skip
+    return findings
+
+
 def two_onnxruntimes(machine: Machine) -> Finding | None:
     if not {"onnxruntime", "onnxruntime-gpu"} <= machine.packages.keys():
         return None
@@ -270,7 +282,7 @@ def hub_offline(machine: Machine) -> Finding | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    shadowed_modules, broken_imports, missing_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
+    shadowed_modules, broken_imports, missing_packages, outdated_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
     bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, amx_refused, no_compiler, unwritable_caches,
     hub_offline, low_disk, cuda_visible_devices, cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
     gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.no_cuda_headers,

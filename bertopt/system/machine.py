@@ -56,6 +56,8 @@ class Machine:
     """Where bertopt would write: the current directory's disk."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Installed distributions and their versions."""
+    outdated: Mapping[str, str] = field(default_factory=dict)
+    """Installed distributions that are older than bertopt needs, and the versions that it needs, as '>=1.2'."""
     shadowed: Mapping[str, str] = field(default_factory=dict)
     """Modules that are not imported from their distribution, and the file that is imported in its place."""
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +87,7 @@ def read() -> Machine:
         gpu=gpu_facts.read(_as_workers, gpus),
         free_disk_bytes=shutil.disk_usage(".").free,
         packages=packages,
+        outdated=_outdated(packages),
         shadowed=_shadowed(packages),
         broken=_broken([name for name in RUNTIMES if name in installed]),
     )
@@ -96,6 +99,18 @@ def _amx_permitted() -> bool:
     features = ctypes.c_uint64()
     answered = ctypes.CDLL(None).syscall(arch_prctl, arch_get_xcomp_supp, ctypes.byref(features)) == 0
     return answered and bool(features.value >> xtiledata & 1)
+
+
+def _outdated(packages: Mapping[str, str]) -> dict[str, str]:
+    """Those of `packages` whose version bertopt's metadata leaves out, in any of its extras."""
+    from packaging.requirements import Requirement
+
+    try:
+        stated = [Requirement(line) for line in metadata.requires("bertopt") or ()]
+    except metadata.PackageNotFoundError:  # bertopt runs from its sources, which pip has not installed
+        return {}
+    installed = [(needed, packages[needed.name]) for needed in stated if needed.name in packages]
+    return {needed.name: str(needed.specifier) for needed, version in installed if not needed.specifier.contains(version, prereleases=True)}
 
 
 def gpu_count() -> int:

@@ -94,3 +94,18 @@ def test_cgroups_v1(tmp_path: Path) -> None:
     # A container sees the host's path, which is not there: its own root counts.
     write(tmp_path / "memory" / "memory.limit_in_bytes", str(1 << 29))
     assert limits.cgroup_memory_bytes(tmp_path, "5:memory:/docker/123") == 1 << 29
+
+
+def test_packages_older_than_the_metadata_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any extra; local builds and release candidates count as their version."""
+    lines = ["numpy>=1.26", "torch>=2.11; extra == 'build'", "openvino>=2026.2; extra == 'cpu'", "sphinx>=8; extra == 'docs'"]
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: lines)
+    installed = {"numpy": "1.26.4", "torch": "2.12.0rc1+cpu", "openvino": "2025.3.0", "transformers": "5.5.0"}
+    assert machine._outdated(installed) == {"openvino": ">=2026.2"}
+    assert machine._outdated(installed | {"numpy": "1.25.2", "openvino": "2026.4.1"}) == {"numpy": ">=1.26"}
+
+    def missing(_: str) -> None:
+        raise machine.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(machine.metadata, "requires", missing)
+    assert machine._outdated(installed) == {}
