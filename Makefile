@@ -1,7 +1,8 @@
-# make quickstart | test | check | coverage | ecosystem | docs | clean. Everything lives in .venv; versions come from constraints.txt.
+# make quickstart | test | check | coverage | ecosystem | lowest | docs | clean. Everything lives in .venv; versions come from constraints.txt.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 # The longest files have few tests: they come first (testpaths), so that no process ends long after the others.
@@ -9,7 +10,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # The native encoder is built where a C++ compiler and a CPU of its kind are; everything else works without it.
 NATIVE := $(if $(filter x86_64 aarch64,$(shell uname -m)),$(shell command -v $(CXX)))
 
-.PHONY: quickstart test check coverage ecosystem docs clean schema
+.PHONY: quickstart test check coverage ecosystem lowest docs clean schema
 
 quickstart: $(VENV)/.quickstart $(VENV)/.native
 	$(BIN)/python -m bertopt export quickstart --out out/quickstart
@@ -35,6 +36,14 @@ coverage: $(VENV)/.test $(VENV)/.native
 ecosystem: $(VENV)/.test
 	$(BIN)/python -m pytest tests/ecosystem
 
+# The tests on the lowest versions that pyproject.toml allows (torch's is that of constraints.txt), in another environment.
+lowest: $(VENV)/.test
+	test -x $(LOWEST)/python || $(PYTHON) -m venv .venv-lowest
+	$(BIN)/python -m campaigns.lowest_versions > .venv-lowest/constraints.txt
+	$(LOWEST)/pip install -q -c constraints.txt torch
+	$(LOWEST)/pip install -q -c .venv-lowest/constraints.txt -e '.[cpu,demo,serve,sign,metrics,traces]' ./native pytest pytest-xdist hypothesis httpx openai
+	$(LOWEST)/python -m pytest -n $(JOBS) $(BY_FILE)
+
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going docs out/docs
 
@@ -42,7 +51,7 @@ schema: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt.recipe.schema
 
 clean:
-	rm -rf $(VENV) out build native/build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
+	rm -rf $(VENV) .venv-lowest out build native/build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
 
 # torch first and pinned: any range would let the resolver pick a newer build with gigabytes of CUDA.
 $(VENV)/.torch: constraints.txt

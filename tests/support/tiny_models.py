@@ -70,12 +70,16 @@ def write_tiny(
 ) -> Path:  # fmt: skip
     """Write a checkpoint directory; with `pooling` ('mean', 'cls', …) a sentence-transformers one.
 
-    `extra` are further fields of the transformers configuration.
+    Skips the test where this transformers does not have the family yet. `extra` are further fields of the transformers configuration.
     """
     import torch
     import transformers
 
     prefix = CLASSES[family]
+    if not hasattr(transformers, f"{prefix}Config"):
+        import pytest
+
+        pytest.skip(f"transformers {transformers.__version__} has no {prefix}")
     config = getattr(transformers, f"{prefix}Config")(
         **({"num_labels": 3 if "classification" in task else 2} | _size(family) | dict(extra))
     )
