@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny, write_tiny
 
 
@@ -23,3 +25,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """`export(model, context, opset)`: what `ExportOnnx` makes of an eager model, exported once for all processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    folder.mkdir(exist_ok=True)
+    return Exports(folder)

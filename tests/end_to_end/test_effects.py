@@ -32,6 +32,7 @@ from bertopt.stages import effects
 from bertopt.stages.effects import Counts
 from bertopt.stages.fingerprint import fingerprint
 from tests.support.example_passes import Touch
+from tests.support.exports import Exports
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import FAMILIES, Tiny
 
@@ -42,8 +43,8 @@ SDPA, E23, E20 = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20)
 class Bench:
     """Stages by family and the passes that made them, each written and opened again as a worker does it."""
 
-    def __init__(self, tiny: Tiny, root: Path) -> None:
-        self.tiny, self.root = tiny, root
+    def __init__(self, tiny: Tiny, root: Path, export: Exports) -> None:
+        self.tiny, self.root, self.export = tiny, root, export
         self.built: dict[tuple[str, tuple[AnyPass, ...]], Path] = {}
 
     def stage(self, family: str, *steps: AnyPass) -> Path:
@@ -53,7 +54,7 @@ class Bench:
             if steps:
                 parent = self.stage(family, *steps[:-1])
                 with checkpoint.quiet():
-                    model = steps[-1](stages.open_stage(parent), Context(out, shapes=((2, 8), (3, 16)))).model
+                    model = self.export.apply(steps[-1], stages.open_stage(parent), Context(out, shapes=((2, 8), (3, 16)))).model
                 stages.inherit(parent, out)
             else:
                 model = checkpoint.load(self.tiny(family))
@@ -68,10 +69,10 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Bench]:
     root, threads = tmp_path_factory.mktemp("bench"), torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Bench(tiny, root)
+    yield Bench(tiny, root, export)
     torch.set_num_threads(threads)
     shutil.rmtree(root)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bertopt.core import Compiled, Context, Engine, Model
+from bertopt.core import Compiled, Context, Engine, Model, Pass
 from bertopt.debug import profiler, timed_calls
 from bertopt.debug.attention_maps import MOST_TOKENS, attention
 from bertopt.debug.graph_layers import Node, layers_of
@@ -16,10 +16,10 @@ from bertopt.modeling import checkpoint
 from bertopt.passes import CompileTorch, ConvertOpenvino, ExportOnnx, FuseOrt, PackSequences, UseSdpa
 from bertopt.report import profile_page
 from bertopt.report.profile import AFTER, BEFORE, Attention, Profile, class_of
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 LAYERS = {BEFORE, "layer 0", "layer 1", AFTER}
-Make = Callable[[Path, Path], Model]
 
 
 @pytest.fixture(autouse=True)
@@ -33,36 +33,11 @@ def context(folder: Path, name: str) -> Context:
     return Context(folder / name, shapes=((2, 8),))
 
 
-def eager(source: Path, folder: Path) -> Model:
-    return checkpoint.load(source)
-
-
-def packed(source: Path, folder: Path) -> Model:
-    return PackSequences()(checkpoint.load(source), context(folder, "packed")).model
-
-
-def compiled(source: Path, folder: Path) -> Model:
-    return CompileTorch()(checkpoint.load(source), context(folder, "compiled")).model
-
-
-def onnx(source: Path, folder: Path, opset: int = 23) -> Model:
-    sdpa = UseSdpa()(checkpoint.load(source), context(folder, "sdpa")).model
-    return ExportOnnx(opset=opset)(sdpa, context(folder, "onnx")).model
-
-
-def decomposed(source: Path, folder: Path) -> Model:
-    return onnx(source, folder, 20)
-
-
-def fused(source: Path, folder: Path) -> Model:
-    pytest.importorskip("onnxruntime")
-    sdpa = UseSdpa()(checkpoint.load(source), context(folder, "sdpa")).model
-    return FuseOrt()(ExportOnnx()(sdpa, context(folder, "onnx")).model, context(folder, "fused")).model
-
-
-def openvino(source: Path, folder: Path) -> Model:
-    pytest.importorskip("openvino")
-    return ConvertOpenvino()(onnx(source, folder), context(folder, "openvino")).model  # type: ignore[arg-type]
+SDPA = UseSdpa()
+LINES: dict[str, tuple[Pass[Any, Any], ...]] = {
+    "eager": (), "packed": (PackSequences(),), "onnx": (SDPA, ExportOnnx()), "decomposed": (SDPA, ExportOnnx(opset=20)),
+    "fused": (SDPA, ExportOnnx(), FuseOrt()), "openvino": (SDPA, ExportOnnx(), ConvertOpenvino()),
+}  # fmt: skip
 
 
 def profiled(model: Model, source: Path, folder: Path, shape: tuple[int, int] | None = (2, 8)) -> Profile:
@@ -74,18 +49,23 @@ def profiled(model: Model, source: Path, folder: Path, shape: tuple[int, int] | 
     return found
 
 
-@pytest.mark.parametrize("make", [eager, packed, onnx, decomposed, fused, openvino])
-def test_rows_sum_to_the_call_and_name_layers_and_classes(make: Make, tiny: Tiny, tmp_path: Path) -> None:
-    found = profiled(make(tiny(), tmp_path), tiny(), tmp_path)
+@pytest.mark.parametrize("form", LINES)
+def test_rows_sum_to_the_call_and_name_layers_and_classes(form: str, tiny: Tiny, export: Exports, tmp_path: Path) -> None:
+    if form in ("fused", "openvino"):
+        pytest.importorskip({"fused": "onnxruntime", "openvino": "openvino"}[form])
+    model: Any = checkpoint.load(tiny())
+    for step in LINES[form]:
+        model = export.apply(step, model, context(tmp_path, step.name())).model
+    found = profiled(model, tiny(), tmp_path)
     # OpenVINO counts whole microseconds: what is shorter is not seen.
     assert LAYERS - {BEFORE, AFTER} <= set(found.by_layer())
-    assert make is openvino or set(found.by_layer()) >= LAYERS
+    assert form == "openvino" or set(found.by_layer()) >= LAYERS
     assert "matrix product" in found.by_class()
-    assert make is openvino or {"attention", "normalisation", "embedding"} <= set(found.by_class())
+    assert form == "openvino" or {"attention", "normalisation", "embedding"} <= set(found.by_class())
 
 
 def test_a_compiled_network_has_no_layers_but_kernels(tiny: Tiny, tmp_path: Path) -> None:
-    model = compiled(tiny(), tmp_path)
+    model = CompileTorch()(checkpoint.load(tiny()), context(tmp_path, "compiled")).model
     assert isinstance(model, Compiled)
     found = profiled(model, tiny(), tmp_path)
     assert list(found.by_layer()) == ["other"]
@@ -94,18 +74,18 @@ def test_a_compiled_network_has_no_layers_but_kernels(tiny: Tiny, tmp_path: Path
 
 @pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2"])
 def test_layers_of_other_families(family: str, tiny: Tiny, tmp_path: Path) -> None:
-    found = profiled(eager(tiny(family), tmp_path), tiny(family), tmp_path)
+    found = profiled(checkpoint.load(tiny(family)), tiny(family), tmp_path)
     assert set(found.by_layer()) >= {BEFORE, "layer 0", "layer 1"}
 
 
 def test_texts_are_one_batch(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    found = profiler.profile(eager(tiny(), tmp_path), tiny(), "cpu", None, ["a cat", "the dog ran on"], tmp_path / "scratch")
+    found = profiler.profile(checkpoint.load(tiny()), tiny(), "cpu", None, ["a cat", "the dog ran on"], tmp_path / "scratch")
     assert (found.batch, found.sequence) == (2, 6)
 
 
 def test_what_cannot_be_profiled_says_so(tiny: Tiny, tmp_path: Path) -> None:
-    model = eager(tiny(), tmp_path)
+    model = checkpoint.load(tiny())
     with pytest.raises(Unsupported, match="on the CPU"):
         profiler.profile(model, tiny(), "cuda", None, [], tmp_path)
     with pytest.raises(UsageError, match="must fit the model's 64 tokens; got 1 × 65"):
@@ -147,7 +127,7 @@ def test_attention_is_the_references_and_sums_to_one(tiny: Tiny) -> None:
 
 
 def test_the_page_shows_the_attention_as_the_references(tiny: Tiny, tmp_path: Path) -> None:
-    found = profiled(eager(tiny(), tmp_path), tiny(), tmp_path)
+    found = profiled(checkpoint.load(tiny()), tiny(), tmp_path)
     bare = profile_page.page(found)
     assert "Attention" not in bare and bare.count("<svg") == 1
     evil = "<script>alert(1)</script>"

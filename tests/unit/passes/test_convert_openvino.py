@@ -28,6 +28,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.packed import PackedSession
 from bertopt.system import environment, openvino_import
+from tests.support.exports import Exports
 from tests.support.tiny_models import WORDS, Tiny
 
 TEXTS = tuple(" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(2 + i % 17)) for i in range(40))
@@ -52,14 +53,14 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Made:
     pytest.importorskip("nncf")
     folder = tmp_path_factory.mktemp("openvino")
     reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
     (folder / "snapshot").mkdir()
     checkpoint.write_snapshot(reference, folder / "snapshot")
     (folder / "graph").mkdir()
-    graph = ExportOnnx()(UseSdpa()(reference, Context(folder)).model, Context(folder / "graph")).model
+    graph = export(UseSdpa()(reference, Context(folder)).model, Context(folder / "graph"))
     return Made(reference, graph, folder / "snapshot", folder)
 
 

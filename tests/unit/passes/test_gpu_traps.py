@@ -35,6 +35,7 @@ from bertopt.passes import (
 )
 from bertopt.sessions import open_session
 from bertopt.system import compilers, tensorrt_import
+from tests.support.exports import Exports
 from tests.support.tiny_models import WORDS, Tiny
 
 SDPA = UseSdpa()
@@ -268,13 +269,13 @@ def rtx() -> Any:
 
 
 @pytest.fixture(scope="module")
-def graphs(reference: Eager, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Onnx]:
+def graphs(reference: Eager, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> dict[str, Onnx]:
     """The tiny model with spelled-out attention, float32, half and symmetric INT8."""
 
     def at(name: str, **fields: Any) -> Context:
         return Context(tmp_path_factory.mktemp(name), **fields)
 
-    plain = ExportOnnx(opset=20)(SDPA(reference, at("sdpa")).model, at("plain")).model
+    plain = export(SDPA(reference, at("sdpa")).model, at("plain"), opset=20)
     texts = tuple(" ".join(WORDS[i : i + 5]) for i in range(20))
     ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
     ids["attention_mask"] = np.ones((1, 8), np.int64)
@@ -363,10 +364,10 @@ def fp8_of(model: Onnx, path: Path) -> Onnx:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_engines_of_8_bits_are_built_for_the_gpus_that_have_them(rtx: Any, tiny: Any, context: Any, tmp_path: Path, family: str) -> None:
+def test_engines_of_8_bits_are_built_for_the_gpus_that_have_them(rtx: Any, tiny: Any, context: Any, export: Exports, tmp_path: Path, family: str) -> None:
     """Built, not run: whether the products then run in 8 bits cannot be seen without a GPU."""
     reference = checkpoint.load(tiny(family))
-    plain = ExportOnnx(opset=20)(SDPA(reference, context()).model, context()).model
+    plain = export(SDPA(reference, context()).model, context(), opset=20)
     ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
     ids["attention_mask"] = np.ones((1, 8), np.int64)
     ctx = replace(context(), texts=tuple(" ".join(WORDS[i : i + 5]) for i in range(20)), encode=lambda asked: ids)
@@ -384,9 +385,9 @@ def test_engines_of_8_bits_are_built_for_the_gpus_that_have_them(rtx: Any, tiny:
 
 
 @pytest.mark.parametrize(("family", "precision"), [("roberta", "float16"), ("distilbert", "bfloat16"), ("bert", "bfloat16")])
-def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, family: str, precision: Any) -> None:
+def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, export: Exports, family: str, precision: Any) -> None:
     eager = SDPA(checkpoint.load(tiny(family)), context()).model
-    half = CastOnnxHalf(dtype=precision)(ExportOnnx(opset=20)(eager, context()).model, context()).model
+    half = CastOnnxHalf(dtype=precision)(export(eager, context(), opset=20), context()).model
     profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
     built = BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets_if_no_gpu=("sm86", "sm89", "sm120"))(half, context())
     assert built.model.targets == ("sm86", "sm89", "sm120") and len(built.model.profiles) == 3
@@ -489,11 +490,11 @@ def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[st
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_angles_of_rotary_positions_stay_float32(tiny: Tiny, context: Any, dtype: Any) -> None:
+def test_angles_of_rotary_positions_stay_float32(tiny: Tiny, context: Any, export: Exports, dtype: Any) -> None:
     """In float16 an angle of ModernBERT is off by up to 0.14 at position 511, and by 1.9 at 8,191."""
     import onnx_ir
 
-    model = ExportOnnx(opset=20)(SDPA(checkpoint.load(tiny("modernbert")), context()).model, context()).model
+    model = export(SDPA(checkpoint.load(tiny("modernbert")), context()).model, context(), opset=20)
     graph = onnx_ir.load(CastOnnxHalf(dtype=dtype)(FuseOrt()(model, context()).model, context("cuda")).model.path).graph
     angles = [value for node in graph if node.op_type in ("Cos", "Sin") for value in (*node.inputs, *node.outputs)]
     assert len(angles) == 8 and {value.dtype for value in angles if value is not None} == {onnx_ir.DataType.FLOAT}

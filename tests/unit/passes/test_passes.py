@@ -32,6 +32,7 @@ from bertopt.passes import (
 )
 from bertopt.results import Limits
 from bertopt.sessions import open_session
+from tests.support.exports import Exports
 from tests.support.tiny_models import FAMILIES, Tiny
 
 AnyPass = Pass[Any, Any]
@@ -50,8 +51,8 @@ LIMITS = {
 class Lab:
     """Models by family and the passes applied, each built once; the reference's answers likewise."""
 
-    def __init__(self, tiny: Tiny, root: Path) -> None:
-        self.tiny, self.root = tiny, root
+    def __init__(self, tiny: Tiny, root: Path, export: Exports) -> None:
+        self.tiny, self.root, self.export = tiny, root, export
         self.results: dict[tuple[str, tuple[AnyPass, ...]], Result[Any]] = {}
         self.references: dict[str, dict[str, Answers]] = {}
 
@@ -72,7 +73,7 @@ class Lab:
         if (family, steps) not in self.results:
             parent = self.build(family, *steps[:-1]).model
             with checkpoint.quiet():
-                self.results[family, steps] = steps[-1](parent, self.context())
+                self.results[family, steps] = self.export.apply(steps[-1], parent, self.context())
         return self.results[family, steps]
 
     def answers(self, model: Model) -> dict[str, Answers]:
@@ -95,10 +96,10 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Lab]:
     root, threads = tmp_path_factory.mktemp("lab"), torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Lab(tiny, root)
+    yield Lab(tiny, root, export)
     torch.set_num_threads(threads)
     shutil.rmtree(root)
 
@@ -328,11 +329,11 @@ def test_attention_is_never_quantised(lab: Lab, route: str) -> None:
     assert found["Attention"] == (0 if route == "int8_20" else 2)
 
 
-def test_pooled_model_gives_token_vectors_too(tiny: Tiny, lab: Lab) -> None:
+def test_pooled_model_gives_token_vectors_too(tiny: Tiny, lab: Lab, export: Exports) -> None:
     import onnx
 
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
-    model = E23(SDPA(reference, lab.context()).model, lab.context()).model
+    model = export(SDPA(reference, lab.context()).model, lab.context())
     outputs = {value.name: value.type.tensor_type for value in onnx.load(model.path).graph.output}
     assert list(outputs) == ["sentence_embedding", "last_hidden_state"]
     assert [dim.dim_param for dim in outputs["last_hidden_state"].shape.dim][:2] == ["batch", "sequence"]

@@ -29,6 +29,7 @@ from bertopt.results import Limits
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
+from tests.support.exports import Exports
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -49,8 +50,8 @@ LIMITS = Limits(label_flips_max=0.06).over(DEFAULT_LIMITS["int8"])
 class Shop:
     """Graphs of tiny models, each made once."""
 
-    def __init__(self, tiny: Tiny, root: Path) -> None:
-        self.tiny, self.root = tiny, root
+    def __init__(self, tiny: Tiny, root: Path, export: Exports) -> None:
+        self.tiny, self.root, self.export = tiny, root, export
         self.made: dict[tuple[str, tuple[Pass[Any, Any], ...]], Result[Any]] = {}
 
     def context(self, family: str = "bert", texts: Sequence[str] = TEXTS) -> Context:
@@ -70,17 +71,17 @@ class Shop:
             if steps:
                 parent = self.build(family, *steps[:-1]).model
                 with checkpoint.quiet():
-                    self.made[family, steps] = steps[-1](parent, self.context(family))
+                    self.made[family, steps] = self.export.apply(steps[-1], parent, self.context(family))
             else:
                 self.made[family, steps] = Result(checkpoint.load(self.tiny(family)), {})
         return self.made[family, steps]
 
 
 @pytest.fixture(scope="module")
-def shop(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Shop]:
     root, threads = tmp_path_factory.mktemp("shop"), torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Shop(tiny, root)
+    yield Shop(tiny, root, export)
     torch.set_num_threads(threads)
     shutil.rmtree(root)
 

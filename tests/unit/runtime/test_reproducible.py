@@ -17,10 +17,11 @@ import pytest
 from bertopt import stages
 from bertopt.core import Context, Model
 from bertopt.modeling import checkpoint
-from bertopt.passes import ConvertOpenvino, ExportOnnx, FuseOrt, QuantizeInt8
+from bertopt.passes import ConvertOpenvino, FuseOrt, QuantizeInt8
 from bertopt.runtime import cost_model
 from bertopt.runtime.load import load
 from bertopt.runtime.predictor import Predictor
+from tests.support.exports import Exports
 from tests.support.tiny_models import WORDS, Tiny
 
 KINDS = ("eager", "onnx-int8", "openvino")
@@ -28,7 +29,7 @@ Stage = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Stage:
     folder = tmp_path_factory.mktemp("reproducible")
     reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
 
@@ -39,7 +40,7 @@ def stage(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     def build(kind: str) -> Model:
         if kind == "eager":
             return reference
-        graph = ExportOnnx()(reference, context(f"{kind}-graph")).model
+        graph = export(reference, context(f"{kind}-graph"))
         if kind == "openvino":
             return ConvertOpenvino()(graph, context(kind)).model
         return QuantizeInt8()(FuseOrt()(graph, context(f"{kind}-fused")).model, context(kind)).model

@@ -11,18 +11,19 @@ import pytest
 from bertopt.core import Context, Model
 from bertopt.errors import UsageError
 from bertopt.modeling import checkpoint
-from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
+from bertopt.passes import ConvertOpenvino, PackSequences, UseSdpa
 from bertopt.sessions import open_session
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 
 @pytest.fixture(scope="module")
-def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> dict[str, Model]:
     def at(name: str) -> Context:
         return Context(Path(tmp_path_factory.mktemp(name)))
 
     eager = UseSdpa()(checkpoint.load(tiny()), at("eager")).model
-    graph = ExportOnnx()(eager, at("onnx")).model
+    graph = export(eager, at("onnx"))
     return {
         "eager": eager, "onnx": graph, "openvino": ConvertOpenvino()(graph, at("openvino")).model,
         "packed": PackSequences()(eager, at("packed")).model,

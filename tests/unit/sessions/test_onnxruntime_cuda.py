@@ -18,6 +18,7 @@ from bertopt.modeling import checkpoint
 from bertopt.passes import ExportOnnx
 from bertopt.sessions import onnxruntime, onnxruntime_cuda, open_session, shipped
 from bertopt.sessions.onnxruntime import OnnxRuntimeSession
+from tests.support.exports import Exports
 from tests.support.specs import spec
 from tests.support.tiny_models import Tiny
 
@@ -79,10 +80,10 @@ def test_float32_stays_float32_and_memory_is_not_doubled(monkeypatch: pytest.Mon
     assert fake.calls == ["preload", ("session", [("CUDAExecutionProvider", options)])]
 
 
-def test_buffers_are_bound_once_for_each_shape(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_bound_once_for_each_shape(tiny: Tiny, export: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real package and its CPU provider, as a CUDA session keeps them."""
     model = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
-    graph = ExportOnnx()(model, Context(tmp_path)).model
+    graph = export(model, Context(tmp_path))
     plain, keeping = OnnxRuntimeSession(graph, "cpu"), OnnxRuntimeSession(graph, "cpu")
     keeping._keeps = True
     made: list[Any] = []

@@ -15,21 +15,22 @@ from bertopt.checks import parity, probes
 from bertopt.core import Context, Eager, OpenVino, Spec
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
-from bertopt.passes import ExportOnnx, UseSdpa
+from bertopt.passes import UseSdpa
 from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.openvino_request import Short
 from bertopt.system import environment, openvino_import
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 
 @pytest.fixture(scope="module")
-def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Eager, OpenVino]:
+def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> tuple[Eager, OpenVino]:
     pytest.importorskip("openvino")
     openvino = openvino_import.openvino()
     reference = checkpoint.load(tiny())
     folder = tmp_path_factory.mktemp("openvino")
-    graph = ExportOnnx(opset=20)(UseSdpa()(reference, Context(folder)).model, Context(folder)).model
+    graph = export(UseSdpa()(reference, Context(folder)).model, Context(folder), opset=20)
     path = folder / "elsewhere" / "model.xml"
     openvino.save_model(openvino.convert_model(graph.path), path, compress_to_fp16=False)
     return reference, OpenVino(reference.spec, "float32", path)
@@ -197,11 +198,11 @@ def test_a_short_model_that_answers_otherwise_is_not_used(
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering"])
-def test_int8_is_run_in_whole_blocks_and_answered_as_asked(tiny: Tiny, tmp_path: Path, task: str) -> None:
+def test_int8_is_run_in_whole_blocks_and_answered_as_asked(tiny: Tiny, export: Exports, tmp_path: Path, task: str) -> None:
     """The padding that a session adds shows in no answer. (The graph may be float32: blocks depend on what is claimed.)"""
     pytest.importorskip("openvino")
     reference = checkpoint.load(tiny(task=task))
-    graph = ExportOnnx()(UseSdpa()(reference, Context(tmp_path)).model, Context(tmp_path)).model
+    graph = export(UseSdpa()(reference, Context(tmp_path)).model, Context(tmp_path))
     path = tmp_path / "elsewhere" / "model.xml"
     openvino = openvino_import.openvino()
     openvino.save_model(openvino.Core().read_model(graph.path), path, compress_to_fp16=False)
@@ -231,13 +232,13 @@ def _full(spec: Spec, length: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_head_that_reads_padding_sees_no_more_of_it(tiny: Tiny, tmp_path: Path, rows: int) -> None:
+def test_a_head_that_reads_padding_sees_no_more_of_it(tiny: Tiny, export: Exports, tmp_path: Path, rows: int) -> None:
     """Under left padding DeBERTa-v2's head reads a padding token, which attends evenly to all there is."""
     pytest.importorskip("openvino")
     reference = checkpoint.load(tiny(family="deberta-v2"))
     path = tmp_path / "elsewhere" / "model.xml"
     openvino = openvino_import.openvino()
-    graph = ExportOnnx()(reference, Context(tmp_path)).model
+    graph = export(reference, Context(tmp_path))
     openvino.save_model(openvino.Core().read_model(graph.path), path, compress_to_fp16=False)
     session = OpenVinoSession(OpenVino(reference.spec, "float32", path), "cpu", threads=1)
     ids = np.arange(5, 5 + 6 * rows).reshape(rows, 6)

@@ -27,6 +27,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages import certificates, claims, openvino_certificate, torch_certificate
 from bertopt.stages.onnx_certificate import coarse
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 TEXTS = Texts(("the cat sat on the mat .", "a very good film !", "it was bad") * 4).texts
@@ -34,7 +35,7 @@ Make = Callable[..., Model]
 
 
 @pytest.fixture(scope="module")
-def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Make:
     """The model after some passes; each line is built once."""
     made: dict[tuple[Pass[Any, Any], ...], Model] = {(): checkpoint.load(str(tiny()), "text-classification", None)}
     tokenizer = Tokenizer(tiny(), made[()].spec)
@@ -42,7 +43,7 @@ def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
     def after(*line: Pass[Any, Any]) -> Model:
         if line not in made:
             context = Context(tmp_path_factory.mktemp("pass"), texts=TEXTS, encode=lambda t: tokenizer.batch(tokenizer.encode(t)))
-            made[line] = line[-1](after(*line[:-1]), context).model
+            made[line] = export.apply(line[-1], after(*line[:-1]), context).model
         return made[line]
 
     return after

@@ -15,9 +15,10 @@ from bertopt import stages
 from bertopt.core import Context
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.passes import ConvertOpenvino, ExportOnnx
+from bertopt.passes import ConvertOpenvino
 from bertopt.runtime import load as loading
 from bertopt.stages import opening
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 TEXTS = ["the cat sat", "a very good film", "not bad !"]
@@ -30,7 +31,7 @@ Make = Callable[[str, int], Path]
 
 
 @pytest.fixture(scope="module")
-def artifacts(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def artifacts(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Make:
     """The artefact of a form, of one of two checkpoints that differ in their weights."""
     folder = tmp_path_factory.mktemp("artifacts")
 
@@ -46,7 +47,7 @@ def artifacts(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
             out.mkdir()
             checkpoint.write_snapshot(model, out)
             if form != "eager":
-                model = ExportOnnx()(model, Context(folder / f"work-{form}-{seed}")).model
+                model = export(model, Context(folder / f"work-{form}-{seed}"))
             if form == "openvino":
                 model = ConvertOpenvino()(model, Context(folder / f"work-{form}-{seed}" / "ir")).model
         stages.write_form(model, out)
