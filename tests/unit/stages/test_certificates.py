@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from bertopt.core import Context, Eager, Engine, Model, Onnx, OpenVino, Pass, RuntimeFacts
+from bertopt.core import Context, Eager, Engine, Model, Onnx, OpenVino, RuntimeFacts
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
     CastHalf,
@@ -27,6 +27,7 @@ from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages import certificates, claims, openvino_certificate, torch_certificate
 from bertopt.stages.onnx_certificate import coarse
+from tests.support.built import Built
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
@@ -35,18 +36,10 @@ Make = Callable[..., Model]
 
 
 @pytest.fixture(scope="module")
-def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Make:
-    """The model after some passes; each line is built once."""
-    made: dict[tuple[Pass[Any, Any], ...], Model] = {(): checkpoint.load(str(tiny()), "text-classification", None)}
-    tokenizer = Tokenizer(tiny(), made[()].spec)
-
-    def after(*line: Pass[Any, Any]) -> Model:
-        if line not in made:
-            context = Context(tmp_path_factory.mktemp("pass"), texts=TEXTS, encode=lambda t: tokenizer.batch(tokenizer.encode(t)))
-            made[line] = export.apply(line[-1], after(*line[:-1]), context).model
-        return made[line]
-
-    return after
+def make(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports) -> Iterator[Make]:
+    """The model after some passes."""
+    with Built.opened(tiny, tmp_path_factory.mktemp("certificates"), export, TEXTS) as built:
+        yield lambda *line: built.build("bert", *line).model
 
 
 SDPA, EXPORT, FUSE = UseSdpa(), ExportOnnx(), FuseOrt()
