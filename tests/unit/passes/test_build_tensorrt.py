@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertopt.checks import parity, probes
 from bertopt.core import Engine, Onnx, Pass, Profile
 from bertopt.errors import IntegrityError, Unsupported
 from bertopt.passes import BuildTensorrt, CastOnnxHalf, ExportOnnx, QuantizeInt8, UseSdpa, build_tensorrt
 from bertopt.sessions import open_session
 from bertopt.system import tensorrt_import
 from tests.support.built import Built
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import WORDS, Tiny
 
@@ -198,12 +198,8 @@ def test_symmetric_int8_is_quantised_and_close(built: Built) -> None:
     counts = QuantizeInt8(scheme="static", symmetric=True).effects(model, session.facts())
     assert counts == {"products with INT8 weights": (14, 14)}
     plain = open_session(graph(built, "float32"), threads=1)
-    cases = [
-        parity.compare(probe, model.spec, parity.answer(session, probe, model.spec),
-                       parity.answer(plain, probe, model.spec))
-        for probe in probes.grid(model.spec, [(2, 16)], None)
-    ]  # fmt: skip
-    assert np.mean([case.cosine_mean for case in cases if case.cosine_mean is not None]) > 0.95
+    found = cases(session, plain, model.spec, [(2, 16)])
+    assert np.mean([case.cosine_mean for case in found if case.cosine_mean is not None]) > 0.95
 
 
 class Config:

@@ -15,19 +15,21 @@ import pytest
 import torch
 
 from bertopt import stages
-from bertopt.checks import parity, probes
+from bertopt.checks import parity
 from bertopt.core import Context, Eager, Onnx, OpenVino, Result, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 from bertopt.quantization import calibration_inputs, openvino_ptq
 from bertopt.recipe.parser import parse
+from bertopt.results import Case
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.packed import PackedSession
 from bertopt.system import environment, openvino_import
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import WORDS, Tiny
 
@@ -69,13 +71,9 @@ def int8(made: Made) -> Result[OpenVino]:
     return ConvertOpenvino(precision="int8", samples=16, min_cosine=None)(made.graph, made.context("int8"))
 
 
-def cases(made: Made, model: OpenVino) -> list[Any]:
-    spec = made.reference.spec
+def compared(made: Made, model: OpenVino) -> list[Case]:
     ours, theirs = open_session(model, threads=1), open_session(made.reference, threads=1)
-    return [
-        parity.compare(probe, spec, parity.answer(ours, probe, spec), parity.answer(theirs, probe, spec))
-        for probe in probes.grid(spec, [(1, 8), (4, 24)], None)
-    ]
+    return cases(ours, theirs, made.reference.spec, [(1, 8), (4, 24)])
 
 
 def effects(model: OpenVino, by: ConvertOpenvino) -> dict[str, tuple[int, int]]:
@@ -85,7 +83,7 @@ def effects(model: OpenVino, by: ConvertOpenvino) -> dict[str, tuple[int, int]]:
 def test_float32_is_exact_and_counted(made: Made) -> None:
     by = ConvertOpenvino()
     result = by(made.graph, made.context("f32"))
-    verdict = parity.judge(cases(made, result.model), parity.DEFAULT_LIMITS["float32"], None)
+    verdict = parity.judge(compared(made, result.model), parity.DEFAULT_LIMITS["float32"], None)
     assert verdict.passed, verdict.worst
     # Six products a layer: query, key, value, attention's output, and two of the feed-forward.
     assert result.changes["products"] == 6 * made.reference.spec.layers
@@ -106,7 +104,7 @@ def test_int8_quantises_every_product_and_all_of_them_run_so(made: Made, int8: R
     assert effects(int8.model, by) == {
         "products with INT8 weights and input": (12, 12), "products that run in INT8": (12, 12),
     }  # fmt: skip
-    found = cases(made, int8.model)
+    found = compared(made, int8.model)
     assert min(case.cosine_mean for case in found) > 0.96
     assert max(case.max_abs for case in found) > 1e-4, "as exact as float32: nothing was quantised"
 
@@ -213,7 +211,7 @@ def test_products_go_back_to_float32_while_accuracy_is_missed(made: Made, int8: 
     result = ConvertOpenvino(precision="int8", samples=16, min_cosine=0.999999)(made.graph, made.context("searched"))
     kept = [key for key in result.changes if key.endswith("kept in float32")]
     assert kept and result.changes["int8_products"] == 12 - len(kept)
-    before, after = (np.mean([case.cosine_mean for case in cases(made, m)]) for m in (int8.model, result.model))
+    before, after = (np.mean([case.cosine_mean for case in compared(made, m)]) for m in (int8.model, result.model))
     assert after > before
 
 
@@ -246,7 +244,7 @@ def test_bfloat16_runs_where_there_is_its_arithmetic(made: Made) -> None:
         pytest.skip("this CPU has no bfloat16 arithmetic")
     by = ConvertOpenvino(precision="bf16")
     model = by(made.graph, made.context("really bf16")).model
-    found = cases(made, model)
+    found = compared(made, model)
     judged = parity.judge(found, parity.DEFAULT_LIMITS["bfloat16"], None)
     assert judged.passed, judged.worst
     assert max(case.rel_l2 for case in found) > 10 * (parity.DEFAULT_LIMITS["float32"].rel_l2 or 0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertopt.checks import parity, probes
+from bertopt.checks import parity
 from bertopt.core import Context, Eager
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint, network
@@ -30,6 +30,7 @@ from bertopt.passes import (
 )
 from bertopt.sessions import open_session
 from bertopt.system import compilers
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
@@ -60,14 +61,8 @@ def context(tmp_path: Path) -> Callable[..., Context]:
 
 def passes_limits(reference: Eager, network: torch.nn.Module, precision: Any) -> bool:
     """Whether the parity gate lets `network` pass as a stage of that precision."""
-
     ours, theirs = open_session(replace(reference, network=network)), open_session(reference)
-    cases = [
-        parity.compare(probe, reference.spec, parity.answer(ours, probe, reference.spec),
-                       parity.answer(theirs, probe, reference.spec))
-        for probe in probes.grid(reference.spec, [(2, 16)], None)
-    ]  # fmt: skip
-    return parity.judge(cases, parity.DEFAULT_LIMITS[precision], None).passed
+    return parity.judge(cases(ours, theirs, reference.spec, [(2, 16)]), parity.DEFAULT_LIMITS[precision], None).passed
 
 
 def copied(model: Eager) -> Any:

@@ -34,6 +34,7 @@ from bertopt.passes import (
 from bertopt.results import Limits
 from bertopt.sessions import open_session
 from tests.support.built import Built
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import FAMILIES, Tiny
 
@@ -68,13 +69,13 @@ class Lab(Built):
 
     def check(self, family: str, model: Model) -> None:
         mine, theirs = self.answers(model), self._reference_answers(family)
-        cases = [
+        found = [
             parity.compare(probe, model.spec, mine[probe.name], theirs[probe.name])
             for probe in probes.grid(model.spec, [(2, 8), (3, 16)], None)
         ]
-        assert {case.padding for case in cases} == set(probes.PADDINGS)
-        found = parity.judge(cases, LIMITS[model.precision], None)
-        assert found.passed, found.worst
+        assert {case.padding for case in found} == set(probes.PADDINGS)
+        verdict = parity.judge(found, LIMITS[model.precision], None)
+        assert verdict.passed, verdict.worst
 
 
 @pytest.fixture(scope="module")
@@ -318,12 +319,8 @@ def test_pooled_model_gives_token_vectors_too(tiny: Tiny, lab: Lab, export: Expo
     assert [dim.dim_param for dim in outputs["last_hidden_state"].shape.dim][:2] == ["batch", "sequence"]
     half = CastOnnxHalf()(model, lab.context()).model
     for each in (model, half):
-        mine, theirs = lab.answers(each), lab.answers(reference)
-        cases = [
-            parity.compare(probe, reference.spec, mine[probe.name], theirs[probe.name])
-            for probe in probes.grid(reference.spec, [(2, 8), (3, 16)], None)
-        ]
-        found = parity.judge(cases, DEFAULT_LIMITS[each.precision], None)
+        ours, theirs = open_session(each, threads=1), open_session(reference, threads=1)
+        found = parity.judge(cases(ours, theirs, reference.spec, [(2, 8), (3, 16)]), DEFAULT_LIMITS[each.precision], None)
         assert found.passed, found.worst
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import bertopt
 from bertopt import passes, stages
-from bertopt.checks import parity, probes
+from bertopt.checks import parity
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.core import Onnx, Pass, RuntimeFacts
 from bertopt.errors import Unsupported, UsageError
@@ -26,6 +26,7 @@ from bertopt.results import Limits
 from bertopt.sessions import open_session
 from bertopt.system import environment
 from tests.support.built import Built
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
@@ -52,13 +53,8 @@ def built(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports)
 
 
 def compared(reference: Any, model: Onnx) -> Any:
-    spec = model.spec
-    sessions = [open_session(one, threads=1) for one in (reference, model)]
-    cases = []
-    for probe in probes.grid(spec, [(2, 8), (3, 16)], None):
-        wanted, got = (parity.answer(session, probe, spec) for session in sessions)
-        cases.append(parity.compare(probe, spec, got, wanted))
-    return parity.judge(cases, LIMITS, None)
+    ours, theirs = open_session(model, threads=1), open_session(reference, threads=1)
+    return parity.judge(cases(ours, theirs, model.spec, [(2, 8), (3, 16)]), LIMITS, None)
 
 
 def kinds(path: Path) -> Counter[str]:

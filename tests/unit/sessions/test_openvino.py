@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertopt import stages
-from bertopt.checks import parity, probes
+from bertopt.checks import parity
 from bertopt.core import Context, Eager, OpenVino, Spec
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
@@ -20,6 +20,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.openvino_request import Short
 from bertopt.system import environment, openvino_import
+from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
@@ -39,11 +40,7 @@ def models(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports
 def test_it_agrees_in_float32_where_the_cpu_has_bf16(models: tuple[Eager, OpenVino]) -> None:
     reference, model = models
     ours, theirs, spec = open_session(model), open_session(reference), reference.spec
-    found = [
-        parity.compare(probe, spec, parity.answer(ours, probe, spec), parity.answer(theirs, probe, spec))
-        for probe in probes.grid(spec, [(2, 8)], None)
-    ]
-    verdict = parity.judge(found, parity.DEFAULT_LIMITS["float32"], None)
+    verdict = parity.judge(cases(ours, theirs, spec, [(2, 8)]), parity.DEFAULT_LIMITS["float32"], None)
     assert verdict.passed, verdict.worst
     assert ours.facts().precision == "f32"
 
