@@ -62,13 +62,12 @@ def optimize(
 
 def _next_steps(artifact: Path, model: str, portable: bool) -> None:
     from bertopt.stages import read_manifest
-    from bertopt.stages.model_card import BACKENDS, opened_by
+    from bertopt.stages.model_card import BACKENDS, example, opened_by
 
     manifest = read_manifest(artifact)
     spec = manifest.spec
-    example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
     lines = [
-        ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example})'),
+        ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example(spec)})'),
         ("check it where it runs", shlex.join(["bertopt", "verify", str(artifact), "--against", model])),
         ("look at the figures", str(artifact.parent / "report.html")),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,7 +190,7 @@ def verify(directory: Path, key: Path | None = None) -> Manifest:
     links = [path for path in sorted(directory.rglob("*")) if path.is_symlink()]
     if links:
         raise IntegrityError(
-            f"'{links[0].relative_to(directory)}' in '{directory}' is a link; copy the files themselves"
+            f"'{links[0].relative_to(directory)}' in '{directory}' is a link; copy the files themselves, as `cp -rL` does"
         )
     for name, entry in manifest.files.items():
         path = directory / name
@@ -202,14 +202,23 @@ def verify(directory: Path, key: Path | None = None) -> Manifest:
             raise IntegrityError(
                 f"'{name}' in '{directory}' is not the file that was exported (size or sha256 differs); export again"
             )
-    extra = [
-        str(path.relative_to(directory))
-        for path in files_of(directory)
-        if str(path.relative_to(directory)) not in manifest.files and path not in (directory / MANIFEST, directory / SIGNATURE)
-    ]
+    known = {Path(name) for name in (*manifest.files, MANIFEST, SIGNATURE)}
+    extra = [path for path in files_of(directory) if path.relative_to(directory) not in known]
     if extra:
-        raise IntegrityError(f"'{extra[0]}' in '{directory}' is not listed in {MANIFEST}; remove it, or export again")
+        shown = _unlisted(directory, extra, known)
+        verb, them = ("is", "it") if len(shown) == 1 else ("are", "them")
+        named = ", ".join(f"'{name}'" for name in shown)
+        raise IntegrityError(f"{named} in '{directory}' {verb} not listed in {MANIFEST}; remove {them}, or export again")
     return manifest
+
+
+def _unlisted(directory: Path, extra: Iterable[Path], known: Iterable[Path]) -> list[str]:
+    """Return names for the files `extra`, five at most: of those in a folder without any `known` file, the folder's."""
+    folders = {folder for path in known for folder in path.parents}
+    names = []
+    for path in (one.relative_to(directory) for one in extra):
+        names.append(str(next((folder for folder in reversed(path.parents) if folder not in folders), path)))
+    return list(dict.fromkeys(names))[:5]
 
 
 def files_of(directory: Path) -> Iterator[Path]:

@@ -91,11 +91,19 @@ def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[
     yield ""
     yield "## How to load it"
     yield ""
-    example = '[("question", "context")]' if spec.task == "question-answering" else '["a text"]'
-    yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example}))', "```", "")
+    yield from ("From the Hugging Face hub it is fetched into a directory of its own, without what the hub and its client add:", "")
+    yield from ("    hf download ORG/NAME --local-dir DIR && rm -r DIR/.cache DIR/.gitattributes", "")
+    yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example(spec)}))', "```", "")
     if spec.layout == "padded" and form in BACKENDS:
         yield from _elsewhere(form, spec, _PRECISION if form == "openvino" and manifest.precision != "bfloat16" else ())
     yield "`bertopt verify DIR --against CHECKPOINT` repeats the checks on the machine that serves it."
+
+
+def example(spec: Spec) -> str:
+    """Return texts to call a predictor with, as Python code. A single text gets a score of a re-ranker too, which says nothing."""
+    if spec.task == "question-answering":
+        return '[("question", "context")]'
+    return '[("a query", "a passage")]' if spec.ranks and not spec.regression else '["a text"]'
 
 
 def _speed(case: Latency) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import bertopt
 from bertopt import stages
 from bertopt.commands.push import push
 from bertopt.commands.verify import verify
-from bertopt.errors import UsageError
+from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import source
+from tests.support.artefacts import write_artefact
 from tests.support.command_line import call, last_line, write_recipe
 from tests.support.fake_hub import FakeHub
 from tests.support.serving import InProcess
@@ -98,3 +100,20 @@ def test_an_artefact_is_written_to_the_hub_file_by_file(hub: FakeHub, tiny: Tiny
     artifact = tmp_path / "out" / "artifact"
     assert push(artifact, "org/name") == f"{hub.url}/org/name/commit/1"
     assert hub.written == {str(path.relative_to(artifact)): path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
+
+
+def test_an_artefact_is_fetched_from_the_hub_as_its_card_says(hub: FakeHub, tiny: Tiny, tmp_path: Path) -> None:
+    """The hub adds a file to each repository, its client a folder to what it fetches, or links: `load` takes only what was exported."""
+    from huggingface_hub import snapshot_download
+
+    published = write_artefact(tiny(), tmp_path / "published", "eager")
+    (published / ".gitattributes").write_text("*.bin filter=lfs")
+    hub.commit("org/name", published)
+    with pytest.raises(IntegrityError, match=r"is a link; copy the files themselves, as `cp -rL` does"):
+        bertopt.load(snapshot_download("org/name"))
+    fetched = Path(snapshot_download("org/name", local_dir=tmp_path / "fetched"))
+    with pytest.raises(IntegrityError, match=r"'\.cache', '\.gitattributes' in .* are not listed in manifest\.json; remove them"):
+        bertopt.load(fetched)
+    shutil.rmtree(fetched / ".cache")
+    (fetched / ".gitattributes").unlink()
+    assert len(bertopt.load(fetched)(["the cat", "a dog"])) == 2

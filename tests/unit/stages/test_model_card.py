@@ -60,6 +60,8 @@ def test_openvino_elsewhere_needs_its_precision_stated() -> None:
         ("openvino", {"pooling": "mean", "layout": "packed", "row_length": 32}, "only bertopt opens this artefact", "SentenceTransformer"),
         ("openvino", {"task": "text-classification"}, 'OVModelForSequenceClassification.from_pretrained("DIR", subfolder="openvino")', "SentenceTransformer"),
         ("onnx", {"task": "question-answering"}, 'bertopt.load("DIR")([("question", "context")])', "SentenceTransformer"),
+        ("onnx", {"task": "text-classification", "labels": ("LABEL_0",)}, 'bertopt.load("DIR")([("a query", "a passage")])', '["a text"]'),
+        ("onnx", {"task": "text-classification", "labels": ("a", "b")}, "hf download ORG/NAME --local-dir DIR && rm -r DIR/.cache", "a query"),
         ("eager", {"pooling": "mean"}, "Only bertopt opens this artefact as it was measured", "SentenceTransformer"),
         ("engine", {"task": "fill-mask"}, "Only bertopt opens this artefact", "from_pretrained"),
     ],

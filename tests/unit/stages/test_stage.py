@@ -105,8 +105,9 @@ def change(directory: Path) -> None:
         (lambda d: (d / "extra.py").write_text(""), r"'extra\.py' .* is not listed"),
         (lambda d: (d / "onnx" / "model.onnx_data").write_text(""), "is not listed"),
         (lambda d: (d / "onnx" / "manifest.json").write_text(""), "'onnx/manifest.json' .* is not listed"),
+        (lambda d: [(d / name).write_text("") for name in ("b.py", "a.py")], r"^'a\.py', 'b\.py' in .* are not listed .*; remove them"),
     ],
-    ids=["changed", "truncated", "emptied", "missing", "extra", "extra_data", "nested_manifest"],
+    ids=["changed", "truncated", "emptied", "missing", "extra", "extra_data", "nested_manifest", "two"],
 )
 def test_damage_is_found(committed: Path, damage: Damage, words: str) -> None:
     damage(committed)
