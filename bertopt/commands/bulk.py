@@ -21,9 +21,9 @@ from bertopt._version import __version__
 from bertopt.commands import bulk_files
 from bertopt.commands.bulk_files import Row, Rows
 from bertopt.errors import UsageError, WrongAnswer
-from bertopt.modeling.sentence_transformers import read_prompts
+from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
 from bertopt.runtime.load import load
-from bertopt.runtime.text_inputs import prompted, usual_pair
+from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
 from bertopt.runtime.tokenization import Text
 from bertopt.system import atomic_write
 
@@ -63,13 +63,16 @@ def bulk(
     if part_rows < 1:
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
     manifest, stat = stages.verify(artefact, public_key), source.stat()
-    prompts = read_prompts(artefact) if manifest.spec.task == "feature-extraction" else {}
+    embeds = manifest.spec.task == "feature-extraction"
+    prompts = read_prompts(artefact) if embeds else {}
     if prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
-        prompted([] if pair is None else [("", "")], prompts, prompt_name)
+        prompted([] if pair is None else [("", "")], prompts, prompt_name, embeds and leaves_prompts_out(artefact))
     if not source.is_file():
         raise UsageError(f"'{source}' must be a regular file, since an interrupted call reads it again; write what comes from a pipe to a file first")
     usual = usual_pair(manifest.spec.task, column) if pair is None else None
     pair = usual if usual is not None and usual in bulk_files.columns(source) else pair
+    if pair is None and manifest.spec.task == "question-answering":
+        raise UsageError(f"question answering takes a question and a context; the rows have no column '{SECOND}': name their columns with --column and --pair")
     wanted = {
         "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
@@ -85,7 +88,7 @@ def bulk(
         raise UsageError(f"another call writes to '{out}'; wait for its end, or give another directory") from error
     try:
         _check_state(out, wanted)
-        key = "embedding" if manifest.spec.task == "feature-extraction" else "answer"
+        key = "embedding" if embeds else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
         return _Bulk(source, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
     finally:

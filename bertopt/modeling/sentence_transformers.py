@@ -27,6 +27,8 @@ WEIGHTS = "model.safetensors"
 _ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
 #: Options of a Dense or Normalize that change what it computes, and their values without effect.
 _DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
+#: What is said where a prompt would be put before a text and pooled with it.
+NO_PROMPTS = "cannot put a prompt before a text, since the model's pooling leaves prompts out (include_prompt: false)"
 #: What to do with a model whose last steps bertopt does not have.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
@@ -106,13 +108,17 @@ def lower(backend: Any) -> None:
 
 def read_prompts(directory: Path) -> dict[str, str]:
     """Return what may be put before a text, by name: none where the pooling would leave its tokens out, nor what is no text."""
-    if not (directory / MODULES).is_file():
-        return {}
-    poolings = [_read(directory / _folder(each["path"]) / "config.json") for each in _modules(directory) if _kind(each) == "Pooling"]
-    prompts = _prompt_fields(directory).get("prompts")
-    if not isinstance(prompts, dict) or not all(config.get("include_prompt", True) for config in poolings):
+    prompts = _prompt_fields(directory).get("prompts") if (directory / MODULES).is_file() else None
+    if not isinstance(prompts, dict) or leaves_prompts_out(directory):
         return {}
     return {name: prompt for name, prompt in prompts.items() if _is_text(name) and _is_text(prompt)}
+
+
+def leaves_prompts_out(directory: Path) -> bool:
+    """Return whether the pooling takes the tokens after a prompt alone, as INSTRUCTOR's does. The networks here pool all of a text's."""
+    modules = _modules(directory) if (directory / MODULES).is_file() else []
+    poolings = [_read(directory / _folder(each["path"]) / "config.json") for each in modules if _kind(each) == "Pooling"]
+    return not all(config.get("include_prompt", True) for config in poolings)
 
 
 def _is_text(value: Any) -> bool:
@@ -184,11 +190,12 @@ def _warn_of_dropped(directory: Path) -> None:
     fields = _prompt_fields(directory)
     name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
     if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
-        offered = name in read_prompts(directory)
-        way = f"give prompt_name={plain(ascii(name))} with texts that need it" if offered else "and cannot, since the pooling leaves prompts out"
+        said = f"puts no prompt before a text by default: give prompt_name={plain(ascii(name))} with texts that need it"
+        if leaves_prompts_out(directory):
+            said = f"{NO_PROMPTS}: its vectors are those of sentence-transformers with prompt=''"
         if fields.get("model_type") == "CrossEncoder":
-            way = f"put {plain(ascii(prompts[name]))} before the first text of each pair yourself"
-        warnings.warn(f"{PROMPTS}: an artefact puts no prompt before a text by default: {way}", stacklevel=4)
+            said = f"puts no prompt before a text by default: put {plain(ascii(prompts[name]))} before the first text of each pair yourself"
+        warnings.warn(f"{PROMPTS}: an artefact {said}", stacklevel=4)
     if dimensions is not None:
         shown = plain(ascii(dimensions))
         warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", stacklevel=4)

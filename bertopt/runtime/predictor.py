@@ -15,7 +15,7 @@ import numpy as np
 from bertopt.core import Session, ShapeLimits, Spec, Task
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
-from bertopt.modeling.sentence_transformers import read_prompts
+from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
 from bertopt.runtime import task_outputs
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
@@ -97,6 +97,7 @@ class Predictor:
         self.session, self.spec, self._origin = session, spec, origin or f"'{directory}'"
         #: What may be put before a text, by name, as sentence-transformers' files beside the model say: "query: ", …
         self.prompts = read_prompts(directory) if spec.task == "feature-extraction" else {}
+        self._prompts_left_out = spec.task == "feature-extraction" and leaves_prompts_out(directory)
         limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
         # What the network takes: packed rows go below the padded interface.
@@ -186,7 +187,7 @@ class Predictor:
 
     def prompted(self, texts: Sequence[Text], name: str | None) -> Sequence[Text]:
         """Return `texts` with the prompt `name` before each; as they are where it is None. Raises UsageError for another's name."""
-        return texts if name is None else prompted(texts, self.prompts, name)
+        return texts if name is None else prompted(texts, self.prompts, name, self._prompts_left_out)
 
     def raw(self, texts: Sequence[Text], batch_by_batch: bool = False) -> list[dict[str, Array]]:
         """Return the raw outputs of each text, by name; of one text as of a single call. `batch_by_batch`: see `Runner.run`."""

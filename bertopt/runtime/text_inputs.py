@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from bertopt.errors import UsageError
+from bertopt.modeling.sentence_transformers import NO_PROMPTS
 from bertopt.runtime.tokenization import Text
 
 #: The columns of texts and of second texts, as in labelled texts.
@@ -62,11 +63,13 @@ def from_json(texts: Sequence[Any]) -> list[Any]:
     return [tuple(text) if isinstance(text, list) else text for text in texts]
 
 
-def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str) -> Sequence[Text]:
+def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str, left_out: bool) -> Sequence[Text]:
     """Put the prompt `name` before each text, as sentence-transformers does.
 
-    Raises UsageError where there is none of that name, and for the first pair: of two texts it is open which is meant.
+    Raises UsageError where there is none of that name, where the model's pooling leaves prompts out (`left_out`), and for the first pair: of two texts it is open which is meant.
     """
+    if left_out:
+        raise UsageError(f"prompt_name: an artefact {NO_PROMPTS}: leave prompt_name out, or use sentence-transformers for texts with a prompt")
     if name not in prompts:
         have = f"its prompts are {', '.join(map(ascii, prompts))}" if prompts else "it has no prompts: put one before the text"
         raise UsageError(f"prompt_name: the model has no prompt {ascii(name)[:100]}; {have}")

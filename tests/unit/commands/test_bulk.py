@@ -367,3 +367,10 @@ def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkey
     (out / "part-00004.jsonl").unlink()
     assert command.bulk(source, out, artefact, part_rows=3, actors=2) == 25
     assert [row["id"] for row in read(out)] == list(range(25))
+
+
+def test_questions_without_contexts_are_refused_with_the_options_to_give(tiny: Tiny, tmp_path: Path) -> None:
+    answers = write_artefact(tiny(task="question-answering"), tmp_path / "artefact", "eager")
+    with pytest.raises(UsageError, match=r"takes a question and a context; the rows have no column 'text_pair': name their columns with --column and --pair"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", answers)
+    assert not (tmp_path / "out").exists()

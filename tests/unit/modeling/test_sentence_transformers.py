@@ -122,7 +122,7 @@ def test_a_default_prompt_is_named(folder: Path) -> None:
     with pytest.warns(UserWarning, match=r"puts no prompt before a text by default: give prompt_name='query'"):
         checkpoint.load(folder)
     edited(folder / "1_Pooling" / "config.json", include_prompt=False)
-    with pytest.warns(UserWarning, match=r"by default: and cannot, since the pooling leaves prompts out"):
+    with pytest.warns(UserWarning, match=r"an artefact cannot put a prompt before a text, since .* leaves prompts out \(include_prompt: false\): its vectors are those of"):
         checkpoint.load(folder)
 
 
@@ -167,7 +167,11 @@ def test_no_prompt_is_offered_where_the_pooling_leaves_it_out(folder: Path, tmp_
     """Means over the text alone are another model than the one that was checked."""
     edited(folder / "config_sentence_transformers.json", prompts=PROMPTS)
     edited(folder / "1_Pooling" / "config.json", include_prompt=False)
-    assert opened(folder, tmp_path / "out").prompts == {}
+    predict = opened(folder, tmp_path / "out")
+    assert predict.prompts == {}
+    # To put it before the text by hand, as models without prompts are told, would give vectors that no one else has.
+    with pytest.raises(UsageError, match=r"^prompt_name: an artefact cannot put a prompt .* leaves prompts out .*: leave prompt_name out, or use"):
+        predict(TEXTS, prompt_name="query")
 
 
 def test_dimensions_that_are_cut_off_are_named(folder: Path) -> None:
