@@ -26,6 +26,7 @@ def bench(
     ] = None,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing.")] = None,
     seconds: Seconds = 2.5,
+    key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,
     processes: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
     json_: Json = False,
     verbose: Verbose = False,
@@ -37,7 +38,7 @@ def bench(
         shapes = read_shapes(shape or ())
         from bertopt.commands.bench import bench as measure
 
-        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr))
+        timed = measure(directories, texts, shapes, seconds, lambda doing: print(doing, file=sys.stderr), key)
         if json_:
             print(timed.model_dump_json())
             return

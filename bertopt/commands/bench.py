@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
 from bertopt.pipeline.measurement_plan import mix_texts
@@ -16,6 +16,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import read_or_built_in
 from bertopt.results import Latency
+from bertopt.stages.opening import Opened, opening
 from bertopt.system import environment
 from bertopt.workers.client import Worker, Workers
 
@@ -44,15 +45,25 @@ class Bench(BaseModel):
 
 def bench(
     directories: Sequence[Path], texts: Path | None = None, shapes: Sequence[tuple[int, int]] = (), seconds: float = 2.5,
-    on_progress: ProgressCallback = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None, key: Path | None = None,
 ) -> Bench:  # fmt: skip
     """Time each artefact (or stage) on every [B, S] of `shapes`, by default those it was checked on, and on texts, by default
-    the built-in ones; each race takes `seconds` at most.
+    the built-in ones; each race takes `seconds` at most. With the public `key` each must be signed with it.
 
     Each runs in its own worker; all but the first are raced against the first. Raises UsageError where they do not take
     the same inputs, IntegrityError where a file changed, Unsupported where this machine cannot run one.
     """
-    manifests = [stages.read_manifest(directory) for directory in directories]
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(opening(directory, key)) for directory in directories]
+        return _timed(directories, opened, texts, shapes, seconds, on_progress)
+
+
+def _timed(
+    directories: Sequence[Path], opened: Sequence[Opened], texts: Path | None, shapes: Sequence[tuple[int, int]], seconds: float,
+    on_progress: ProgressCallback,
+) -> Bench:  # fmt: skip
+    """Time what was opened of `directories`: they themselves, or private copies."""
+    manifests = [one.manifest for one in opened]
     spec = manifests[0].spec
     for directory, manifest in zip(directories, manifests, strict=True):
         other = manifest.spec
@@ -69,10 +80,10 @@ def bench(
     budget = Budget(seconds, seconds)
     rows: list[Timed] = []
     with Workers() as workers:
-        first = _open(workers, directories[0], manifests[0])
-        for number, (directory, manifest) in enumerate(zip(directories, manifests, strict=True)):
+        first = _open(workers, opened[0])
+        for number, (directory, one) in enumerate(zip(directories, opened, strict=True)):
             on_progress(f"timing {directory}")
-            worker = _open(workers, directory, manifest) if number else first
+            worker, manifest = _open(workers, one) if number else first, one.manifest
             racing = {"stage": worker} | ({"reference": first} if number else {})
             latency, _ = race(racing, spec, grid, mix, budget, None)
             stats = worker.call("stats")
@@ -87,7 +98,7 @@ def bench(
     return Bench(environment=environment.describe(), artefacts=rows)
 
 
-def _open(workers: Workers, directory: Path, manifest: stages.Manifest) -> Worker:
+def _open(workers: Workers, one: Opened) -> Worker:
     worker = workers.start()
-    worker.open(directory, manifest.device)
+    worker.open(one.path, one.manifest.device)
     return worker

@@ -53,7 +53,10 @@ def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
         copied = _others_may_write(directory)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"'{plain(str(directory))}' cannot be opened ({why}); give the directory of a stage or artefact") from error
+        raise UsageError(
+            f"'{plain(str(directory))}' cannot be opened ({why}); give the directory of a stage or artefact, such as out/NAME/artifact, which "
+            "`bertopt optimize MODEL` makes"
+        ) from error
     if copied:
         opened = _copied(directory, key)
         try:

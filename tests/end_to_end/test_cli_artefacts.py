@@ -201,12 +201,22 @@ def test_bench_times_artefacts_against_the_first(exported: tuple[Path, Result]) 
     assert shown.exit_code == 0 and "1 × 8" in shown.stdout and "end to end" in shown.stdout
 
 
+def test_bench_takes_only_signed_artefacts_where_a_key_is_given(exported: tuple[Path, Result], tmp_path: Path) -> None:
+    artefact, key = exported[0] / "artifact", tmp_path / "mine.pem"
+    copy = shutil.copytree(artefact, tmp_path / "signed")
+    assert call("sign", str(copy), "--key", str(key), "--new-key").exit_code == 0
+    assert call("bench", str(copy), "--shape", "1x8", "--seconds", "0.1", "--key", f"{key}.pub").exit_code == 0
+    found = call("bench", str(copy), str(artefact), "--shape", "1x8", "--seconds", "0.1", "--key", f"{key}.pub")
+    assert found.exit_code == 6 and f"'{artefact}'" in found.stderr and "timing" not in found.stderr
+
+
 def test_bench_refuses_what_it_cannot_time(exported: tuple[Path, Result], tmp_path: Path) -> None:
     artefact = str(exported[0] / "artifact")
     for arguments, words in (
         (("--shape", "8*16"), "--shape 8*16: expected BATCHxTOKENS, such as 8x128"),
         (("--shape", "1x9999"), "sequence must be at most"),
         ((str(tmp_path),), "is not a bertopt stage or artefact"),
+        (("pkg://a/b",), "which `bertopt optimize MODEL` makes"),
     ):
         found = call("bench", artefact, *arguments)
         assert found.exit_code == 2 and words in found.stderr, found.stderr
