@@ -77,8 +77,8 @@ class Predictor:
     """Calls to it answer texts by task.
 
     Embeddings come as one array [N, H] (without pooling, a list of [S, H] arrays), classifications as
-    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; tokens, spans and
-    masks as transformers' pipelines give them, entities with `aggregation_strategy`. A text is a string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
+    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; tokens and
+    masks as transformers' pipelines give them, spans as transformers 4's does without `align_to_words`, entities with `aggregation_strategy`. A text is a string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
     A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
     batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled, ONNX and native models on the CPU, so that

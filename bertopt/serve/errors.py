@@ -12,6 +12,13 @@ _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate
                  503: "server_error", 504: "server_error"}  # fmt: skip
 
 
+#: What clients made for another service send in place of texts, by payload: kinds of value, and what to send.
+_MIX_UPS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "OpenAiEmbeddings": ((int, list), "send texts: token ids are another tokenizer's (LangChain: check_embedding_ctx_length=False)"),
+    "Predict": (dict, "send a question with its context as [question, context], any other pair as [a, b]"),
+}
+
+
 class RequestError(Exception):
     """A request that gets `status` and `message`; `field` is what to change in it."""
 
@@ -48,7 +55,9 @@ def from_validation(error: ValidationError) -> RequestError:
     parts = [str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     field = ".".join(part for part in parts if part not in ("str", "int", "float", "bool", "list", "tuple"))
     got = "" if first["type"] == "missing" else f"; got {_shown(first['input'])}"
-    return RequestError(422, f"{field or 'body'}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}", field or None)
+    kinds, instead = _MIX_UPS.get(error.title, ((), ""))
+    advice = f": {instead}" if first["type"] == "string_type" and isinstance(first["input"], kinds) else ""
+    return RequestError(422, f"{field or 'body'}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{advice}", field or None)
 
 
 def _shown(value: object) -> str:
