@@ -27,7 +27,7 @@ from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.pipeline.twins import Twins
 from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
-from bertopt.results.coverage import Coverage
+from bertopt.results.coverage import SWEEPING, Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
@@ -227,7 +227,7 @@ class Examiner:
         ]  # fmt: skip
 
     def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
-        self.on_progress(f"{name}: {'every id and length' if every else 'coverage'}")
+        self.on_progress(f"{name}: {SWEEPING if every else 'coverage'}")
         reference, precision = self._worker(self.reference, timeout), stages.read_manifest(directory).precision
         found = self.sweeps.measure(directory, worker, reference, self._fitting(worker), timeout, every)
         texts = {coverage.END_TO_END: self.end_to_end.compare(worker, reference, precision, timeout)}

@@ -32,6 +32,7 @@ from bertopt.report.formatting import (
 )
 from bertopt.report.formatting import notes as cell_notes
 from bertopt.results import Report
+from bertopt.results.coverage import SWEEPING
 
 #: Columns that are left out, and whether cells are brief. The first layout that fits is taken; the last one wraps.
 _LAYOUTS: tuple[tuple[tuple[str, ...], bool], ...] = (
@@ -196,8 +197,8 @@ class Live:
         """Show `report` as it stands; `doing` is like `quantize_int8: parity`."""
         if doing != self._doing:
             self._doing, self._since = doing, time.monotonic()
-            if doing and doing.startswith("waiting ") and self._enabled and not self._live:
-                # It may take hours, and nothing else would be said.
+            if doing and (doing.startswith("waiting ") or doing.endswith(SWEEPING)) and self._enabled and not self._live:
+                # It may take long after the last stage's line, and nothing else would be said.
                 self._console.print(doing, markup=False, highlight=False, soft_wrap=True)
         if self._live:
             self._table = _Fitted(report, None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+#: What a run does, in its words, while the stage to deliver runs every sweep: the longest check of most runs.
+SWEEPING = "every id and length"
+
 
 class SweptOutput(BaseModel):
     """How far an output's rows are from the reference's: each by the norm of the difference, relative to the row's."""

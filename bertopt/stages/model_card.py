@@ -91,7 +91,7 @@ def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[
     yield ""
     yield "## How to load it"
     yield ""
-    yield from ("From the Hugging Face hub it is fetched into a directory of its own, without what the hub and its client add:", "")
+    yield from ("From the Hugging Face hub fetch it into a new directory, without what the hub and its client add:", "")
     yield from ("    hf download ORG/NAME --local-dir DIR && rm -r DIR/.cache DIR/.gitattributes", "")
     yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example(spec)}))', "```", "")
     if spec.layout == "padded" and form in BACKENDS:

@@ -42,7 +42,7 @@ def test_version() -> None:
     assert found.exit_code == 0 and found.stdout == f"bertopt {bertopt.__version__}\n"
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
+@pytest.mark.parametrize("option", ["--help", "-h", "--version"])
 def test_quick_answers_import_nothing_heavy(option: str) -> None:
     script = (
         "import sys; from bertopt.cli import main\n"

@@ -25,6 +25,7 @@ from bertopt.results import (
     Stage,
     Worst,
 )
+from bertopt.results.coverage import SWEEPING
 
 NAN = math.nan
 EVIL = "trtexec said <script>alert('1')</script> & \"quit\" | with \x1b[31mcolour\nno NVIDIA GPU"
@@ -397,6 +398,16 @@ def test_live_without_a_terminal_says_that_it_waits() -> None:
     with terminal.Live(True, Console(file=file, width=80)) as live:
         live.update(report().model_copy(update={"stages": []}), "waiting for another run in /a [b] directory")
     assert file.getvalue() == "waiting for another run in /a [b] directory\n"
+
+
+def test_live_without_a_terminal_says_that_the_longest_check_runs() -> None:
+    """Every stage has its line by then: a log would stand still for minutes, as if the run hung."""
+    file, found = io.StringIO(), report()
+    with terminal.Live(True, Console(file=file, width=80)) as live:
+        live.update(found, None)
+        live.update(found, f"quantize_int8: {SWEEPING}")
+        live.update(found, f"quantize_int8: {SWEEPING}")
+    assert file.getvalue().splitlines()[len(found.stages) :] == ["quantize_int8: every id and length"]
 
 
 def test_live_on_a_terminal() -> None:
