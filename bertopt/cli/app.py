@@ -43,7 +43,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands, name="bertopt", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Take a BERT-family checkpoint to the fastest artefact that is provably still the same model.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]

@@ -121,7 +121,12 @@ def _mistake(spec: Spec, text: str, label: Label) -> str | None:
     elif not isinstance(label, str) and not spec.multi_label:
         return f"label must be one label, as the model gives one to each text; got {_shown(label)}"
     unknown = next((name for name in ((label,) if isinstance(label, str) else label) if name not in spec.labels), None)
-    return None if unknown is None else f"label must be one of {', '.join(sorted(spec.labels))}; got '{unknown}'"
+    if unknown is None:
+        return None
+    # Datasets often hold a label's number, and the names below are not in the order of numbers.
+    meant = dict(zip(map(str, range(len(spec.labels))), spec.labels, strict=True)).get(unknown)
+    hint = "" if meant is None else f": give names; {unknown} is the number of '{meant}'"
+    return f"label must be one of {', '.join(sorted(spec.labels))}; got '{unknown}'{hint}"
 
 
 def _shown(label: Label) -> str:

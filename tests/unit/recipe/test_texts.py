@@ -75,6 +75,8 @@ def recipe(model: Path, path: Path) -> Recipe:
     ("task", "changed", "label", "said"),
     [
         ("text-classification", {}, "fine", "label must be one of bad, good, mixed; got 'fine'"),
+        ("text-classification", {"id2label": {"0": "good", "1": "bad", "2": "mixed"}}, 0, "got '0': give names; 0 is the number of 'good'"),
+        ("text-classification", {}, 3, "label must be one of bad, good, mixed; got '3'"),
         ("text-classification", {"id2label": None, "num_labels": 2}, "LABEL_2", "label must be one of LABEL_0, LABEL_1; got 'LABEL_2'"),
         ("text-classification", {"problem_type": "multi_label_classification"}, ["good", "fine"], "got 'fine'"),
         ("text-classification", {"problem_type": "regression", "id2label": {"0": "score"}}, "good", "label must be a number; got 'good'"),
@@ -83,7 +85,7 @@ def recipe(model: Path, path: Path) -> Recipe:
         ("text-classification", {"architectures": None}, "fine", None),
         ("feature-extraction", {}, "fine", None),
     ],
-    ids=["unknown", "unnamed", "several", "a number", "tags", "no task", "no labels"],
+    ids=["unknown", "number", "no number", "unnamed", "several", "a number", "tags", "no task", "no labels"],
 )  # fmt: skip
 def test_labels_are_held_against_config_json(
     task: str, changed: dict[str, Any], label: Any, said: str | None, tiny: Tiny, tmp_path: Path
