@@ -77,8 +77,10 @@ class Predictor:
     """Calls to it answer texts by task.
 
     Embeddings come as one array [N, H] (without pooling, a list of [S, H] arrays), classifications as
-    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; tokens and
-    masks as transformers' pipelines give them, spans as transformers 4's does without `align_to_words`, entities with `aggregation_strategy`. A text is a string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
+    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; of a text's tokens
+    each has its label, `O` too, and with `aggregation_strategy` come the entities that transformers' pipeline gives; each mask has
+    a list of tokens, also a text's only one; spans are those of transformers 4's pipeline without `align_to_words`. A text is a
+    string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
 
     A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
     batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled, ONNX and native models on the CPU, so that

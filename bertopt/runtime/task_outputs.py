@@ -1,4 +1,4 @@
-"""Raw outputs to answers by task, as transformers' pipelines word them."""
+"""Raw outputs to answers by task, much as transformers' pipelines word them: docs/getting-started.md says where they differ."""
 
 from __future__ import annotations
 
