@@ -34,6 +34,10 @@ _FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "e
 KEPT = "finished parts of export, optimize and bulk are kept: run the same command again to continue"
 
 
+#: How SIGINT, SIGTERM and SIGHUP end a command.
+SIGNALLED = (KeyboardInterrupt, SystemExit)
+
+
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
@@ -179,13 +183,20 @@ def ci_files(junit: Path | None, summary: Path | None, report: Report | None, di
 
 @contextlib.contextmanager
 def ci_files_of_errors(junit: Path | None, summary: Path | None, source: object) -> Iterator[None]:
-    """Write them also where an error ends a command on `source` without a report: an earlier run's would tell another story."""
+    """Write them also where an error or a signal ends a command on `source` without a report: an earlier run's would tell another story."""
     try:
         yield
-    except Exception as error:
-        known = _typed(error)
-        verdict_in_ci_files(junit, summary, source, known.exit_code if known else 1, str(known or error))
+    except (Exception, *SIGNALLED) as error:
+        verdict_in_ci_files(junit, summary, source, *verdict(error))
         raise
+
+
+def verdict(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the reason of a command that `error` ends."""
+    if isinstance(error, SIGNALLED):
+        return (error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130), "interrupted before its end: nothing was decided"
+    known = _typed(error)
+    return (known.exit_code if known else 1), str(known or error)
 
 
 def verdict_in_ci_files(junit: Path | None, summary: Path | None, source: object, exit_code: int, reason: str) -> None:

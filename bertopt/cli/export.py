@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertopt.cli.app import (
+    SIGNALLED,
     Json,
     Junit,
     Override,
@@ -24,6 +25,7 @@ from bertopt.cli.app import (
     ci_files_of_errors,
     exit_codes,
     table,
+    verdict,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def export(
 
 
 def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | None = None) -> Report:
-    """Run a recipe, and write the files for continuous integration, also of a run that an error ended."""
+    """Run a recipe, and write the files for continuous integration, also of a run that an error or a signal ended."""
     check_ci_files(junit, summary)
     report: Report | None = None
 
@@ -78,14 +80,14 @@ def watched(run: Run, where: Path, junit: Path | None = None, summary: Path | No
 
     try:
         report = run(keep)
-    except Exception as error:
+    except (Exception, *SIGNALLED) as error:
         if log := getattr(error, "log", ""):
             with contextlib.suppress(OSError):
                 (where / "error.log").write_text(log, "utf-8")
         if report is None:
             with ci_files_of_errors(junit, summary, where):
                 raise
-        report.exit_code, report.reason = getattr(error, "exit_code", 1), str(error)
+        report.exit_code, report.reason = verdict(error)
         ci_files(junit, summary, report)
         raise
     ci_files(junit, summary, report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ import typer
 from bertopt import __main__ as program
 from bertopt import cli
 from bertopt.cli.app import exit_codes
+from bertopt.cli.export import watched
 from bertopt.errors import BertoptError, IntegrityError, UsageError, WorkerCrashed
+from bertopt.results import Report
+from tests.support.judged import report, row
 
 
 def fail(error: BaseException, verbose: bool = False) -> int:
@@ -105,3 +109,26 @@ def test_an_interrupt_before_a_command_begins_is_no_traceback(monkeypatch: pytes
         program.main()
     monkeypatch.undo()
     assert end.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "words"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (SystemExit(143), 143, "interrupted"), (OSError(errno.ENOSPC, "No space left"), 5, "No space left")],
+    ids=["SIGINT", "SIGTERM", "disk"],
+)  # fmt: skip
+@pytest.mark.parametrize("stages", [True, False], ids=["of a run", "without a report"])
+def test_files_for_ci_are_never_those_of_an_earlier_run(ended: BaseException, code: int, words: str, stages: bool, tmp_path: Path) -> None:
+    """A job that is cancelled or takes too long gets a signal."""
+    xml, text = tmp_path / "j.xml", tmp_path / "s.md"
+    xml.write_text("all passed")
+    text.write_text("all passed")
+
+    def run(keep: Callable[[Report], None]) -> Report:
+        if stages:
+            keep(report(row("good")))
+        raise ended
+
+    with pytest.raises(type(ended)):
+        watched(run, tmp_path, xml, text)
+    assert words in xml.read_text() and "<error" in xml.read_text() and ("good" in xml.read_text()) is stages
+    assert words in text.read_text() and f"exit code {code}" in text.read_text() and "passed" not in text.read_text().splitlines()[0]
