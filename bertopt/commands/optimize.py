@@ -66,6 +66,8 @@ def plan(
     model = os.fspath(model)
     name, notes = choose(target, keep, gpu_count(), environment.versions())
     if texts is not None:
+        if not isinstance(texts, str | os.PathLike):
+            raise TypeError(f"texts must be the path of a .txt or .jsonl file; got {type(texts).__name__}: write your texts to one")
         _check_texts(Path(texts))
     usable = usable_positions(examine(resolve(model)))
     data = load(recipes.find(recipes.FOLDER / f"{name}.yaml")).resolved()

@@ -93,6 +93,9 @@ def test_texts_are_checked_before_anything_starts(tiny: Tiny, tmp_path: Path) ->
     for name, words in (("none.txt", "there is no file"), ("t.csv", "must be a .txt or .jsonl"), ("t.txt", "line is empty")):
         with pytest.raises(UsageError, match=words):
             plan(str(tiny()), texts=tmp_path / name)
+    given: Any = ["a text", "another"]
+    with pytest.raises(TypeError, match=r"texts must be the path of a \.txt or \.jsonl file; got list: write your texts to one"):
+        plan(str(tiny()), texts=given)
 
 
 def test_it_is_public() -> None:
