@@ -67,6 +67,12 @@ Quick = Annotated[bool, typer.Option("--quick", help="A first look: time only a 
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
 
 
+def say(doing: str | None) -> None:
+    """Print what a command does now, which may take minutes."""
+    if doing is not None:
+        print(doing, file=sys.stderr, flush=True)
+
+
 def read_shapes(values: Sequence[str]) -> list[tuple[int, int]]:
     """Return `8x128` and the like as batch and tokens. Raises UsageError with every mistake."""
     wrong = [item for item in values if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", item)]

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Junit, Summary, Verbose, app, check_ci_files, ci_files, ci_files_of_errors, exit_codes
+from bertopt.cli.app import (
+    Json,
+    Junit,
+    Summary,
+    Verbose,
+    app,
+    check_ci_files,
+    ci_files,
+    ci_files_of_errors,
+    exit_codes,
+    say,
+)
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff, Tolerances
@@ -48,7 +59,7 @@ def compare(
 
         check_ci_files(junit, summary)
         with ci_files_of_errors(junit, summary, candidate):
-            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts)
+            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts, say)
         ci_files(junit, summary, None, diff)
         if json_:
             print(diff.model_dump_json())

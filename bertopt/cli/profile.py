@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ def profile(
         found = measure(directory, texts, sizes[0] if sizes else None, attention, against)
         if html is not None:
             profile_page.write(found, html)
+            print(f"page: {html}", file=sys.stderr)
         if json_:
             print(found.model_dump_json())
         elif html is None or not attention:

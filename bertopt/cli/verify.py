@@ -20,6 +20,7 @@ from bertopt.cli.app import (
     ci_files,
     ci_files_of_errors,
     exit_codes,
+    say,
     table,
     verdict_in_ci_files,
 )
@@ -81,7 +82,7 @@ def verify(
             raise UsageError("--texts needs a checkpoint to compare with; give --against CHECKPOINT too, or a --baseline that names one")
         check_ci_files(junit, summary)
         with ci_files_of_errors(junit, summary, directory):
-            report = check(directory, against, texts, key)
+            report = check(directory, against, texts, key, say)
             diff = with_baseline(report, baseline, tolerated) if baseline is not None and report.stages else None
         if diff is not None:
             report.model["comparison"] = diff.model_dump(mode="json")

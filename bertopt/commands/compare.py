@@ -17,6 +17,7 @@ from bertopt.checks.gates import GateOutcome
 from bertopt.commands import mix_up
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.rows import StageBuild
 from bertopt.recipe.suggest import nearest
 from bertopt.recipe.texts import read_or_built_in
@@ -31,7 +32,7 @@ _PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
 REPORT_OR_ARTEFACT = "an artefact, a report.json, or the directory of a run that holds one"
 
 
-def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None) -> Diff:
+def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None, on_progress: ProgressCallback = lambda _: None) -> Diff:
     """Hold `candidate` against `baseline`: two artefact or stage directories, or two reports.
 
     Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
@@ -48,7 +49,7 @@ def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path
         )
     names = str(baseline), str(candidate)
     if all(sides):
-        return _artefacts(baseline, candidate, names, tolerances, texts)
+        return _artefacts(baseline, candidate, names, tolerances, texts, on_progress)
     if texts is not None:
         raise UsageError("--texts goes with two artefacts; the figures of reports are those of their own texts")
     before, after = (read_report(path, REPORT_OR_ARTEFACT) for path in (baseline, candidate))
@@ -140,7 +141,7 @@ def _is_stage(path: Path) -> bool:
     return path.is_dir() and (path / stages.MANIFEST).is_file()
 
 
-def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None) -> Diff:
+def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback) -> Diff:
     if a.resolve() == b.resolve():
         raise UsageError(f"'{a}' and '{b}' are the same directory; give two")
     before, after = stages.verify(a), stages.verify(b)
@@ -148,7 +149,7 @@ def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances,
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     compared_on = read_or_built_in(texts)
     with temporary_directory.make() as records, Workers() as workers:
-        old, new, examiner = pair.measure(workers, a, b, compared_on, pair.shapes(after), Path(records))
+        old, new, examiner = pair.measure(workers, a, b, compared_on, pair.shapes(after), Path(records), on_progress)
         held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
         compared = parity.judge(new.cases, held, new.vs_parent)
         compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))

@@ -14,6 +14,7 @@ from bertopt.checks.gates import GateOutcome
 from bertopt.errors import Unsupported, WrongAnswer
 from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read_or_built_in
@@ -25,7 +26,10 @@ from bertopt.system import environment, temporary_directory
 from bertopt.workers.client import Workers
 
 
-def verify(directory: Path, against: str | None = None, texts: Path | None = None, key: Path | None = None) -> Report:
+def verify(
+    directory: Path, against: str | None = None, texts: Path | None = None, key: Path | None = None,
+    on_progress: ProgressCallback = lambda _: None,
+) -> Report:  # fmt: skip
     """Re-check an artefact on this machine.
 
     Hashes always, and with `key` its signature by that public key; a short run of the model always; parity and latency
@@ -33,13 +37,15 @@ def verify(directory: Path, against: str | None = None, texts: Path | None = Non
     last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
     """
     with opening(directory, key) as opened:
-        report = _verified(directory, opened.path, opened.manifest, against, texts)
+        report = _verified(directory, opened.path, opened.manifest, against, texts, on_progress)
     if key is not None and not report.exit_code:
         report.reason = f"signed with {key.name}; {report.reason}"
     return report
 
 
-def _verified(source: Path, directory: Path, manifest: stages.Manifest, against: str | None, texts: Path | None) -> Report:
+def _verified(
+    source: Path, directory: Path, manifest: stages.Manifest, against: str | None, texts: Path | None, on_progress: ProgressCallback
+) -> Report:
     """Verify the artefact `source`, whose hashed files are in `directory`: itself, or a private copy."""
     report = Report(
         bertopt_version=__version__, recipe=timed_in_full(manifest.recipe or {}), environment=environment.describe(),
@@ -55,7 +61,7 @@ def _verified(source: Path, directory: Path, manifest: stages.Manifest, against:
             if against is None:
                 report.reason = f"files are as exported and the model answers{runs}; give --against CHECKPOINT to check parity"
             else:
-                _compare(report, workers, directory, manifest, against, compared_on)
+                _compare(report, workers, directory, manifest, against, compared_on, on_progress)
         except Unsupported as error:
             report.exit_code, report.reason = 4, f"this machine cannot run the artefact: {error}"
         except WrongAnswer as error:
@@ -118,7 +124,7 @@ def _kernels(facts: Mapping[str, Any]) -> str:
 
 
 def _compare(
-    report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, against: str, texts: Texts
+    report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, against: str, texts: Texts, on_progress: ProgressCallback
 ) -> None:
     """Measure the artefact beside the checkpoint `against`, and fill in the report's stages, exit code and reason."""
     recorded = manifest.gates or {}
@@ -126,12 +132,13 @@ def _compare(
         temporary_directory.make() as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
     ):
+        on_progress(f"reference: loading {against}")
         with workers.start() as worker:
             report.environment["cuda"] = worker.call("device")
             reference = store.reference(worker, against, manifest.spec.task, _revision(manifest, against), manifest.device)
         report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
         old, new, examiner = pair.measure(
-            workers, reference.path, directory, texts, pair.shapes(manifest), store.checks
+            workers, reference.path, directory, texts, pair.shapes(manifest), store.checks, on_progress
         )
         limits = (
             Limits.model_validate(recorded["parity"]["limits"])

@@ -10,6 +10,7 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.errors import UsageError
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
 from bertopt.workers.client import Workers
@@ -19,7 +20,8 @@ SHAPES = ((1, 16), (8, 128))
 
 
 def measure(
-    workers: Workers, first: Path, second: Path, texts: Texts, shapes: Sequence[tuple[int, int]], records: Path
+    workers: Workers, first: Path, second: Path, texts: Texts, shapes: Sequence[tuple[int, int]], records: Path,
+    on_progress: ProgressCallback,
 ) -> tuple[StageMeasurements, StageMeasurements, Examiner]:
     """Return measurements of both, the second's against the first, and the examiner that can show its worst case.
 
@@ -38,7 +40,7 @@ def measure(
         )
     texts.check_labels(spec)
     plan = MeasurementPlan.of(spec, shapes, texts, Budget())
-    examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, lambda _: None)
+    examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, on_progress)
     try:
         baseline = examiner.measure(name(ours), first.resolve(), None)
         return baseline, examiner.sweep(name(theirs), second.resolve(), first.resolve()), examiner

@@ -85,6 +85,8 @@ def test_verify(exported: tuple[Path, Result], tiny: Tiny) -> None:
     assert found.exit_code == 0 and "files are as exported" in found.stdout
     found = call("verify", directory, "--against", str(tiny()))
     assert found.exit_code == 0 and "still the same model" in found.stdout
+    for doing in (f"reference: loading {tiny()}", ": parity", ": latency", ": every id and length"):
+        assert doing in found.stderr, "minutes without a word"
     found = call("verify", directory, "--against", str(tiny()), "--json")
     assert json.loads(found.stdout)["stages"][1]["parity"]["passed"] is True
 

@@ -47,7 +47,9 @@ def test_table_json_and_page(stage: Path, tiny: Tiny, tmp_path: Path, capsys: py
     page = tmp_path / "new" / "profile.html"
     given = ("--texts", str(texts), "--attention", "a good film", "--against", str(tiny()), "--html", str(page), "--json")
     assert call(str(stage), *given) == 0
-    found = Profile.model_validate(json.loads(capsys.readouterr().out))
+    shown = capsys.readouterr()
+    assert f"page: {page}" in shown.err
+    found = Profile.model_validate(json.loads(shown.out))
     assert (found.batch, found.sequence) == (2, 6)
     assert found.attention is not None and found.attention.tokens == ["[CLS]", "a", "good", "film", "[SEP]"]
     assert "Attention of the fp32 reference" in page.read_text("utf-8")
