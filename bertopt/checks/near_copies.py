@@ -3,7 +3,7 @@
 What it keeps them by may be the first or last tokens, all but one, the tokens in any order, or all but their types. Each such row is
 run beside the others, alone after the row that it is like, and in a batch after one of such rows. Long rows share three quarters:
 texts with one letterhead or signature may be one by their first or last 128 tokens. Pairs share a text, as a query does with all its
-passages, or a part of one.
+passages, or a part of one. Many rows of a batch share both ends, or many pairs a query: those may be computed once for all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LENGTH, BASES = 40, 3
 #: Tokens of a pair's texts: the first one's first half is as long as an instruction before a query.
 QUERY, PASSAGE = 16, 40
+#: Tokens that more than FEW rows of a batch share at each end, or as a query; fewest and most empty texts of a batch.
+SHARED, FEW, EMPTY = 12, 8, (2, 8)
 #: Tokens of a long row, at most, of which one is there, and its likes; the share of them that differs.
 LONG, DIFFERS = 512, 4
 
@@ -98,6 +100,37 @@ def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None)
     return {name: arrays[name] for name in spec.inputs}
 
 
+def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
+    """Return a batch of rows of one length, which is said to be `what`, as rows that share both ends, as texts behind one prompt do, or
+    as pairs with one query; others and smaller ones as they are."""
+    pairs = what == "rows without padding, no tiles" and spec.task in ("question-answering", "text-classification")
+    length = int(probe.inputs["attention_mask"][0].sum())
+    at = 0 if frame is None else 1
+    shared = min(SHARED, (length - 2 * at) // 3)
+    if probe.shape[0] <= FEW or not (pairs or what == "rows of one length, padded") or shared < 1:
+        return probe
+    inputs = {name: array.copy() for name, array in probe.inputs.items()}
+    ids = inputs["input_ids"]
+    ids[:, at : at + shared] = ids[0, at : at + shared]
+    if not pairs:
+        ids[:, length - at - shared : length - at] = ids[0, length - at - shared : length - at]
+        return replace(probe, inputs=inputs, name=f"{probe.name}, with one beginning and one end")
+    ids[:, at + shared] = ids[0, at + shared] if frame is None else frame[1]
+    if "token_type_ids" in inputs:
+        inputs["token_type_ids"][:] = np.arange(ids.shape[1]) > at + shared
+    return replace(probe, inputs=inputs, name=f"{probe.name}, pairs with one query")
+
+
+def _empty(spec: Spec, number: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Probe:
+    """Return a batch of empty texts, as a column gives that lacks some: no length that others have, and all rows are one."""
+    rows = int(rng.integers(EMPTY[0], EMPTY[1] + 1))
+    around = rng.choice(ids, 2) if frame is None else np.array(frame)
+    shape = (rows, min(len(around), spec.max_length))
+    arrays = {"input_ids": np.tile(around[: shape[1]], (rows, 1)), "attention_mask": np.ones(shape, np.int64), "token_type_ids": np.zeros(shape, np.int64)}
+    inputs = {name: np.ascontiguousarray(arrays[name], np.int64) for name in spec.inputs}
+    return Probe(f"{rows} × {shape[1]}, sweep {number}: empty texts", "batch sizes", inputs, np.ones(shape, bool), np.ones(rows, bool))
+
+
 def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
     """Yield the sweeps of rows and of long rows, from number `first` on."""
     numbers = count(first)
@@ -107,6 +140,7 @@ def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: 
     if spec.token_types > 1 or spec.task in ("question-answering", "text-classification"):
         found = pairs(spec, ids, np.random.default_rng([first, 24]), frame)
         yield from _likes(found, len(found["input_ids"]), (1,), numbers, "pairs in ")
+    yield _empty(spec, next(numbers), ids, np.random.default_rng([first, 25]), frame)
 
 
 def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: Iterator[int], long: str = "") -> Iterator[Probe]:

@@ -268,7 +268,7 @@ def _padded(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.rando
     for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most_tokens), number):
         valid = np.resize(ids, int(framing.free(mask, frame).sum()))
         probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
-        yield replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}")
+        yield near_copies.sharing(spec, replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}"), what, frame)
 
 
 def _alone(spec: Spec, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:

@@ -145,13 +145,44 @@ def test_long_rows_share_three_quarters() -> None:
     assert (base[-380:] == last[-380:]).all() and not (base[1:-390] == last[1:-390]).any()
 
 
+def together(share: Callable[[Row], Any], least: int = 9) -> Callable[[Probe], np.ndarray]:
+    """Wrong for a batch of at least that many rows, not all the same unless empty, whose rows are one by `share`."""
+
+    def model(probe: Probe) -> np.ndarray:
+        of = rows(probe)
+        many = len(of) >= least and len({share(row) for row in of}) == 1 and (len(of[0][0]) == 2 or len({ids.tobytes() for ids, _ in of}) > 1)
+        return right(probe) * (1 - 2 * many)
+
+    return model
+
+
+TOGETHER: dict[str, Callable[[Probe], np.ndarray]] = {
+    "first tokens": together(lambda row: row[0][:8].tobytes()), "last tokens": together(lambda row: row[0][-8:].tobytes()),
+    "first text": together(lambda row: row[0][row[1] == 0].tobytes() if row[1].any() else row[0].tobytes()),
+    "no tokens": together(lambda row: len(row[0]) == 2 or row[0].tobytes(), least=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shared", sorted(TOGETHER))
+def test_a_model_that_is_wrong_where_many_rows_share_a_part_is_refused(shared: str, precision: Precision) -> None:
+    """Programs may compute once what a batch's rows share: a prompt, a query with its passages. They were delivered."""
+    assert failures(TOGETHER[shared], PLAN.of(precision != "float32", WHOLE), precision)
+
+
+def test_models_of_embeddings_have_no_pairs_of_one_query() -> None:
+    embeds = MINILM.model_copy(update={"task": "feature-extraction", "labels": (), "pooling": "mean"})
+    names = [[probe.name for probe in sweep_plan.plan(spec, 5, 8192, (101, 102)).of(False, WHOLE) if "with one" in probe.name] for spec in (MINILM, embeds)]
+    assert [len(each) for each in names] == [2, 1] and "pairs" in names[0][0] and names[1] == names[0][1:]
+
+
 @pytest.mark.parametrize("longest", [1, 2, 3, 12])
 @pytest.mark.parametrize("types", [0, 2])
 def test_models_of_short_texts_have_them_too(longest: int, types: int) -> None:
     inputs = ("input_ids", "attention_mask", "token_type_ids")[: 3 if types else 2]
     small = MINILM.model_copy(update={"max_length": longest, "text_length": longest, "token_types": types, "inputs": inputs, "vocabulary": 11})
     found = list(near_copies.probes(small, 0, np.arange(11), np.random.default_rng(0), (2, 3)))
-    assert {probe.shape[1] for probe in found} == {longest} and {*found[0].inputs} == {*inputs}
+    assert {probe.shape[1] for probe in found if not probe.name.endswith("empty texts")} == {longest} and {*found[0].inputs} == {*inputs}
     assert all((probe.inputs["input_ids"] < 11).all() for probe in found)
 
 
