@@ -34,8 +34,8 @@ MAX_PADDING = 64
 SERVED_LENGTH, REPEATS = 8, 4
 #: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
 WIDE_TOKENS = 4
-#: Most words of a text that are masked for a model that fills masks.
-MASKS = 3
+#: Most words of a text that are masked for a model that fills masks, and of every fourth text.
+MASKS, MANY_MASKS = 3, 8
 #: One layer's attention scores of the longest probe take at most this much; ModernBERT's 8192 tokens would take 3 GiB.
 SCORE_BYTES = 2**30
 #: Tokens beyond which a row that no recipe states is run in one padding pattern alone.
@@ -122,12 +122,14 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
 
 
 def masked(of: Sequence[str], word: str) -> list[str]:
-    """Return texts with one to three of their words replaced by the mask token, as a user of fill-mask asks; short ones stay."""
+    """Return texts with one to three of their words replaced by the mask token, as a user of fill-mask asks, every fourth with up to
+    eight; short ones stay."""
     rng = np.random.default_rng([0, len(of)])
     found = []
     for number, text in enumerate(of):
         words = text.split(" ")
-        for place in rng.permutation(len(words))[: 1 + number % MASKS] if len(words) > MASKS else ():
+        count = min(MANY_MASKS, len(words) // 2) if number % 4 == 3 else 1 + number % MASKS
+        for place in rng.permutation(len(words))[:count] if len(words) > MASKS else ():
             words[place] = word
         found.append(" ".join(words))
     return found

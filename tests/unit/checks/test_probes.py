@@ -84,7 +84,8 @@ def test_vocabularies_are_compared_at_a_few_tokens() -> None:
 def test_texts_of_a_model_that_fills_masks_have_masks_and_these_are_compared() -> None:
     given = [" ".join(f"word{i}" for i in range(length)) for length in (1, 3, 4, 9, 30, 60)]
     found = probes.masked(given, "[MASK]")
-    assert found[:2] == given[:2] and [text.split().count("[MASK]") for text in found[2:]] == [3, 1, 2, 3]
+    assert found[:2] == given[:2] and [text.split().count("[MASK]") for text in found[2:]] == [3, 4, 2, 3]
+    assert probes.masked([given[-1]] * 4, "[MASK]")[3].split().count("[MASK]") == 8, "a model that was wrong for five masks was delivered"
     assert all(a in (b, "[MASK]") for text, other in zip(found, given, strict=True) for a, b in zip(text.split(), other.split(), strict=True))
 
     def encode(of: Sequence[Any]) -> list[dict[str, Any]]:
