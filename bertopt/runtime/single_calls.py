@@ -1,9 +1,11 @@
-"""Texts in separate calls, one after the other: an answer that was given must stay what it was."""
+"""Texts in separate calls, one after the other: an answer that was given must stay what it was, and is the caller's to change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bertopt.errors import WrongAnswer
 
@@ -13,8 +15,14 @@ if TYPE_CHECKING:
     from bertopt.runtime.tokenization import Text
 
 
+#: Texts that are asked once more after their outputs were overwritten.
+AGAIN = 4
+
+
 def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, Array]]:
-    """Yield the raw outputs of each text by name. Raises WrongAnswer where a call changes what the call before it gave."""
+    """Yield the raw outputs of each text by name. Raises WrongAnswer where a call changes what the call before it gave, or gives what a
+    caller made of it: many normalise or centre embeddings in place."""
+    first: list[dict[str, Array]] = []
     before: tuple[Mapping[str, Array], dict[str, Array]] | None = None
     for number, text in enumerate(texts):
         (given,) = predictor.raw([text])
@@ -24,7 +32,18 @@ def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, A
                 "return a copy in each call (`output.clone()`)"
             )
         before = given, {name: value.copy() for name, value in given.items()}
+        first += [given] if number < AGAIN else []
         yield before[1]
+    for number, given in enumerate(first):
+        writable = {name: value for name, value in given.items() if value.flags.writeable}
+        for value in writable.values():
+            value[...] = np.nan
+        (again,) = predictor.raw([texts[number]])
+        if any(np.isnan(again[name]).any() for name in writable):
+            raise WrongAnswer(
+                f"the output for text {number} changed with what its caller wrote into the array that the call before returned: the model keeps "
+                "outputs; return a copy in each call (`output.clone()`)"
+            )
 
 
 def _equal(given: Mapping[str, Array], copy: Mapping[str, Array]) -> bool:

@@ -24,7 +24,7 @@ TEXTS = ["a cat", "the cat sat on the mat", "a dog ran"]
 
 
 class Faulty(Session):
-    """Another session's answers. It gives one memory to all calls, or keeps the inputs of all calls in one place."""
+    """Another session's answers. It gives one memory to all calls, keeps the inputs of all calls in one place, or keeps outputs by their ids."""
 
     def __init__(self, right: Session, fault: str) -> None:
         self.right, self.fault, self.concurrent = right, fault, True
@@ -37,6 +37,9 @@ class Faulty(Session):
         time.sleep(0.001)
         with self.turn:
             found = self.right.run(held["inputs"])
+        if self.fault == "kept outputs":
+            key = inputs["input_ids"].tobytes().hex()
+            return {name: self.place.setdefault(f"{key} {name}", value) for name, value in found.items()}
         if self.fault != "one memory":
             return found
         for name, value in found.items():
@@ -70,6 +73,12 @@ def test_answers_in_memory_that_is_used_again_are_refused(predictor: Predictor) 
     list(single_calls.answers(faulty(predictor, "no"), TEXTS))
     with pytest.raises(WrongAnswer, match="text 0 was changed by the call for the next one"):
         list(single_calls.answers(faulty(predictor, "one memory"), TEXTS))
+
+
+def test_outputs_that_a_caller_may_not_change_are_refused(predictor: Predictor) -> None:
+    """An embedding that a caller divided by its length stayed divided for the next one: such a model was delivered."""
+    with pytest.raises(WrongAnswer, match="text 0 changed with what its caller wrote"):
+        list(single_calls.answers(faulty(predictor, "kept outputs"), TEXTS))
 
 
 @pytest.mark.parametrize(("ask", "texts"), [(replay.at_once, len(replay.TEXTS)), (replay.calls_at_once, 4 * replay.MANY)])
