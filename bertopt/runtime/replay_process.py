@@ -1,10 +1,13 @@
 """`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
 
-Of the first call, of another thread's, of several at once, after one that was interrupted, on more threads, and beside a second copy.
+Of the first call, of another thread's, of several at once, after one that was interrupted, on more threads, beside a second copy and after
+that was closed. Where it runs code of a user's: after another model that the same code rewrites was opened, and beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -19,9 +22,9 @@ import psutil
 from bertopt import stages
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
-from bertopt.runtime import replaced, replay, weight_figures
+from bertopt.runtime import other_weights, replaced, replay, weight_figures
 from bertopt.runtime.load import load
-from bertopt.system import limits, process_tree
+from bertopt.system import limits, process_tree, temporary_directory
 
 #: Where files are that any process reads: the system's, temporary ones of libraries, and code (its hash is in the manifest).
 _SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
@@ -65,6 +68,56 @@ def _room_for_another() -> bool:
     return 1.5 * taken < min(available, limits.memory_bytes() - taken)
 
 
+def _open_another(another: Path, request: dict[str, Any]) -> Any:
+    """Return a predictor that has answered, of another model, which is written to `another` if it is not there; None where there is no room
+    for it, or its weights are nothing for the passes."""
+    with contextlib.suppress(Exception):
+        if not another.exists():
+            other_weights.write(Path(request["directory"]), another)
+        other = load(another, request["device"], request["threads"])
+        replay.answers(other)
+        return other
+    return None
+
+
+def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[str, Any]:
+    """Return what the artefact answers, by when and how it was called; in `another` there is room for another model."""
+    directory, compiled = Path(request["directory"]), request["compiled"]
+    # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
+    foreign = _runs_foreign_code(directory)
+    beside = foreign and not compiled
+    if beside:
+        # Code that keeps something for all models of a process may keep the first one's, or the last one's.
+        _open_another(another, request)
+        gc.collect()
+    predictor: Any = load(directory, request["device"], request["threads"])
+    answers = {"a new interpreter that opens the artefact": replay.answers(predictor, compiled)}
+    with ThreadPoolExecutor(1) as pool:
+        # As a server calls it.
+        answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor, compiled).result()
+    at_once = [] if compiled else [replay.at_once(predictor), replay.calls_at_once(predictor)]
+    if not compiled:
+        answers["a call after one that was interrupted"] = replay.after_one_that_ends_early(predictor)
+    weights = weight_figures.figures(predictor.runner.session)
+    changed = replaced.replaced() if foreign else []
+    if not compiled:
+        more, roomy = request["more_threads"], _room_for_another() and request["device"] == "cpu"
+        if beside and roomy:
+            other = _open_another(another, request)
+            answers["the artefact beside another model of the same passes"] = replay.answers(predictor)
+            del other
+        if not roomy:
+            del predictor
+        again = load(directory, request["device"], more)
+        answers[f"the artefact on {more} threads"] = replay.answers(again)
+        if roomy:
+            at_once.append(replay.calls_at_once(predictor, again))
+            del predictor
+            gc.collect()
+            answers["the artefact after another copy of it was closed"] = replay.answers(again)
+    return {"answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, directory), "weights": weights, "replaced": changed}
+
+
 def main() -> None:
     """Answer the request on stdin: `directory`, `device`, `threads`, `more_threads`, whether it is `compiled`, the caller's `passes` and process id, and the file to write."""
     request = json.load(sys.stdin)
@@ -75,28 +128,8 @@ def main() -> None:
     _watch(opened)
     registry.add_importable(request["passes"])
     try:
-        predictor = load(request["directory"], request["device"], request["threads"])
-        answers = {"a new interpreter that opens the artefact": replay.answers(predictor, request["compiled"])}
-        with ThreadPoolExecutor(1) as pool:
-            # As a server calls it.
-            answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor, request["compiled"]).result()
-        # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
-        at_once = [] if request["compiled"] else [replay.at_once(predictor), replay.calls_at_once(predictor)]
-        if not request["compiled"]:
-            answers["a call after one that was interrupted"] = replay.after_one_that_ends_early(predictor)
-        weights = weight_figures.figures(predictor.runner.session)
-        changed = replaced.replaced() if _runs_foreign_code(Path(request["directory"])) else []
-        if not request["compiled"]:
-            more, roomy = request["more_threads"], _room_for_another() and request["device"] == "cpu"
-            if not roomy:
-                del predictor
-            again = load(request["directory"], request["device"], more)
-            answers[f"the artefact on {more} threads"] = replay.answers(again)
-            if roomy:
-                at_once.append(replay.calls_at_once(predictor, again))
-        outcome: dict[str, Any] = {
-            "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, Path(request["directory"])), "weights": weights, "replaced": changed,
-        }  # fmt: skip
+        with temporary_directory.make() as folder:
+            outcome = _outcome(request, opened, Path(folder) / "other")
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}
     Path(request["out"]).write_text(json.dumps(outcome))

@@ -115,15 +115,33 @@ class SpoilHidden(Pass[Eager, Eager]):
 
 #: The networks of `DependOnPlace` that run, of all models of the process.
 OWNER: list[Any] = []
+#: Weights of `DependOnPlace` by the module's name, whichever model it is of.
+KEPT: dict[str, Any] = {}
+
+
+class Table:
+    """Stands for memory that all models of a process share, and that one of them frees when it ends."""
+
+    freed = False
+
+    def __init__(self) -> None:
+        Table.freed = False
+
+    def __del__(self) -> None:
+        Table.freed = True
 
 
 @register
 class DependOnPlace(Pass[Eager, Eager]):
     """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
     Or scales what its product gives in every thread but the main one, once more than two have called, while another copy of the model runs, on many
-    threads, or on the first call in an interpreter that is no worker."""
+    threads, on the first call in an interpreter that is no worker, or once another copy was closed. Or takes the weight of the first model of the
+    process, or of the last."""
 
-    on: Literal["hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "another copy", "many threads", "first call"]
+    on: Literal[
+        "hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "another copy", "many threads", "first call",
+        "closed copy", "first model", "last model",
+    ]  # fmt: skip
     threads: int = 0
     """That the worker has."""
 
@@ -150,6 +168,17 @@ class DependOnPlace(Pass[Eager, Eager]):
             # As a buffer that all copies share: the last one that began has it.
             product.register_forward_pre_hook(begin)
             product.register_forward_hook(lambda _, inputs, output: output if OWNER[-1] is product else 3 * output)
+            return {"weights": 1}
+        if self.on == "closed copy":
+            network.table = Table()
+            product.register_forward_hook(lambda _, inputs, output: 3 * output if Table.freed else output)
+            return {"weights": 1}
+        if self.on == "first model":
+            product.weight = KEPT.setdefault("product", product.weight)
+            return {"weights": 1}
+        if self.on == "last model":
+            KEPT["product"] = product.weight
+            product.register_forward_hook(lambda module, inputs, _: torch.nn.functional.linear(inputs[0], KEPT["product"], module.bias))
             return {"weights": 1}
         if wrong is not None:
             product.register_forward_hook(lambda _, inputs, output: 3 * output if wrong() else output)
