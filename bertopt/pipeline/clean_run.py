@@ -41,7 +41,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
     Raises what it raises there, and WrongAnswer where it answers otherwise to several callers at once, holds other weights there than
-    those with these figures, or replaces what libraries give every model in the process.
+    those with these figures or changes them in calls, or replaces what libraries give every model in the process.
     """
     # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
     variables = {name: value for name, value in environment.without_tf32().items() if name.startswith(_KEPT)}
@@ -62,6 +62,11 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
         raise WrongAnswer(
             f"in a new interpreter the artefact holds another tensor '{name}' than when it was measured: a pass must make the "
             "same weights everywhere"
+        )
+    if found["drifted"]:
+        raise WrongAnswer(
+            f"calls of the artefact change its tensor '{found['drifted'][0]}', which adds up over many calls: a pass must leave weights as they are "
+            "once the artefact is open, and may change copies"
         )
     precision = stages.read_manifest(directory).precision
     for one_by_one, *at_once in found["at_once"]:

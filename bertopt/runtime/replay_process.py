@@ -92,13 +92,15 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
         gc.collect()
     predictor: Any = load(directory, request["device"], request["threads"])
     answers = {"a new interpreter that opens the artefact": replay.answers(predictor, compiled)}
+    before = weight_figures.checksums(predictor.runner.session)
     with ThreadPoolExecutor(1) as pool:
         # As a server calls it.
         answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor, compiled).result()
     at_once = [] if compiled else [replay.at_once(predictor), replay.calls_at_once(predictor)]
     if not compiled:
         answers["a call after one that was interrupted"] = replay.after_one_that_ends_early(predictor)
-    weights = weight_figures.figures(predictor.runner.session)
+    weights, after = weight_figures.figures(predictor.runner.session), weight_figures.checksums(predictor.runner.session)
+    drifted = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     changed = replaced.replaced() if foreign else []
     if not compiled:
         more, roomy = request["more_threads"], _room_for_another() and request["device"] == "cpu"
@@ -115,7 +117,10 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
             del predictor
             gc.collect()
             answers["the artefact after another copy of it was closed"] = replay.answers(again)
-    return {"answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, directory), "weights": weights, "replaced": changed}
+    return {
+        "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, directory), "weights": weights, "replaced": changed,
+        "drifted": drifted,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ Not seen: what leaves all figures of a tensor as they are, and differences below
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 from bertopt.core import Session
@@ -25,6 +26,18 @@ def figures(session: Session) -> Figures | None:
     if not hasattr(network, "state_dict"):
         return None
     return {name: _of(value) for name, value in network.state_dict().items() if hasattr(value, "is_quantized") and not value.is_quantized}
+
+
+def checksums(session: Session) -> dict[str, int]:
+    """Return a checksum of each trained tensor of the torch network of `session`; none for other forms. No call may change one: a little
+    in each is much after a million."""
+    network: Any = getattr(session, "network", None)
+    if not hasattr(network, "named_parameters"):
+        return {}
+    import torch
+
+    plain = ((name, value.detach()) for name, value in network.named_parameters() if type(value) is torch.nn.Parameter)
+    return {name: zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()) for name, value in plain}
 
 
 def difference(mine: Figures, theirs: Figures) -> str | None:

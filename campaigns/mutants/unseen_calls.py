@@ -132,3 +132,15 @@ def cleared_with_another_copy(network: Any) -> None:
         if name.endswith("output.dense"):
             module.kept = _Shared(name, module.bias)
             module.register_forward_hook(after)
+
+
+@mutant("parity", "plant_torch")
+def weights_that_creep(network: Any) -> None:
+    """Every call moves one weight by its last bit: nothing after a thousand calls, another weight after a hundred million."""
+    import torch
+
+    def creep(module: Any, *_: object) -> None:
+        one = module.weight.data[:1, :1]
+        one.copy_(torch.nextafter(one, one.new_tensor(9.0)))
+
+    next(module for name, module in network.named_modules() if name.endswith("output.dense")).register_forward_hook(creep)

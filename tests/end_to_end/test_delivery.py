@@ -130,6 +130,7 @@ def exit_code(*arguments: object) -> int:
         ("several callers", "a call while other threads call: the outputs of text"),
         ("another copy", "a call while other threads call: the outputs of text"),
         ("closed copy", "the artefact after another copy of it was closed: the outputs of text"),
+        ("calls before", "calls of the artefact change its tensor 'encoder.bert.encoder.layer.0.output.dense.weight'"),
         ("first model", "in a new interpreter the artefact holds another tensor"),
         ("last model", "the artefact beside another model of the same passes: the outputs of text"),
         ("many threads", f"the artefact on {max(4, 2 * (os.cpu_count() or 1))} threads: the outputs of text"),

@@ -135,12 +135,12 @@ class Table:
 class DependOnPlace(Pass[Eager, Eager]):
     """Scales a weight by what the process is like: its hash seed, directory, threads, variables, or whether it is a worker.
     Or scales what its product gives in every thread but the main one, once more than two have called, while another copy of the model runs, on many
-    threads, on the first call in an interpreter that is no worker, or once another copy was closed. Or takes the weight of the first model of the
+    threads, on the first call in an interpreter that is no worker, or once another copy was closed. Or changes it a little in each call. Or takes the weight of the first model of the
     process, or of the last."""
 
     on: Literal[
         "hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "another copy", "many threads", "first call",
-        "closed copy", "first model", "last model",
+        "closed copy", "first model", "last model", "calls before",
     ]  # fmt: skip
     threads: int = 0
     """That the worker has."""
@@ -172,6 +172,14 @@ class DependOnPlace(Pass[Eager, Eager]):
         if self.on == "closed copy":
             network.table = Table()
             product.register_forward_hook(lambda _, inputs, output: 3 * output if Table.freed else output)
+            return {"weights": 1}
+        if self.on == "calls before":
+
+            def creep(module: Any, *_: object) -> None:
+                one = module.weight.data[:1, :1]
+                one.copy_(torch.nextafter(one, one.new_tensor(9.0)))
+
+            product.register_forward_hook(creep)
             return {"weights": 1}
         if self.on == "first model":
             product.weight = KEPT.setdefault("product", product.weight)

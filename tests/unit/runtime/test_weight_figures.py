@@ -57,3 +57,14 @@ def test_masks_of_the_least_numbers_equal_themselves() -> None:
     network.register_buffer("infinite", torch.full((4,), float("-inf")))
     network.register_buffer("ids", torch.arange(8)[None])
     assert weight_figures.difference(figures(network), figures(network)) is None
+
+
+def test_checksums_show_a_last_bit(table: nn.Embedding) -> None:
+    session: Any = SimpleNamespace(network=table.bfloat16())
+    before = weight_figures.checksums(session)
+    assert before == weight_figures.checksums(session) and list(before) == ["weight"]
+    with torch.no_grad():
+        table.weight[7, 7] = torch.nextafter(table.weight[7, 7], table.weight.new_tensor(9.0))
+    assert weight_figures.checksums(session) != before
+    path: Any = SimpleNamespace(path="model.onnx")
+    assert not weight_figures.checksums(path)
