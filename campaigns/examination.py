@@ -25,6 +25,7 @@ from bertopt.pipeline.measurement_plan import OWN_TEXTS, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
 from bertopt.pipeline.sweeps import Sweeps
+from bertopt.pipeline.twins import Twins
 from bertopt.recipe import parser
 from bertopt.recipe.parser import Recipe, Step
 from bertopt.recipe.steps import REFERENCE
@@ -85,8 +86,11 @@ class _Examiner(Examiner):
             [*built_in, *self._of_texts(f"draw {number}: ", texts[:OWN_TEXTS])] for number, texts in enumerate(draws)
         ] or [built_in]
         every = [probe for some in (*self.random, *self.drawn) for probe in some]
-        self.probes = self.twins.probes = list({probe.name: probe for probe in every}.values())
-        self.sweeps: _SeededSweeps = _SeededSweeps(spec, self.reference.name, sweeps, self.sweeps.plan.frame)
+        self.probes = list({probe.name: probe for probe in every}.values())
+        frame = self.sweeps.plan.frame
+        # New ones: what spans may be of is kept by the probe's name.
+        self.twins = Twins(self.workers, self.reference, self.device, spec, self._encode, self.probes, self.on_progress, frame)
+        self.sweeps: _SeededSweeps = _SeededSweeps(spec, self.reference.name, sweeps, frame)
         self.roundings: list[Rounding | None] = []
         own = draws[0][:OWN_TEXTS] if draws else ()
         texts: list[str] = [*own, *probes.built_in_texts()]
@@ -96,8 +100,11 @@ class _Examiner(Examiner):
         self.end_to_end.texts = probes.of_all_lengths(every_text[first:], [inputs["input_ids"].shape[1] for inputs in self.alone[first:]])
 
     def _of_texts(self, tag: str, of: Sequence[str]) -> list[Probe]:
-        pairs = probes.pairs(self.spec, of)
-        found = [*probes.texts(self.spec, self._encode, of), *(probes.texts(self.spec, self._encode, pairs, "pair") if pairs else [])]
+        pairs, mask = probes.pairs(self.spec, of), None
+        if self.spec.task == "fill-mask":
+            word, mask = self.tokenizer.mask()
+            of = probes.masked(of, word)
+        found = [*probes.texts(self.spec, self._encode, of, mask=mask), *(probes.texts(self.spec, self._encode, pairs, "pair") if pairs else [])]
         return [_named(probe, tag) for probe in found]
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
