@@ -37,7 +37,7 @@ def checksums(session: Session) -> dict[str, int]:
     import torch
 
     plain = ((name, value.detach()) for name, value in network.named_parameters() if type(value) is torch.nn.Parameter)
-    return {name: zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()) for name, value in plain}
+    return {name: zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data) for name, value in plain}
 
 
 def difference(mine: Figures, theirs: Figures) -> str | None:
