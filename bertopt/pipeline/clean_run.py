@@ -36,7 +36,8 @@ TIMEOUT_S = 600.0
 
 
 def answers(directory: Path, device: Device, compiled: bool, weights: Figures | None = None) -> tuple[dict[str, Answers], list[str]]:
-    """Return what the artefact in `directory` answers there, by when and how it was called, and the files that it read from elsewhere.
+    """Return what the artefact in `directory` answers there, by when and how it was called, and what there is to warn of: files that it
+    read from elsewhere, and what was not tried.
 
     Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
 
@@ -77,7 +78,8 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
             f"opening the artefact replaces {', '.join(found['replaced'][:3])} for every model in the process, whose "
             "outputs are not checked: change the network's own modules (`module.forward = …`), not a library's"
         )
-    return found["answers"], found["elsewhere"]
+    elsewhere = [f"reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in found["elsewhere"]]
+    return found["answers"], elsewhere + found["left_out"]
 
 
 def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

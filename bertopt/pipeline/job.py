@@ -281,8 +281,8 @@ class Job:
             return None
         expected = self.examiner.replayed[stage]
         assert expected is not None, "every stage answers when it is measured"
-        found, elsewhere = clean_run.answers(part, self.device, row.form == "compiled", self.examiner.weights[stage])
-        self.warn(*(f"'{row.name}' reads '{path}', which is not part of the artefact: it may be missing elsewhere" for path in elsewhere))
+        found, warnings = clean_run.answers(part, self.device, row.form == "compiled", self.examiner.weights[stage])
+        self.warn(*(f"'{row.name}' {warning}" for warning in warnings))
         for how, answers in found.items():
             replay.check(answers, expected, stages.read_manifest(part).precision, how)
         return next(iter(found.values()))

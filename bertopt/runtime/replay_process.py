@@ -6,7 +6,6 @@ that was closed. Where it runs code of a user's: after another model that the sa
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -69,15 +68,13 @@ def _room_for_another() -> bool:
 
 
 def _open_another(another: Path, request: dict[str, Any]) -> Any:
-    """Return a predictor that has answered, of another model, which is written to `another` if it is not there; None where there is no room
-    for it, or its weights are nothing for the passes."""
-    with contextlib.suppress(Exception):
-        if not another.exists():
-            other_weights.write(Path(request["directory"]), another)
-        other = load(another, request["device"], request["threads"])
-        replay.answers(other)
-        return other
-    return None
+    """Return a predictor that has answered, of another model, which is written to `another` if it is not there. Raises what the passes raise
+    for its weights."""
+    if not another.exists():
+        other_weights.write(Path(request["directory"]), another)
+    other = load(another, request["device"], request["threads"])
+    replay.answers(other)
+    return other
 
 
 def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[str, Any]:
@@ -85,10 +82,13 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
     directory, compiled = Path(request["directory"]), request["compiled"]
     # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
     foreign = _runs_foreign_code(directory)
-    beside = foreign and not compiled
+    beside, left_out = foreign and not compiled, list[str]()
     if beside:
         # Code that keeps something for all models of a process may keep the first one's, or the last one's.
-        _open_another(another, request)
+        try:
+            _open_another(another, request)
+        except Exception as error:  # a user's code, and weights that it may not take
+            beside, left_out = False, [f"was not run beside another model of the same passes, which cannot be opened: {error!r}"]
         gc.collect()
     predictor: Any = load(directory, request["device"], request["threads"])
     answers = {"a new interpreter that opens the artefact": replay.answers(predictor, compiled)}
@@ -119,7 +119,7 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
             answers["the artefact after another copy of it was closed"] = replay.answers(again)
     return {
         "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, directory), "weights": weights, "replaced": changed,
-        "drifted": drifted,
+        "drifted": drifted, "left_out": left_out,
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import bertopt
@@ -142,6 +143,16 @@ def test_a_model_that_answers_otherwise_elsewhere_is_not_delivered(tiny: Tiny, t
     assert report.exit_code == 3 and report.delivered is None
     assert f"is not delivered: {where}" in str(report.reason)
     assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.usefixtures("new_interpreter")
+def test_a_pass_that_takes_no_other_weights_is_reported(tiny: Tiny, tmp_path: Path) -> None:
+    weight = load_file(tiny() / "model.safetensors")["bert.encoder.layer.0.output.dense.weight"]
+    step = {"pass": "depend_on_place", "on": "other weights", "first": weight.flatten()[0].item()}
+    report = run(tmp_path, tiny(), step)
+    assert report.exit_code == 0, report.reason
+    (said,) = [warning for warning in report.model["warnings"] if "was not run beside another model of the same passes" in warning]
+    assert "the first weight must be" in said
 
 
 @pytest.mark.usefixtures("new_interpreter")

@@ -140,10 +140,12 @@ class DependOnPlace(Pass[Eager, Eager]):
 
     on: Literal[
         "hash seed", "directory", "worker", "threads", "variable", "thread", "several callers", "another copy", "many threads", "first call",
-        "closed copy", "first model", "last model", "calls before",
+        "closed copy", "first model", "last model", "calls before", "other weights",
     ]  # fmt: skip
     threads: int = 0
     """That the worker has."""
+    first: float = 0.0
+    """The first number of the weight; others are refused where it depends on "other weights"."""
 
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         return model.rewritten(self)
@@ -180,6 +182,11 @@ class DependOnPlace(Pass[Eager, Eager]):
                 one.copy_(torch.nextafter(one, one.new_tensor(9.0)))
 
             product.register_forward_hook(creep)
+            return {"weights": 1}
+        if self.on == "other weights":
+            if product.weight.flatten()[0].item() != self.first:
+                raise ValueError(f"the first weight must be {self.first}")
+            product.touched = True
             return {"weights": 1}
         if self.on == "first model":
             product.weight = KEPT.setdefault("product", product.weight)
