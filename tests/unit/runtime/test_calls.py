@@ -24,7 +24,8 @@ TEXTS = ["a cat", "the cat sat on the mat", "a dog ran"]
 
 
 class Faulty(Session):
-    """Another session's answers. It gives one memory to all calls, keeps the inputs of all calls in one place, or keeps outputs by their ids."""
+    """Another session's answers. It gives one memory to all calls, keeps the inputs of all calls in one place, keeps outputs by their
+    ids, or overflows."""
 
     def __init__(self, right: Session, fault: str) -> None:
         self.right, self.fault, self.concurrent = right, fault, True
@@ -37,6 +38,8 @@ class Faulty(Session):
         time.sleep(0.001)
         with self.turn:
             found = self.right.run(held["inputs"])
+        if self.fault == "NaN":
+            return {name: np.full_like(value, np.nan) for name, value in found.items()}
         if self.fault == "kept outputs":
             key = inputs["input_ids"].tobytes().hex()
             return {name: self.place.setdefault(f"{key} {name}", value) for name, value in found.items()}
@@ -79,6 +82,12 @@ def test_outputs_that_a_caller_may_not_change_are_refused(predictor: Predictor) 
     """An embedding that a caller divided by its length stayed divided for the next one: such a model was delivered."""
     with pytest.raises(WrongAnswer, match="text 0 changed with what its caller wrote"):
         list(single_calls.answers(faulty(predictor, "kept outputs"), TEXTS))
+
+
+def test_outputs_that_are_nan_are_left_to_parity(predictor: Predictor) -> None:
+    """An overflow in half precision was said to be what a caller had written."""
+    answered = list(single_calls.answers(faulty(predictor, "NaN"), TEXTS))
+    assert all(np.isnan(one["logits"]).all() for one in answered)
 
 
 @pytest.mark.parametrize(("ask", "texts"), [(replay.at_once, len(replay.TEXTS)), (replay.calls_at_once, 4 * replay.MANY)])
