@@ -34,8 +34,8 @@ def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, A
         before = given, {name: value.copy() for name, value in given.items()}
         first += [before] if number < AGAIN else []
         yield before[1]
-    for number, (given, copy) in enumerate(first):
-        writable = {name: value for name, value in given.items() if value.flags.writeable}
+    for number, (earlier, copy) in enumerate(first):
+        writable = {name: value for name, value in earlier.items() if value.flags.writeable}
         for value in writable.values():
             value[...] = np.nan
         (again,) = predictor.raw([texts[number]])
