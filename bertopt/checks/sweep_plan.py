@@ -51,8 +51,8 @@ BUDGET = 8e12
 #: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
 #: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
-#: Those of rows of one text that every stage runs.
-STAGE_LENGTHS_BUDGET = 5e10
+#: Those of rows of one text that every stage runs, and of the longest row if every stage is to run it: bge-m3's 8,192 tokens take 1.2e13.
+STAGE_LENGTHS_BUDGET, LONGEST_BUDGET = 5e10, 2e12
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
 #: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens; and some beside one
@@ -123,7 +123,9 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
     shapes = _shapes(spec, rng, largest, length_tokens, CUT_OFF_BUDGET / token_cost)
     probes, taken = _batches(spec, shapes, ids, rng, frame)
-    first = _of_every_stage(probes, largest, STAGE_LENGTHS_BUDGET / token_cost)
+    longest = probes[0].shape[1]
+    cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
+    first = _of_every_stage(probes, largest, STAGE_LENGTHS_BUDGET / token_cost, cheap)
     # What a large batch left behind shows in a short text right after it.
     probes.append(_alone(spec, ids, len(probes), rng, frame))
     copies = _copies(spec, probes, ids, rng, frame)
@@ -153,15 +155,12 @@ def _batches(
     return probes, taken
 
 
-def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: float) -> list[Probe]:
-    """Return the batches that every stage runs: the longest row, the batch sizes, and the first rows of one text, of `length_tokens`.
-
-    The last ones of `batches`, long batches and the largest, are not among them.
-    """
+def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: float, longest: bool) -> list[Probe]:
+    """Return what every stage runs: the `longest` row, the batch sizes, and the first rows of one text, of `length_tokens`; not the last ones."""
     count = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(most_tokens) else 0)
     longest_and_batches, single = batches[:count], batches[count : -1 - len(LONG_BATCHES)]
     within = np.cumsum([probe.shape[1] for probe in single]) <= length_tokens
-    return [*longest_and_batches, *(probe for probe, early in zip(single, within, strict=True) if early)]
+    return [*longest_and_batches[not longest :], *(probe for probe, early in zip(single, within, strict=True) if early)]
 
 
 def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import IO
 
@@ -51,6 +53,8 @@ _ASCII = str.maketrans(
 )
 #: Columns where the output is no terminal: wide enough for every usual cell.
 _PIPE_WIDTH = 160
+#: Seconds without a line after which, where the output is no terminal, one says what is being done.
+_SILENCE_S = 60.0
 
 
 def render(report: Report) -> RenderableType:
@@ -161,19 +165,20 @@ def _escaped(text: str) -> str:
 
 
 class Live:
-    """The table and what is being done, on stderr while a run goes on; without a terminal one line a stage.
+    """The table and what is being done, on stderr while a run goes on; without a terminal one line a stage, and what a large model's long
+    checks are busy with.
 
     On leaving, the live table is wiped: the final one is the caller's to print.
     """
 
-    def __init__(self, enabled: bool, on: Console | None = None) -> None:
-        self._console = on or console(stderr=True)
+    def __init__(self, enabled: bool, on: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._now = on or console(stderr=True), now
         self._enabled = enabled
         self._told: dict[str, str] = {}
         self._table: RenderableType = ""
         self._doing: str | None = None
         self._spinner = Spinner("dots")
-        self._since = time.monotonic()
+        self._since = self._printed = now()
         self._live: RichLive | None = None
         if enabled and self._console.is_interactive:
             # Drawing is work on the machine that is being timed: seldom.
@@ -196,10 +201,9 @@ class Live:
     def update(self, report: Report, doing: str | None) -> None:
         """Show `report` as it stands; `doing` is like `quantize_int8: parity`."""
         if doing != self._doing:
-            self._doing, self._since = doing, time.monotonic()
-            if doing and (doing.startswith("waiting ") or doing.endswith(SWEEPING)) and self._enabled and not self._live:
-                # It may take long after the last stage's line, and nothing else would be said.
-                self._console.print(doing, markup=False, highlight=False, soft_wrap=True)
+            self._doing, self._since = doing, self._now()
+            if doing and self._enabled and not self._live:
+                self._tell_doing(doing)
         if self._live:
             self._table = _Fitted(report, None)
             self._live.refresh()
@@ -209,10 +213,18 @@ class Live:
     def _draw(self) -> RenderableType:
         if self._doing is None:
             return self._table
-        spent_s, left_s = time.monotonic() - self._since, getattr(self._doing, "seconds_left", None)
+        spent_s, left_s = self._now() - self._since, getattr(self._doing, "seconds_left", None)
         left = "" if left_s is None else f", about {max(0.0, left_s - spent_s):.0f} s left"
         self._spinner.update(text=Text(f"{self._doing}  {spent_s:.0f} s{left}"))
         return Group(self._table, self._spinner)
+
+    def _tell_doing(self, doing: str) -> None:
+        # What waits, or comes after the last stage's line, may take long: nothing else would be said.
+        if doing.startswith("waiting ") or doing.endswith(SWEEPING):
+            self._print(doing)
+        elif self._now() - self._printed >= _SILENCE_S:
+            left_s = getattr(doing, "seconds_left", None)
+            self._print(doing if left_s is None else f"{doing}, about {math.ceil(left_s / 60)} min left")
 
     def _tell(self, report: Report) -> None:
         busy = (self._doing or "").partition(":")[0]
@@ -220,5 +232,8 @@ class Live:
             name, status = row.stage.name, row.stage.status
             if name != busy and self._told.get(name) != status:
                 self._told[name] = status
-                text = _plain(line(row), self._console.options.ascii_only)
-                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._print(_plain(line(row), self._console.options.ascii_only))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._printed = self._now()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
+from bertopt.core import ShapeLimits
 from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
 from bertopt.results import Limits
@@ -288,6 +289,16 @@ def test_the_largest_models_are_swept_in_part_and_say_so() -> None:
     probes = sweep_plan.plan(large, 1, 8192).of(False, WHOLE)
     shares = coverage.shares(large, probes)
     assert 0.02 < shares["ids"] < 0.2 and shares["batch_sizes"] == 1.0
+
+
+def test_a_longest_row_that_takes_minutes_is_run_by_the_stage_to_deliver_alone() -> None:
+    """8,192 tokens of 24 layers take 11.5 TFLOP, most of what a stage ran."""
+    shapes = ShapeLimits(longest=8192)
+    longer = SPEC.model_copy(update={"max_length": 8192, "text_length": 8192, "layers": 6, "hidden": 384})
+    for spec, by_every_stage in ((longer, True), (longer.model_copy(update={"layers": 24, "hidden": 1024, "heads": 16}), False)):
+        plan = sweep_plan.plan(spec, 1, 8192)
+        assert ((1, 8192) in [probe.shape for probe in plan.of(False, shapes, every=False)]) is by_every_stage
+        assert (1, 8192) in [probe.shape for probe in plan.of(False, shapes)]
 
 
 def test_outputs_under_the_clock_are_judged_by_gross_faults() -> None:

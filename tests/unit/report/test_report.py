@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bertopt.pipeline.progress import Progress
 from bertopt.report import diff_table, formatting, html, terminal
 from bertopt.report.diff import Change, Diff, Tolerances
 from bertopt.results import (
@@ -408,6 +409,24 @@ def test_live_without_a_terminal_says_that_the_longest_check_runs() -> None:
         live.update(found, f"quantize_int8: {SWEEPING}")
         live.update(found, f"quantize_int8: {SWEEPING}")
     assert file.getvalue().splitlines()[len(found.stages) :] == ["quantize_int8: every id and length"]
+
+
+def test_live_without_a_terminal_says_what_a_large_model_is_busy_with() -> None:
+    """A stage of a large model takes many minutes: logs stood still, and services for continuous integration end silent jobs."""
+    file, found, clock = io.StringIO(), report(), [0.0]
+    empty = found.model_copy(update={"stages": []})
+    with terminal.Live(True, Console(file=file, width=80), now=lambda: clock[0]) as live:
+        live.update(empty, "reference: opening")
+        clock[0] = 70
+        live.update(empty, "reference: latency")
+        clock[0] = 120
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: build", 1000.0))
+        clock[0] = 170
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: opening", 950.0))
+        clock[0] = 190
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: parity", 930.0))
+    lines = file.getvalue().splitlines()
+    assert (lines[0], lines[1].partition(":")[0], lines[2:]) == ("reference: latency", "reference", ["cast_half: parity, about 16 min left"])
 
 
 def test_live_on_a_terminal() -> None:
