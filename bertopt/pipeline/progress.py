@@ -47,6 +47,8 @@ class TimeLeft:
         """Return the estimate, None until the reference was measured."""
         if self._reference_s is None:
             return None
-        each = sum(self._step_s) / len(self._step_s) if self._step_s else self._reference_s + self.race_s
-        current = max(0.0, each - (self.now() - self._since)) if self.steps else 0.0
+        spent = self.now() - self._since
+        # During the first step the reference runs what all are compared on, which may take longer than estimated: as long at least as until now.
+        each = sum(self._step_s) / len(self._step_s) if self._step_s else max(self._reference_s + self.race_s, spent)
+        current = max(0.0, each - spent) if self.steps else 0.0
         return current + each * max(0, self.steps - 1)

@@ -28,6 +28,8 @@ def test_time_left_is_estimated_from_the_stages_done() -> None:
     assert left.seconds() == 45.0
     clock.seconds = 9.0
     assert left.seconds() == 41.0
+    clock.seconds = 22.0
+    assert left.seconds() == 34.0, "a first step of 17 s: the others will hardly take the 15 s of before"
     clock.seconds = 25.0
     left.step_done(counts=True)
     assert left.seconds() == 40.0
