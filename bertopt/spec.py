@@ -147,6 +147,11 @@ class Spec(BaseModel):
         return self.task == "text-classification" and len(self.labels) == 1
 
     @property
+    def gives_numbers(self) -> bool:
+        """Whether a text gets several numbers, each in a unit of its own."""
+        return self.regression and self.task == "text-classification" and len(self.labels) > 1
+
+    @property
     def graded(self) -> bool:
         """Whether a text's label is a number: its value, or how well its pair goes together (re-rankers, embeddings)."""
         return self.regression or (self.ranks and not self.multi_label) or self.task == "feature-extraction"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import Probe
-from bertopt.checks.row_differences import usual_sizes
+from bertopt.checks.row_differences import apart, usual_sizes
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import (
@@ -85,7 +85,7 @@ def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
     for name, value in answers.items():
         finite = finite and bool(np.isfinite(value).all())
         if spec.granularity == "text":
-            kept[name] = value[probe.rows]
+            kept |= apart(spec, name, value[probe.rows])
         elif spec.granularity == "span":
             # One score for each token: what is not compared becomes the row's lowest, never its best.
             lowest = np.where(probe.compared, value, np.inf).min(axis=1, keepdims=True)
@@ -132,7 +132,7 @@ def compare(
     """
     per_output = [
         _compare_output(probe, spec, name, got[0][name], reference[0][name], (usual or {}).get(name, 0.0))
-        for name in spec.outputs
+        for name in reference[0]
     ]
     flips = [case.label_flips for case in per_output if case.label_flips is not None]
     worst = max(per_output, key=lambda case: nan_as_inf(case.max_abs))

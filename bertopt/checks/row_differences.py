@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import TEXT_BATCH, Probe
+from bertopt.core import Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import nan_max
 from bertopt.results.coverage import Coverage, SweptOutput
@@ -143,6 +144,18 @@ def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
             f"the checkpoint's outputs for {differ.where} must be the same in a call for it and in one for {len(texts)} texts; they differ by "
             f"{differ.worst:.3g} of their size: install the versions of torch, transformers and tokenizers that bertopt was tested with, or report it"
         )
+
+
+def apart(spec: Spec, name: str, value: Array) -> dict[str, Array]:
+    """Return an output [B, D] by name, of a model of several numbers each one as an output [B, 1]: beside a price, any rating is rounding.
+
+    Raises WrongAnswer where there are more or fewer than the model has.
+    """
+    if not spec.gives_numbers:
+        return {name: value}
+    if value.shape[1] != len(spec.labels):
+        raise WrongAnswer(f"{name} must have {len(spec.labels)} numbers for each text; got shape {list(value.shape)}")
+    return {f"{name} {number} ({label})": value[:, [number]] for number, label in enumerate(spec.labels)}
 
 
 def usual_sizes(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def compare(
     if not names:
         return None
     found = []
-    for output in spec.outputs:
+    for output in reference[names[0]][0]:
         # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
         mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
         before = None if parent is None else _stack([parent[name][0][output] for name in names])

@@ -22,6 +22,7 @@ def spec(task: Any = "text-classification", **fields: Any) -> Spec:
 TEXT = spec()
 SEVERAL = TEXT.model_copy(update={"multi_label": True})
 VALUE = TEXT.model_copy(update={"regression": True, "labels": ("score",)})
+VALUES = TEXT.model_copy(update={"regression": True, "labels": ("rating", "price")})
 RERANKER = TEXT.model_copy(update={"labels": ("LABEL_0",)})
 EMBEDDING = TEXT.model_copy(update={"task": "feature-extraction", "pooling": "mean", "labels": ()})
 TAGS = TEXT.model_copy(update={"task": "token-classification", "labels": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")})

@@ -19,7 +19,7 @@ from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.runtime.batch_limits import BatchLimits
 from tests.support.measured import case, measured
-from tests.support.specs import MINILM, WHOLE
+from tests.support.specs import MINILM, VALUES, WHOLE
 from tests.support.specs import SWEPT as SPEC
 
 if TYPE_CHECKING:
@@ -62,6 +62,24 @@ def test_rounding_alone_makes_no_row_stand_out(width: int, seeds: int) -> None:
             reference = np.ones((probe.shape[0], width), np.float32)
             compared.add(probe, {"logits": reference + rng.normal(0, 0.15, reference.shape)}, True, {"logits": reference})
         assert coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91)) == []
+
+
+def test_several_numbers_are_swept_one_by_one() -> None:
+    mask = np.ones((4, 6), np.int64)
+    probe = sweep_plan.make_probe(VALUES, "batch sizes", 0, mask, np.arange(24), np.random.default_rng(0))
+    right = np.array([[3.0, 2e5]], np.float32).repeat(4, axis=0)
+
+    def worst(wrong: float) -> dict[str, float]:
+        def answers(values: Array) -> Any:
+            return coverage.answer(lambda inputs: {"logits": values}, probe, VALUES, WHOLE, 0)
+
+        (got, finite), (reference, _) = answers(right + np.array([wrong, 0], np.float32)), answers(right)
+        compared = row_differences.Comparer(row_differences.usual_sizes([reference]))
+        compared.add(probe, got, finite, reference)
+        return {name: output.worst for name, output in compared.result(0, coverage.shares(VALUES, []), 0).outputs.items()}
+
+    assert worst(0.0) == {"logits 0 (rating)": 0.0, "logits 1 (price)": 0.0}
+    assert worst(0.3) == {"logits 0 (rating)": pytest.approx(0.1), "logits 1 (price)": 0.0}
 
 
 def test_tokens_of_rows_of_one_are_no_single_numbers() -> None:

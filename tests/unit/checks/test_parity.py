@@ -16,7 +16,7 @@ from bertopt.checks.probes import Probe
 from bertopt.core import Session, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
-from tests.support.specs import spec
+from tests.support.specs import VALUES, spec
 
 Array = np.ndarray
 NAN = math.nan
@@ -239,6 +239,30 @@ def test_one_number_near_zero_is_held_against_the_usual_size() -> None:
         return judged(parity.compare(at, one, ({"logits": theirs + np.float32(error)}, True), ({"logits": theirs}, True), usual)).passed
 
     assert passes(1.2e-5) and not passes(1e-4)
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [((1.0, 0.0), False), ((0.0, 0.5), True), ((0.0, 5000.0), False), ((0.0, 0.0), True)])
+def test_each_of_several_numbers_is_held_to_its_own_size(wrong: tuple[float, float], passes: bool) -> None:
+    """A rating without its bias was delivered: beside a price of 200,000 it is five millionths of the output."""
+    at = next(p for p in probes.grid(VALUES, [(2, 8)], None) if p.padding == "none")
+    right = np.array([[3.0, 2e5], [4.0, 1e5]], np.float32)
+
+    class Numbers(Session):
+        def __init__(self, answers: Array) -> None:
+            self.answers = answers
+
+        def load(self, inputs: Mapping[str, Array]) -> None: ...
+        def step(self) -> None: ...
+        def fetch(self) -> dict[str, Array]:
+            return {"logits": self.answers}
+
+    theirs = parity.answer(Numbers(right), at, VALUES)
+    case = parity.compare(at, VALUES, parity.answer(Numbers(right + np.array(wrong, np.float32)), at, VALUES), theirs, parity.scales([theirs]))
+    assert judged(case, Limits(max_abs=2.0, rel_l2=1e-5)).passed == passes
+    if wrong[0]:
+        assert case.where.startswith("logits 0 (rating)[")
+    with pytest.raises(WrongAnswer, match=r"logits must have 2 numbers for each text; got shape \[2, 3\]"):
+        parity.answer(Numbers(np.ones((2, 3), np.float32)), at, VALUES)
 
 
 def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:

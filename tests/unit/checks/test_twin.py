@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from bertopt.checks import gates, parity, twin
+from bertopt.checks import gates, parity, row_differences, twin
 from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
 from bertopt.core import Int8Rounding, Precision
 from bertopt.modeling import checkpoint, rounding
 from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
-from tests.support.specs import spec
+from tests.support.specs import VALUES, spec
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
 
 SPEC = spec(task="text-classification")
@@ -83,6 +83,23 @@ def test_one_wrong_column_of_many_is_seen() -> None:
     assert missed(found(lost + noise[0]), "int8") == {"column_ratio_max"}
     noise[0, 8, 7] = math.nan
     assert math.isnan(found(reference + noise[0]).column_ratio or 0)
+
+
+def test_each_of_several_numbers_is_held_to_its_own_rounding() -> None:
+    """A rating without its bias was delivered in bf16 and INT8: the price beside it takes all of the error."""
+    sizes = np.array([1.0, 1e4])
+    reference = (DICE.normal(size=(200, 2)) + 3) * sizes
+    noise = DICE.normal(size=(2, 200, 2)) * 0.03 * sizes
+
+    def found(got: Any) -> set[str | None]:
+        asked = [{"texts": (row_differences.apart(VALUES, "logits", values), True)} for values in (got, reference + noise[1], reference)]
+        compared = twin.compare(VALUES, ["texts"], *asked)
+        assert compared is not None
+        return missed(compared, "int8")
+
+    assert found(reference + noise[0]) == set()
+    assert {"error_ratio_max", "bias_max"} <= found(reference + noise[0] - [3.0, 0.0])
+    assert "slope_error_max" in found((reference + noise[0]) * [0.5, 1.0])
 
 
 def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:
