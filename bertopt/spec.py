@@ -148,7 +148,7 @@ class Spec(BaseModel):
 
     @property
     def gives_numbers(self) -> bool:
-        """Whether a text gets several numbers, each in a unit of its own."""
+        """Whether a text gets several numbers, which may be of unlike size."""
         return self.regression and self.task == "text-classification" and len(self.labels) > 1
 
     @property
