@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import safetensors
 
 from bertopt import stages
 from bertopt.errors import BertoptError
@@ -30,13 +31,24 @@ _SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/ru
 
 
 def _watch(opened: set[str]) -> None:
-    """Note the files that this process opens from Python; what libraries in C open is not seen."""
+    """Note the files that this process opens from Python or through safetensors, which a pass may read weights with; what other libraries
+    in C open is not seen. What is imported later gets the class that is put in place here."""
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str):
             opened.add(arguments[0])
 
     sys.addaudithook(note)
+    whole: Any = safetensors.safe_open
+
+    class SafeOpen:
+        def __new__(cls, filename: Any, *arguments: Any, **named: Any) -> Any:
+            opened.add(os.fsdecode(filename))
+            return whole(filename, *arguments, **named)
+
+    for module in ("safetensors", "safetensors.numpy", "safetensors.torch"):
+        if module in sys.modules:
+            vars(sys.modules[module])["safe_open"] = SafeOpen
 
 
 def _elsewhere(opened: set[str], directory: Path) -> list[str]:

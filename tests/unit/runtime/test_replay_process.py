@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bertopt.runtime import replay_process
 
@@ -19,3 +24,28 @@ def test_data_is_named_and_descriptions_of_packages_are_not(tmp_path: Path, monk
         path.touch()
     opened = {str(path) for path in [*described, data, own]}
     assert replay_process._elsewhere(opened, artefact) == [str(data)]
+
+
+def test_files_are_seen_however_a_pass_reads_them(tmp_path: Path) -> None:
+    """safetensors opens files in Rust, of which Python's audit hooks hear nothing."""
+    code = """
+import json, sys
+from bertopt.runtime import replay_process
+opened = set()
+replay_process._watch(opened)
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file
+with safe_open(sys.argv[1] + "/a.safetensors", "np") as file:
+    assert list(file.keys()) == ["x"]
+assert load_file(sys.argv[1] + "/b.safetensors")["x"].sum() == 3
+np.load(sys.argv[1] + "/c.npy")
+print(json.dumps(sorted(path for path in opened if path.startswith(sys.argv[1]))))
+"""
+    names = ["a.safetensors", "b.safetensors", "c.npy"]
+    for name in names[:2]:
+        save_file({"x": np.ones(3)}, tmp_path / name)
+    np.save(tmp_path / names[2], np.ones(3))
+    # An audit hook stays in its process for good.
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == [str(tmp_path / name) for name in names]
