@@ -36,8 +36,8 @@ LARGEST_SQUARE = 16
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
 #: rows, since each counts in the medians as any other.
 MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
-#: Length of the rows of the largest batch, and its tokens where each one has an answer over a vocabulary.
-LARGEST_LENGTH, WIDE_TOKENS = 256, 2048
+#: Length of the rows of the largest batch.
+LARGEST_LENGTH = 256
 #: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
@@ -118,21 +118,20 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     token_cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     tokens = int(BUDGET / token_cost)
     ids = rng.permutation(spec.vocabulary)
-    largest = min(most_tokens, WIDE_TOKENS if width else most_tokens)
-    beside_lengths = len(ids) + largest + MAX_BATCH * BATCH_TOKENS + sum(batch.tokens for batch in LONG_BATCHES)
+    beside_lengths = len(ids) + most_tokens + MAX_BATCH * BATCH_TOKENS + sum(batch.tokens for batch in LONG_BATCHES)
     length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
-    shapes = _shapes(spec, rng, largest, length_tokens, CUT_OFF_BUDGET / token_cost)
+    shapes = _shapes(spec, rng, most_tokens, length_tokens, CUT_OFF_BUDGET / token_cost)
     probes, taken = _batches(spec, shapes, ids, rng, frame)
     longest = probes[0].shape[1]
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
-    first = _of_every_stage(probes, largest, STAGE_LENGTHS_BUDGET / token_cost, cheap)
+    first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
     # What a large batch left behind shows in a short text right after it.
     probes.append(_alone(spec, ids, len(probes), rng, frame))
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
     probes += _padded(spec, most_tokens, ids, len(probes), np.random.default_rng([seed, 21]), frame)
-    probes += _many_texts(spec, largest, ids, len(probes), rng, frame)
+    probes += _many_texts(spec, most_tokens, ids, len(probes), rng, frame)
     room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
         probes += _id_rows(spec, padding, some, len(probes), rng)

@@ -16,7 +16,7 @@ from bertopt.checks.probes import Probe
 from bertopt.checks.reference_rows import ReferenceRows
 from bertopt.core import Device, ShapeLimits, Spec
 from bertopt.results.coverage import Coverage
-from bertopt.runtime.batch_limits import LAUNCHED_BATCH_TOKENS, MAX_BATCH_TOKENS
+from bertopt.runtime.batch_limits import most_tokens
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class Sweeps:
         """`by_row`: the reference is a checkpoint in float32, whose rows depend on no batch and run in any. `frame`: of texts."""
         # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
-        most_tokens = LAUNCHED_BATCH_TOKENS if device == "cuda" else MAX_BATCH_TOKENS
-        self.spec, self.plan = spec, sweep_plan.plan(spec, seed, most_tokens, frame)
+        self.spec, self.plan = spec, sweep_plan.plan(spec, seed, most_tokens(spec, device == "cuda"), frame)
         self.by_row, self._reference = by_row, ReferenceRows(spec)
         self._whole: dict[str, dict[str, Array]] = {}
         #: What stages answered to the sweeps of all stages: the one that is delivered runs the others.

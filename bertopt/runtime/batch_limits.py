@@ -10,8 +10,16 @@ from bertopt.core import Session, ShapeLimits, Spec
 MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
 #: The same for a device that a call launches, a GPU: its rate is reached only by batches that take longer than a launch.
 LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
+#: Most tokens of a batch where each has an output over the vocabulary: with 30,000 words those take 250 MB.
+VOCABULARY_TOKENS = 2048
 #: Texts of its first piece, and full batches in each of the others.
 LAUNCHED_FIRST, PIECE_BATCHES = 2048, 2
+
+
+def most_tokens(spec: Spec, launched: bool) -> int:
+    """Return the most tokens of a batch, padding included, of a device that a call launches or of a processor; a longer row is one."""
+    most = LAUNCHED_BATCH_TOKENS if launched else MAX_BATCH_TOKENS
+    return min(most, VOCABULARY_TOKENS) if spec.task == "fill-mask" else most
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,16 @@ class BatchLimits:
     ) -> BatchLimits:
         """Return the limits of `session`'s device and of the `shapes` that its form runs, by default all up to the model's
         longest text; `tokens` overrides the device's."""
-        rows, most_tokens = (
-            (LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS) if session.asynchronous else (MAX_BATCH, MAX_BATCH_TOKENS)
-        )
+        rows, most = LAUNCHED_BATCH if session.asynchronous else MAX_BATCH, most_tokens(spec, session.asynchronous)
         length = spec.max_length if shapes is None else shapes.longest
         # Enough short texts for several batches; the first piece is smaller, since the device waits for it.
         pieces = (
-            {"first_texts": LAUNCHED_FIRST, "texts": 4 * LAUNCHED_BATCH, "together": PIECE_BATCHES * most_tokens}
+            {"first_texts": LAUNCHED_FIRST, "texts": 4 * LAUNCHED_BATCH, "together": PIECE_BATCHES * most}
             if session.asynchronous
             else {}
         )
         return cls(
-            rows, most_tokens if tokens is None else tokens, length, session.streams, session.block, **pieces,
+            rows, most if tokens is None else tokens, length, session.streams, session.block, **pieces,
             shapes=shapes, buckets=session.buckets,
         )  # fmt: skip
 

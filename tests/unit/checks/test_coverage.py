@@ -17,7 +17,7 @@ from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
-from bertopt.runtime.batch_limits import BatchLimits
+from bertopt.runtime.batch_limits import BatchLimits, most_tokens
 from tests.support.measured import case, measured
 from tests.support.specs import MINILM, VALUES, WHOLE
 from tests.support.specs import SWEPT as SPEC
@@ -195,7 +195,7 @@ def test_one_call_has_many_different_short_texts() -> None:
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_a_plan_runs_every_id_position_and_batch_size(task: Any) -> None:
     spec = SPEC.model_copy(update={"task": task})
-    plan = sweep_plan.plan(spec, 7, 8192)
+    plan = sweep_plan.plan(spec, 7, most_tokens(spec, launched=False))
     exact, rough = plan.of(False, WHOLE), plan.of(True, WHOLE)
     shares = coverage.shares(spec, exact)
     assert (shares["ids"], shares["positions"], shares["batch_sizes"], shares["token_types"]) == (1.0, 1.0, 1.0, 1.0)

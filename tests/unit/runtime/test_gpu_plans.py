@@ -13,6 +13,7 @@ from bertopt.core import Profile, Session, ShapeLimits, Spec
 from bertopt.errors import ResourceError
 from bertopt.modeling import packing
 from bertopt.runtime import batch_plan, cost_model
+from bertopt.runtime.batch_limits import most_tokens
 from bertopt.runtime.batch_plan import BatchLimits, plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.runner import following
@@ -171,16 +172,28 @@ def test_other_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) 
         cost_model.measure(device, PADDED, BatchLimits.of(device, PADDED, None))
 
 
-def test_a_processor_keeps_its_batches() -> None:
-    class Cpu(Device):
-        asynchronous = False
+class Cpu(Device):
+    asynchronous = False
 
+
+def test_a_processor_keeps_its_batches() -> None:
     limits = BatchLimits.of(Cpu(0.0, 1.0), PADDED, None)
     assert (limits.rows, limits.tokens, limits.texts) == (32, 8192, 256)
     engine = ShapeLimits(longest=512, profiles=(Profile(opt=(1, 64), max=(8, 64)), Profile(opt=(1, 64), max=(1, 512))))
     limits = BatchLimits.of(Cpu(0.0, 1.0), PADDED, engine)
     assert (limits.most_rows(64), limits.most_rows(65), limits.length) == (8, 1, 512)
     assert BatchLimits.of(Device(1.0, 1.0), PADDED, None, tokens=4096).tokens == 4096
+
+
+def test_no_batch_over_the_vocabulary_is_larger_than_those_that_are_checked() -> None:
+    """The sweeps ran 2,048 tokens of such a model and the predictor 8,192: a model that was wrong beyond 3,000 was delivered."""
+    fills = PADDED.model_copy(update={"task": "fill-mask", "pooling": None})
+    for device in (Cpu(0.0, 1.0), Device(1.0, 1.0)):
+        limits = BatchLimits.of(device, fills, None)
+        assert limits.tokens == most_tokens(fills, device.asynchronous) == 2048
+        chosen = plan(fills, np.full(64, 200), Costs(call=60_000.0), limits)
+        assert max((high - low) * 200 for low, high in chosen.batches) == 2000
+    assert BatchLimits.of(Cpu(0.0, 1.0), fills, None, tokens=8192).tokens == 8192
 
 
 def test_a_call_plans_as_many_texts_together_as_the_device_wants() -> None:
