@@ -14,7 +14,6 @@ import numpy as np
 
 from bertopt.checks import sweep_plan
 from bertopt.checks.probes import TEXT_BATCH, Probe
-from bertopt.checks.row_differences import apart
 from bertopt.checks.sweep_plan import MAX_BATCH
 from bertopt.core import ShapeLimits, Spec
 from bertopt.results import Failure, Limits, nan_as_inf
@@ -72,9 +71,8 @@ def answer(run: Run, probe: Probe, spec: Spec, shapes: ShapeLimits, seed: int) -
         inputs = {name: np.ascontiguousarray(array[part]) for name, array in probe.inputs.items()}
         for name, value in run(inputs).items():
             finite = finite and bool(np.isfinite(value).all())
-            vectors = np.asarray(_vectors(value, probe.compared[part], spec, seed), np.float32)
-            for output, one in apart(spec, name, vectors).items():
-                kept.setdefault(output, []).append(one)
+            vectors = _vectors(value, probe.compared[part], spec, seed)
+            kept.setdefault(name, []).append(np.asarray(vectors, np.float32))
     return {name: np.concatenate(parts) for name, parts in kept.items()}, finite
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import Probe
-from bertopt.checks.row_differences import apart, usual_sizes
+from bertopt.checks.row_differences import units, usual_sizes
 from bertopt.core import Precision, Session, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import (
@@ -85,7 +85,7 @@ def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
     for name, value in answers.items():
         finite = finite and bool(np.isfinite(value).all())
         if spec.granularity == "text":
-            kept |= apart(spec, name, value[probe.rows])
+            kept[name] = value[probe.rows]
         elif spec.granularity == "span":
             # One score for each token: what is not compared becomes the row's lowest, never its best.
             lowest = np.where(probe.compared, value, np.inf).min(axis=1, keepdims=True)
@@ -111,9 +111,9 @@ def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
             raise WrongAnswer(f"{name} must have length 1, since the checkpoint normalises it; got {other[0]:.3g} ({probe.name})")
 
 
-def scales(answers: Iterable[Answers]) -> dict[str, float]:
-    """Return the usual size (root mean square) of the reference's answers over many probes, for each output."""
-    return usual_sizes(kept for kept, _ in answers)
+def scales(answers: Iterable[Answers], spec: Spec) -> dict[str, Array]:
+    """Return the usual size (root mean square) of the reference's answers over many probes, for each output or number of several."""
+    return usual_sizes((kept for kept, _ in answers), spec.gives_numbers)
 
 
 def peak(answers: Iterable[Answers]) -> float:
@@ -122,7 +122,7 @@ def peak(answers: Iterable[Answers]) -> float:
 
 
 def compare(
-    probe: Probe, spec: Spec, got: Answers, reference: Answers, usual: Mapping[str, float] | None = None
+    probe: Probe, spec: Spec, got: Answers, reference: Answers, usual: Mapping[str, Array] | None = None
 ) -> Case:
     """The worst of every metric over the outputs of one probe.
 
@@ -131,8 +131,8 @@ def compare(
     by less, has cosine 1.
     """
     per_output = [
-        _compare_output(probe, spec, name, got[0][name], reference[0][name], (usual or {}).get(name, 0.0))
-        for name in reference[0]
+        _compare_output(probe, spec, name, got[0][name], reference[0][name], (usual or {}).get(name, np.zeros(())))
+        for name in spec.outputs
     ]
     flips = [case.label_flips for case in per_output if case.label_flips is not None]
     worst = max(per_output, key=lambda case: nan_as_inf(case.max_abs))
@@ -148,15 +148,15 @@ def compare(
     )
 
 
-def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: Array, usual: float) -> Case:
+def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: Array, sizes: Array) -> Case:
     batch, sequence = probe.shape
     a, b = got.astype(np.float64), reference.astype(np.float64)
     if a.shape != b.shape:
         raise WrongAnswer(f"{name} has shape {list(a.shape)}, the reference {list(b.shape)} ({probe.name})")
-    difference = np.abs(a - b)
-    flips = None
-    if spec.labelled:
-        flips = int((_relabelled(a, b) if spec.gives_several else _flipped(a, b)).sum())
+    max_abs = float(np.abs(a - b).max(initial=0.0))
+    flips = int((_relabelled(a, b) if spec.gives_several else _flipped(a, b)).sum()) if spec.labelled else None
+    unit, usual = units(sizes)
+    a, b, difference = a / unit, b / unit, np.abs(a - b) / unit
     if a.size == 0:
         return Case(batch=batch, sequence=sequence, padding=probe.padding, max_abs=0.0, rel_l2=0.0, cosine_min=1.0,
                     cosine_mean=1.0, label_flips=flips, compared=0, where=f"{name} ({probe.name})")  # fmt: skip
@@ -174,7 +174,7 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     least = usual if b.shape[-1] == 1 else _SMALL * usual
     size = max(float(np.linalg.norm(b)), least * math.sqrt(b.size), _TINY)
     return Case(
-        batch=batch, sequence=sequence, padding=probe.padding, max_abs=float(difference[worst]),
+        batch=batch, sequence=sequence, padding=probe.padding, max_abs=max_abs,
         rel_l2=float(np.linalg.norm(difference) / size),
         cosine_min=float(cosine.min()), cosine_mean=float(cosine.mean()), cosine_median=float(np.median(cosine)), label_flips=flips, compared=len(a),
         where=f"{name}{position}, {probe.name}", probe=probe.name, row=position[0],

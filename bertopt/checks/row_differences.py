@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import TEXT_BATCH, Probe
-from bertopt.core import Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import nan_max
 from bertopt.results.coverage import Coverage, SweptOutput
@@ -27,7 +26,8 @@ SAME_CALL = 1e-3
 class Comparer:
     """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
 
-    def __init__(self, usual: Mapping[str, float]) -> None:
+    def __init__(self, usual: Mapping[str, Array]) -> None:
+        """`usual` are the outputs' usual sizes, as `usual_sizes` gives them."""
         self.usual = usual
         #: By output and probe: not every probe gives every output.
         self.errors: dict[str, dict[str, Array]] = {}
@@ -97,12 +97,14 @@ class Comparer:
         if got.shape != reference.shape:
             return np.full(batch, np.inf)
         row_of_vector = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
-        expected = reference.astype(np.float64)
+        # Each number of several beside its own size.
+        unit, usual_size = units(self.usual[name])
+        got, expected = got / unit, reference.astype(np.float64) / unit
 
         def squares_of_rows(vectors: Array) -> Array:
             return np.bincount(row_of_vector, np.square(vectors).sum(axis=-1), batch)
 
-        usual = self.usual[name] ** 2 * expected.shape[-1] * np.bincount(row_of_vector, minlength=batch)
+        usual = usual_size**2 * expected.shape[-1] * np.bincount(row_of_vector, minlength=batch)
         sizes = np.maximum(np.maximum(squares_of_rows(expected), usual), 1e-24)
         return np.asarray(np.sqrt(squares_of_rows(got - expected) / sizes))
 
@@ -123,7 +125,7 @@ def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: 
     for key, value in reference.items():
         number, name = key.split("/", 1)
         expected = value.astype(np.float64)
-        floor = max(least * usual[name] * math.sqrt(expected.size), 1e-12)
+        floor = max(least * float(usual[name]) * math.sqrt(expected.size), 1e-12)
         error = math.inf
         if key in got and got[key].shape == expected.shape:
             error = float(np.linalg.norm(got[key] - expected)) / max(float(np.linalg.norm(expected)), floor)
@@ -146,23 +148,20 @@ def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
         )
 
 
-def apart(spec: Spec, name: str, value: Array) -> dict[str, Array]:
-    """Return an output [B, D] by name, of a model of several numbers each one as an output [B, 1]: beside a price, any rating is rounding.
-
-    Raises WrongAnswer where there are more or fewer than the model has.
-    """
-    if not spec.gives_numbers:
-        return {name: value}
-    if value.shape[1] != len(spec.labels):
-        raise WrongAnswer(f"{name} must have {len(spec.labels)} numbers for each text; got shape {list(value.shape)}")
-    return {f"{name} {number} ({label})": value[:, [number]] for number, label in enumerate(spec.labels)}
-
-
-def usual_sizes(reference: Iterable[Mapping[str, Array]]) -> dict[str, float]:
-    """Return the root mean square of each of the reference's outputs."""
-    sums: dict[str, tuple[float, int]] = {}
+def usual_sizes(reference: Iterable[Mapping[str, Array]], by_number: bool = False) -> dict[str, Array]:
+    """Return the root mean square of each of the reference's outputs [N, D], of all its elements or [D] `by_number`: beside a price, any
+    rating is rounding."""
+    sums: dict[str, tuple[Array, int]] = {}
     for outputs in reference:
         for name, value in outputs.items():
-            total, count = sums.get(name, (0.0, 0))
-            sums[name] = total + float(np.square(value, dtype=np.float64).sum()), count + value.size
-    return {name: math.sqrt(total / max(1, count)) for name, (total, count) in sums.items()}
+            total, count = sums.get(name, (np.zeros(()), 0))
+            squares = np.square(value, dtype=np.float64)
+            sums[name] = total + squares.sum(axis=0 if by_number else None), count + (len(value) if by_number else value.size)
+    return {name: np.asarray(np.sqrt(total / max(1, count))) for name, (total, count) in sums.items()}
+
+
+def units(usual: Array) -> tuple[Array, float]:
+    """Return what to divide an output by before it is compared, and its usual size then."""
+    if np.ndim(usual) == 0:
+        return np.ones(()), float(usual)
+    return np.where(usual > 0, usual, 1.0), 1.0

@@ -17,6 +17,7 @@ import numpy as np
 
 from bertopt.checks.parity import Answers
 from bertopt.checks.ranking import rank_loss
+from bertopt.checks.row_differences import units
 from bertopt.core import Spec
 from bertopt.results import nan_max, nan_min
 from bertopt.results.fidelity import Rounding
@@ -71,10 +72,14 @@ def compare(
     if not names:
         return None
     found = []
-    for output in reference[names[0]][0]:
+    for output in spec.outputs:
         # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
         mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
         before = None if parent is None else _stack([parent[name][0][output] for name in names])
+        if spec.gives_numbers:
+            # Each beside its own size: beside a price, any rating is rounding.
+            unit, _ = units(np.sqrt(np.square(right).mean(axis=0)))
+            mine, theirs, right, before = mine / unit, theirs / unit, right / unit, None if before is None else before / unit
         of_output = _of_output(spec, mine, theirs, right, before)
         if contexts is not None:
             inside = (_stack([_inside(outputs[name][0][output], contexts[name]) for name in names]) for outputs in (got, reference))
@@ -111,7 +116,7 @@ def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Ar
     farthest, its = (float((np.linalg.norm(one - reference, axis=1) / wide).max()) for one in (got, twin))
     # Columns of spans are places in their batch, which hold other tokens for each text.
     by_column = spec.granularity != "span" and reference.shape[1] > 1 and len(reference) >= _MANY
-    margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1) else None
+    margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1 and not spec.regression) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
     return Rounding(
         error=error, error_ratio=ratio, worst_ratio=farthest / max(its, _EXACT), slope_error=tilt,

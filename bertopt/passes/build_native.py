@@ -52,6 +52,8 @@ class BuildNative(Pass[Eager, Native]):
         module = native_import.native()
         if not module.supported():
             raise Unsupported("the native encoder needs an x86-64 CPU with AVX2 and FMA or an ARM CPU with dot products; this one lacks them: use convert_openvino")
+        if (where := _other_code(model)) is not None:
+            raise Unsupported(f"the native encoder takes weights alone, and {where} is not what the checkpoint's code has there: {_WHOLE}, or use convert_openvino")
         config, tensors, after_pooling = plain(model.network)
         head = FloatHead.of(model.spec, {**tensors, **after_pooling}, config)
         path = ctx.workdir / "native" / "model.bin"
@@ -98,3 +100,29 @@ class BuildNative(Pass[Eager, Native]):
         every = len(_PRODUCTS) * spec.layers
         kept = every if self.precision == "bf16" else len(self._kept(spec))
         return every - kept, kept
+
+
+def _other_code(model: Eager) -> str | None:
+    """Return the name of a module, or of what hangs on one, that a pass of somebody's own left otherwise than the checkpoint's code has it;
+    None where such passes changed weights alone."""
+    from bertopt.modeling import checkpoint
+    from bertopt.passes import registry
+
+    steps = [registry.restore(record) for record in model.rewrites]
+    if all(type(step).__module__.startswith("bertopt.") for step in steps):
+        return None
+    plain = checkpoint.open_directory(model.checkpoint, rewrites_spec=model.spec).network
+    for step in steps:
+        if type(step).__module__.startswith("bertopt."):
+            step.rewrite(plain)
+    theirs = dict(plain.named_modules())
+    for name, module in model.network.named_modules():
+        if type(module) is not type(theirs.get(name)):
+            return f"'{name}'"
+        before, after = vars(theirs[name]), vars(module)
+        changed = [key for key, value in before.items() if isinstance(value, bool | int | float | str) and after.get(key) != value]
+        changed += [key for key in ("_forward_hooks", "_forward_pre_hooks") if len(after[key]) != len(before[key])]
+        changed += ["forward"] if "forward" in after and "forward" not in before else []
+        if changed:
+            return f"'{name}.{changed[0]}'"
+    return None

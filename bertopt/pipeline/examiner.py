@@ -182,7 +182,7 @@ class Examiner:
         mine = self._answers_of(directory, timeout)
         reference = self._answers_of(self.reference, timeout)
         theirs = self._answers_of(parent, timeout)
-        usual = parity.scales(reference.values())
+        usual = parity.scales(reference.values(), self.spec)
 
         def against(other: Mapping[str, Answers]) -> list[Case]:
             run_by_both = [probe for probe in self.probes if probe.name in mine and probe.name in other]

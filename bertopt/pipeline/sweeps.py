@@ -55,7 +55,7 @@ class Sweeps:
         if not every:
             self._early[directory] = vectors, finite
         vectors, finite = before | vectors, finite_before | finite
-        compared = row_differences.Comparer(row_differences.usual_sizes(expected.values()))
+        compared = row_differences.Comparer(row_differences.usual_sizes(expected.values(), self.spec.gives_numbers))
         for probe in sweeps:
             compared.add(probe, vectors[probe.name], finite[probe.name], expected[probe.name])
         if reduced:

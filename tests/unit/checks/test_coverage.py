@@ -64,22 +64,16 @@ def test_rounding_alone_makes_no_row_stand_out(width: int, seeds: int) -> None:
         assert coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91)) == []
 
 
-def test_several_numbers_are_swept_one_by_one() -> None:
+@pytest.mark.parametrize(("wrong", "error"), [((0.0, 0.0), 0.0), ((0.3, 0.0), 0.1), ((0.0, 2e4), 0.1)])
+def test_several_numbers_are_swept_beside_their_own_sizes(wrong: tuple[float, float], error: float) -> None:
     mask = np.ones((4, 6), np.int64)
     probe = sweep_plan.make_probe(VALUES, "batch sizes", 0, mask, np.arange(24), np.random.default_rng(0))
     right = np.array([[3.0, 2e5]], np.float32).repeat(4, axis=0)
-
-    def worst(wrong: float) -> dict[str, float]:
-        def answers(values: Array) -> Any:
-            return coverage.answer(lambda inputs: {"logits": values}, probe, VALUES, WHOLE, 0)
-
-        (got, finite), (reference, _) = answers(right + np.array([wrong, 0], np.float32)), answers(right)
-        compared = row_differences.Comparer(row_differences.usual_sizes([reference]))
-        compared.add(probe, got, finite, reference)
-        return {name: output.worst for name, output in compared.result(0, coverage.shares(VALUES, []), 0).outputs.items()}
-
-    assert worst(0.0) == {"logits 0 (rating)": 0.0, "logits 1 (price)": 0.0}
-    assert worst(0.3) == {"logits 0 (rating)": pytest.approx(0.1), "logits 1 (price)": 0.0}
+    usual = row_differences.usual_sizes([{"logits": right}], VALUES.gives_numbers)
+    compared = row_differences.Comparer(usual)
+    compared.add(probe, {"logits": right + np.array(wrong, np.float32)}, True, {"logits": right})
+    (output,) = compared.result(0, coverage.shares(VALUES, []), 0).outputs.values()
+    assert output.worst == pytest.approx(error / math.sqrt(2))
 
 
 def test_tokens_of_rows_of_one_are_no_single_numbers() -> None:

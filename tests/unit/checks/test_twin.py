@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertopt.checks import gates, parity, row_differences, twin
+from bertopt.checks import gates, parity, twin
 from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
 from bertopt.core import Int8Rounding, Precision
 from bertopt.modeling import checkpoint, rounding
@@ -92,7 +92,7 @@ def test_each_of_several_numbers_is_held_to_its_own_rounding() -> None:
     noise = DICE.normal(size=(2, 200, 2)) * 0.03 * sizes
 
     def found(got: Any) -> set[str | None]:
-        asked = [{"texts": (row_differences.apart(VALUES, "logits", values), True)} for values in (got, reference + noise[1], reference)]
+        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + noise[1], reference)]
         compared = twin.compare(VALUES, ["texts"], *asked)
         assert compared is not None
         return missed(compared, "int8")
@@ -100,6 +100,7 @@ def test_each_of_several_numbers_is_held_to_its_own_rounding() -> None:
     assert found(reference + noise[0]) == set()
     assert {"error_ratio_max", "bias_max"} <= found(reference + noise[0] - [3.0, 0.0])
     assert "slope_error_max" in found((reference + noise[0]) * [0.5, 1.0])
+    assert "column_ratio_max" in found((reference + noise[0])[:, ::-1] / sizes[::-1] * sizes)
 
 
 def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:

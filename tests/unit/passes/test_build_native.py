@@ -13,11 +13,11 @@ import torch
 
 from bertopt import stages
 from bertopt.checks import invariance, parity, probes
-from bertopt.core import Context, Eager, Native
+from bertopt.core import Context, Eager, Native, Pass
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.modeling.float_head import FILE, FloatHead, plain
-from bertopt.passes import BuildNative, UseSdpa
+from bertopt.passes import BuildNative, UseSdpa, registry
 from bertopt.recipe.parser import parse
 from bertopt.runtime.load import load
 from bertopt.runtime.tokenization import Tokenizer
@@ -200,6 +200,63 @@ def test_wrong_patterns_and_orders_are_refused(tiny: Tiny, tmp_path: Path) -> No
     with pytest.raises(UsageError, match="put it after reference or use_sdpa"):
         parse("schema_version: 1\nmodel: x\nsteps:\n  - pass: merge_qkv\n  - pass: build_native\n")
     assert built(UseSdpa()(reference, Context(tmp_path)).model, tmp_path / "sdpa").precision == "int8"
+
+
+class _Own(Pass[Eager, Eager]):
+    """What a user's pass may do to a network."""
+
+    def __call__(self, model: Eager, ctx: Context) -> Any:
+        return model.rewritten(self)
+
+
+class FoldsScale(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        for layer in network.base.encoder.layer:
+            layer.attention.self.query.weight.mul_(layer.attention.self.scaling)
+            layer.attention.self.scaling = 1.0
+        return {"layers": 2}
+
+
+class AddsInAHook(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        bias = network.encoder.classifier.bias.clone()
+        network.encoder.classifier.bias.zero_()
+        network.encoder.classifier.register_forward_hook(lambda module, inputs, output: output + bias)
+        return {"hooks": 1}
+
+
+class ReplacesAModule(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.base.pooler.activation = torch.nn.Identity()
+        return {"modules": 1}
+
+
+class MovesWeights(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.note = "harmless"
+        layer = network.base.encoder.layer[0]
+        layer.output.dense.weight.mul_(1.0)
+        return {"weights": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [(FoldsScale, "'encoder.bert.encoder.layer.0.attention.self.scaling'"), (AddsInAHook, "'encoder.classifier._forward_hooks'"),
+     (ReplacesAModule, "'encoder.bert.pooler.activation'"), (MovesWeights, None)],
+)  # fmt: skip
+def test_what_a_pass_changes_besides_weights_is_refused(
+    change: type[_Own], where: str | None, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder runs its own code: a scale that was folded into the query was applied twice, and the model delivered."""
+    monkeypatch.setitem(registry._registered, change.name(), change)
+    reference = UseSdpa()(checkpoint.load(tiny(task="text-classification")), Context(tmp_path)).model
+    with torch.no_grad():
+        changed = change()(reference, Context(tmp_path)).model
+    if where is None:
+        assert built(changed, tmp_path / "out").precision == "int8"
+        return
+    with pytest.raises(Unsupported, match=f"the native encoder takes weights alone, and {where} is not what .*: .*after reference or use_sdpa"):
+        built(changed, tmp_path / "out")
 
 
 def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> None:
