@@ -183,7 +183,7 @@ class _Model:
         if missed:
             return f"FAILED: the stage must show {missed}", None
         # As a run does: one logit of a lone token may be near zero.
-        usual = parity.scales(self.reference.values())
+        usual = parity.scales(self.reference.values(), self.spec)
         cases = [parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name], usual) for probe in asked]
         limits = gates.effective_limits(manifest.precision, LIMITS.get(manifest.precision, Limits()))
         found = parity.judge(cases, limits, None)

@@ -9,6 +9,14 @@ from campaigns.mutants.plant import Checkpoint
 from tests.support.tiny_models import write_tiny
 
 POSITIONS = 130
+TAGS = ("O", *(f"{place}-{kind}" for kind in ("PER", "LOC", "ORG", "MISC") for place in "BI"))
+#: What the configuration of each head says besides, and what its outputs are multiplied by and added to: two numbers of a text far apart in
+#: size, one score of a pair, tokens of which most are outside of all entities.
+HEADS: dict[str, tuple[dict[str, Any], list[float], list[float]]] = {
+    "numbers": ({"num_labels": 2, "problem_type": "regression"}, [1.0, 2e4], [3.0, 1e5]),
+    "ranker": ({"num_labels": 1}, [2.0], [0.0]),
+    "entities": ({"num_labels": len(TAGS), "id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}, [1.0], [3.0] + [0.0] * 8),
+}  # fmt: skip
 
 
 def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # noqa: B008  (frozen)
@@ -18,7 +26,8 @@ def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # n
     import torch
     from safetensors.torch import load_file, save_file
 
-    write_tiny(out, of.family, of.task, of.pooling, seed)
+    fields, sizes, shifts = HEADS.get(of.head, ({}, [1.0], [0.0]))
+    write_tiny(out, of.family, of.task, of.pooling, seed, fields)
     config = json.loads((out / "config.json").read_text())
     weights: dict[str, Any] = load_file(out / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)
@@ -30,6 +39,10 @@ def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # n
             more = POSITIONS - config["max_position_embeddings"]
             extra = torch.randn((more, tensor.shape[1]), generator=generator) * tensor.std()
             weights[name] = torch.cat([tensor, extra])
+    if of.head:
+        by = torch.tensor(sizes)
+        weights["classifier.weight"] = weights["classifier.weight"] * by[:, None]
+        weights["classifier.bias"] = weights["classifier.bias"] * by + torch.tensor(shifts)
     config["max_position_embeddings"] = POSITIONS
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config))

@@ -70,7 +70,7 @@ class Bench:
     def recipe(self, of: Checkpoint, steps: tuple[Step, ...], labelled: bool = False, **head: Any) -> Report:
         """Run `steps` on a checkpoint; steps before the first planted one share an output directory."""
         line = [step["pass"] for step in steps if not step["pass"].startswith("plant")]
-        key = "-".join(str(part) for part in (of.family, of.task, of.pooling, *line, labelled))
+        key = "-".join(str(part) for part in (of.family, of.task, of.pooling, of.head, *line, labelled))
         model = self.checkpoint(of)
         recipe = {
             "schema_version": 1, "model": str(model), "device": "cpu", "steps": [dict(step) for step in steps],
@@ -79,7 +79,7 @@ class Bench:
         return bertopt.run(recipe, self.scratch / "out" / key)
 
     def checkpoint(self, of: Checkpoint) -> Path:
-        path = self.scratch / f"{of.family}-{of.task}-{of.pooling}"
+        path = self.scratch / f"{of.family}-{of.task}-{of.pooling}-{of.head}"
         return path if path.exists() else checkpoints.write(path, of)
 
     def texts(self, model: Path, labelled: bool) -> Path:

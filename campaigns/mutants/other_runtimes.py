@@ -78,6 +78,16 @@ def relu_in_all_layers(network: Any) -> None:
     network.encoder.config.hidden_act = "relu"
 
 
+@mutant("unsupported", "plant_torch", line=(SDPA,), steps=({"pass": "build_native", "precision": "bf16"},))
+def scaled_twice(network: Any) -> None:
+    """A pass of one's own folds attention's scale into the query; the native encoder, which takes weights alone, scales again."""
+    for layer in network.base.encoder.layer:
+        attention = layer.attention.self
+        for parameter in attention.query.parameters():
+            parameter.mul_(attention.scaling)
+        attention.scaling = 1.0
+
+
 _MODULES = ("linear_pooler", "relu_for_gelu")
 NATIVE: tuple[Callable[[Any], None], ...] = (
     *(fault for fault in loose_limits.TORCH if fault.__name__ not in _MODULES),
