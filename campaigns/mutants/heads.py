@@ -1,6 +1,6 @@
 """Models whose head is wrong in a part of its outputs: numbers of unlike size, tags of some tokens, ends of answers, scores of later rows.
 
-Delivered were those of small numbers beside large ones, and of more tokens to fill than the sweeps ran.
+Delivered were those of small numbers beside large ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from campaigns.mutants.loose_limits import BF16
 from campaigns.mutants.plant import (
     ENTITIES,
     INT8_LINE,
-    MASK,
     NUMBERS,
     RANKER,
     SDPA,
@@ -25,7 +24,6 @@ from campaigns.mutants.plant import (
     behind,
     mutant,
 )
-from campaigns.mutants.unseen_inputs import _wrong_when
 
 LINES: dict[str, tuple[Step, ...]] = {"float32": (SDPA,), "bf16": (SDPA, BF16), "int8": INT8_LINE}
 
@@ -191,9 +189,3 @@ _enter("last_words_of_later_rows", "The last two words of rows from the ninth on
 _enter("softer_tags_of_later_rows", "Tags of rows from the ninth on have scores a tenth too small.", ENTITIES, rows_from(8), times(0.9))
 _enter("ends_of_long_texts", "The last three words of texts of more than 64 tokens lose 3 as ends of answers.", SPAN, both(last_words(3), longer_than(64)), added(-3.0), EVERY, 1)
 _enter("score_of_later_rows", "Scores of rows from the ninth on are 0.3 more.", RANKER, rows_from(8), added(0.3), EVERY)
-
-
-@mutant("coverage", "plant_torch", on=MASK)
-def more_tokens_to_fill(network: Any) -> None:
-    """Wrong for batches of more than 3,000 tokens, which the predictor made where words are filled in."""
-    _wrong_when(network, lambda named: named["input_ids"].numel() > 3000)
