@@ -103,18 +103,13 @@ class BuildNative(Pass[Eager, Native]):
 
 
 def _other_code(model: Eager) -> str | None:
-    """Return the name of a module, or of what hangs on one, that a pass of somebody's own left otherwise than the checkpoint's code has it;
-    None where such passes changed weights alone."""
+    """Return the name of a module, or of what hangs on one, that a pass left otherwise than the checkpoint's code has it; None where passes
+    changed weights alone, or how attention is computed."""
     from bertopt.modeling import checkpoint
-    from bertopt.passes import registry
 
-    steps = [registry.restore(record) for record in model.rewrites]
-    if all(type(step).__module__.startswith("bertopt.") for step in steps):
+    if all(record.name == "use_sdpa" for record in model.rewrites):
         return None
     plain = checkpoint.open_directory(model.checkpoint, rewrites_spec=model.spec).network
-    for step in steps:
-        if type(step).__module__.startswith("bertopt."):
-            step.rewrite(plain)
     theirs = dict(plain.named_modules())
     for name, module in model.network.named_modules():
         if type(module) is not type(theirs.get(name)):
