@@ -64,6 +64,9 @@ Override = Annotated[
     typer.Option("--set", metavar="K=V", help="Override a key: steps.1.dtype=float16. Repeatable."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A first look: time only a few rounds, so wide intervals; parity is checked in full.")]
+Key = Annotated[
+    Path | None, typer.Option("--key", metavar="FILE.pub", help="A public key: every artefact must be signed with it (`bertopt sign`).")
+]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Json, Verbose, app, exit_codes, read_shapes
+from bertopt.cli.app import Json, Key, Verbose, app, exit_codes, read_shapes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +26,7 @@ def bench(
     ] = None,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing.")] = None,
     seconds: Seconds = 2.5,
-    key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,
+    key: Key = None,
     processes: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
     json_: Json = False,
     verbose: Verbose = False,

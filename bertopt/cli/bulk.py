@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bertopt.cli.app import Verbose, app, exit_codes
+from bertopt.cli.app import Key, Verbose, app, exit_codes
 
 
 @app.command()
@@ -22,7 +22,7 @@ def bulk(
     part_rows: Annotated[int, typer.Option(help="Rows in each part; finished parts are not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default as many as the cores and the CPU quota allow, or one for each actor.")] = None,
     actors: Annotated[int, typer.Option(help="Number of Ray actors; 0 uses this process alone. Needs bertopt[ray].", min=0)] = 0,
-    key: Annotated[Path | None, typer.Option(help="A public key: the artefact must be signed with it.", metavar="FILE.pub")] = None,
+    key: Key = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""

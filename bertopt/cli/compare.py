@@ -11,6 +11,7 @@ import typer
 from bertopt.cli.app import (
     Json,
     Junit,
+    Key,
     Summary,
     Verbose,
     app,
@@ -48,6 +49,7 @@ def compare(
     bigger: Bigger = 0.10,
     memory: Memory = 0.25,
     quality_drop: QualityDrop = 0.005,
+    key: Key = None,
     json_: Json = False,
     junit: Junit = None,
     summary: Summary = None,
@@ -59,7 +61,7 @@ def compare(
 
         check_ci_files(junit, summary)
         with ci_files_of_errors(junit, summary, candidate):
-            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts, say)
+            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts, say, key)
         ci_files(junit, summary, None, diff)
         if json_:
             print(diff.model_dump_json())

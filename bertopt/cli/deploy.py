@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertopt.cli.app import Directory, Verbose, app, exit_codes
+from bertopt.cli.app import Directory, Key, Verbose, app, exit_codes
 
 deploy = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Write an artefact in the layout that a serving system reads.")
 app.add_typer(deploy, name="deploy")
@@ -25,10 +25,11 @@ def triton(
     name: Annotated[str | None, typer.Option(help="The model's name; by default the directory's, or for OUT/artifact that of OUT.")] = None,
     max_batch: Annotated[int, typer.Option(help="Most texts of one request, and of the requests that Triton merges.")] = 256,
     graph: Annotated[bool, typer.Option("--graph", help="Also write NAME_graph, the graph alone for Triton's own backends; its inputs are token ids.")] = False,
+    key: Key = None,
     verbose: Verbose = False,
 ) -> None:
     """Write a model for Triton. Its Python backend takes texts, and batches the requests that wait while it is busy."""
     with exit_codes(verbose):
         from bertopt.commands import deploy as command
 
-        print(*command.triton(directory, repository, name, max_batch, graph), sep="\n")
+        print(*command.triton(directory, repository, name, max_batch, graph, key), sep="\n")

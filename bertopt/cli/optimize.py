@@ -25,6 +25,7 @@ TargetOption = Annotated[
 TextsOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help=".txt or .jsonl texts of yours: speed and INT8 ranges are measured on them.")
 ]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model; by default the hub's own.")]
 Task = Annotated[str, typer.Option(help="The task, if the checkpoint does not name it.")]
 
 
@@ -35,6 +36,7 @@ def optimize(
     keep: KeepOption = "fast",
     texts: TextsOption = None,
     out: Annotated[Path | None, typer.Option(help="Output directory; default out/<model's name>.")] = None,
+    revision: Revision = None,
     task: Task = "auto",
     portable: Annotated[
         bool, typer.Option("--portable", help="Deliver an artefact that sentence-transformers and optimum open too.")
@@ -48,7 +50,7 @@ def optimize(
         from bertopt.commands.export import run
         from bertopt.commands.optimize import plan
 
-        chosen = plan(model, target, keep, texts, out, task, portable, quick)
+        chosen = plan(model, target, keep, texts, out, task, portable, quick, revision)
         for note in (*chosen.notes, f"recipe: {chosen.name}; output: {chosen.out}"):
             print(note, file=sys.stderr)
         if quick:
@@ -67,7 +69,7 @@ def _next_steps(artifact: Path, model: str, portable: bool) -> None:
     manifest = read_manifest(artifact)
     spec = manifest.spec
     lines = [
-        ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example(spec)})'),
+        ("use it in Python", f'import bertopt; predict = bertopt.load("{artifact}"); predict({example(spec, artifact)})'),
         ("check it where it runs", shlex.join(["bertopt", "verify", str(artifact), "--against", model])),
         ("look at the figures", str(artifact.parent / "report.html")),
     ]

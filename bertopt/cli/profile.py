@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertopt.cli.app import Directory, Json, Verbose, app, exit_codes, read_shapes
+from bertopt.cli.app import Directory, Json, Key, Verbose, app, exit_codes, read_shapes
 from bertopt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def profile(
         str | None, typer.Option(metavar="CHECKPOINT", help="Checkpoint of --attention; default: the recipe's model.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with a picture of the times.")] = None,
+    key: Key = None,
     json_: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -40,7 +41,7 @@ def profile(
         from bertopt.commands.profile import profile as measure
         from bertopt.report import profile_page
 
-        found = measure(directory, texts, sizes[0] if sizes else None, attention, against)
+        found = measure(directory, texts, sizes[0] if sizes else None, attention, against, key)
         if html is not None:
             profile_page.write(found, html)
             print(f"page: {html}", file=sys.stderr)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bertopt.cli.app import Verbose, app, exit_codes
+from bertopt.cli.app import Key, Verbose, app, exit_codes
 from bertopt.serve.settings import Settings, as_bytes, named
 
 _D = Settings()
@@ -37,7 +36,7 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="Threads of each model; by default as many as the cores and the CPU quota allow.")] = None,
     streams: Annotated[int | None, typer.Option(help="Batches of each model that run at once; by default what suits its runtime.")] = None,
     warm_up: Annotated[bool, typer.Option(help="Run texts before the first request.")] = True,
-    key: Annotated[Path | None, typer.Option(help="A public key: every artefact must be signed with it.", metavar="FILE.pub")] = None,
+    key: Key = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="'warning' leaves out the access log.")] = "info",
     verbose: Verbose = False,
 ) -> None:

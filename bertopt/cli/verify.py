@@ -13,6 +13,7 @@ from bertopt.cli.app import (
     Directory,
     Json,
     Junit,
+    Key,
     Summary,
     Verbose,
     app,
@@ -41,9 +42,7 @@ def verify(
         Path | None,
         typer.Option(help="An earlier report: compare the figures with its delivered stage.", metavar="REPORT"),
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="A public key: the artefact must be signed with it (`bertopt sign`).", metavar="FILE.pub")
-    ] = None,
+    key: Key = None,
     url: Annotated[
         str | None, typer.Option(help="A running server: compare its answers with those of the artefact here.", metavar="URL")
     ] = None,

@@ -24,6 +24,7 @@ from bertopt.recipe.texts import read_or_built_in
 from bertopt.report import diff
 from bertopt.report.diff import Diff, Tolerances
 from bertopt.results import Limits, Report, Stage
+from bertopt.stages.opening import Opened, opening
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
@@ -32,12 +33,15 @@ _PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
 REPORT_OR_ARTEFACT = "an artefact, a report.json, or the directory of a run that holds one"
 
 
-def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None, on_progress: ProgressCallback = lambda _: None) -> Diff:
+def compare(
+    baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None, on_progress: ProgressCallback = lambda _: None,
+    key: Path | None = None,
+) -> Diff:  # fmt: skip
     """Hold `candidate` against `baseline`: two artefact or stage directories, or two reports.
 
     Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
-    the task metric where they have labels, and an interleaved race. Reports are only read. Raises UsageError where
-    the two do not go together, IntegrityError where a file changed, Unsupported where this machine cannot run one.
+    the task metric where they have labels, and an interleaved race; with the public `key` both must be signed with it.
+    Reports are only read. Raises UsageError where the two do not go together, IntegrityError where a file changed, Unsupported where this machine cannot run one.
     """
     sides = [_is_stage(path) for path in (baseline, candidate)]
     if sides[0] != sides[1]:
@@ -49,7 +53,9 @@ def compare(baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path
         )
     names = str(baseline), str(candidate)
     if all(sides):
-        return _artefacts(baseline, candidate, names, tolerances, texts, on_progress)
+        return _artefacts(baseline, candidate, names, tolerances, texts, on_progress, key)
+    if key is not None:
+        raise UsageError("--key goes with two artefacts; reports are not signed")
     if texts is not None:
         raise UsageError("--texts goes with two artefacts; the figures of reports are those of their own texts")
     before, after = (read_report(path, REPORT_OR_ARTEFACT) for path in (baseline, candidate))
@@ -141,15 +147,22 @@ def _is_stage(path: Path) -> bool:
     return path.is_dir() and (path / stages.MANIFEST).is_file()
 
 
-def _artefacts(a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback) -> Diff:
+def _artefacts(
+    a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback, key: Path | None
+) -> Diff:  # fmt: skip
     if a.resolve() == b.resolve():
         raise UsageError(f"'{a}' and '{b}' are the same directory; give two")
-    before, after = stages.verify(a), stages.verify(b)
+    with opening(a, key) as old, opening(b, key) as new:
+        return _opened(old, new, names, tolerances, texts, on_progress)
+
+
+def _opened(first: Opened, second: Opened, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback) -> Diff:
+    before, after = first.manifest, second.manifest
     # What separates the two is at most what the less exact of them may differ from the checkpoint.
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     compared_on = read_or_built_in(texts)
     with temporary_directory.make() as records, Workers() as workers:
-        old, new, examiner = pair.measure(workers, a, b, compared_on, pair.shapes(after), Path(records), on_progress)
+        old, new, examiner = pair.measure(workers, first.path, second.path, compared_on, pair.shapes(after), Path(records), on_progress)
         held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
         compared = parity.judge(new.cases, held, new.vs_parent)
         compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))

@@ -63,14 +63,16 @@ _BACKENDS = {
 }
 
 
-def triton(directory: Path, repository: Path, name: str | None = None, max_batch: int = MAX_BATCH, graph: bool = False) -> list[Path]:
+def triton(
+    directory: Path, repository: Path, name: str | None = None, max_batch: int = MAX_BATCH, graph: bool = False, key: Path | None = None
+) -> list[Path]:
     """Write `repository/NAME` for Triton's Python backend, with a copy of the artefact, and with `graph` also `NAME_graph`, the
     graph alone for the backend of its runtime: token ids in, outputs out. Return the folders.
 
     A model that is there is not replaced: UsageError, as for a graph that is not fed one text a row. Raises IntegrityError where
-    the artefact is not the one exported.
+    the artefact is not the one exported, or with the public `key` not signed with it.
     """
-    manifest = stages.verify(directory)
+    manifest = stages.verify(directory, key)
     name = name or default_name(directory)
     if not _NAME.fullmatch(name) or set(name) == {"."}:
         raise UsageError(f"a model's name must consist of letters, digits, '.', '_' and '-'; got '{name}': give another one with --name")
@@ -93,7 +95,7 @@ def triton(directory: Path, repository: Path, name: str | None = None, max_batch
             (Path(made) / target.name / "1").mkdir(parents=True)
         part = Path(made) / name
         shutil.copytree(directory, part / "1" / "artifact")
-        stages.verify(part / "1" / "artifact")
+        stages.verify(part / "1" / "artifact", key)
         (part / "1" / "model.py").write_text(_MODEL)
         (part / "config.pbtxt").write_text(_config(name, manifest.spec, max_batch, kind))
         if graph:

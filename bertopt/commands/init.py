@@ -23,21 +23,23 @@ _MOST_TEXTS = 2_000
 
 
 def init(
-    model: str, out: Path = Path("recipe.yaml"), target: Target = "auto", keep: Keep = "fast", texts: Path | None = None
-) -> Path:
+    model: str, out: Path = Path("recipe.yaml"), target: Target = "auto", keep: Keep = "fast", texts: Path | None = None,
+    revision: str | None = None,
+) -> Path:  # fmt: skip
     """Write a commented recipe for `model` (hub id, directory or `pkg://package/path`) to `out` and return its path.
 
     The steps are those of the shipped recipe for this machine. With `texts` the shapes follow their lengths in tokens.
+    `revision` is a branch, tag or commit of a hub model.
     Raises UsageError where `out` exists, or for a model or texts that do not fit.
     """
     if out.exists():
         raise UsageError(f"'{out}' exists; give another name with --out, or remove it")
-    directory = resolve(model)
+    directory = resolve(model, revision)
     fields = examine(directory)
     name, _ = choose(target, keep, gpu_count(), environment.versions())
     if texts is not None:
         read(texts)
-    text = _text(model, directory, fields, name, texts)
+    text = _text(model, revision, directory, fields, name, texts)
     parse(text, str(out))
     try:
         out.write_text(text, "utf-8")
@@ -46,7 +48,7 @@ def init(
     return out
 
 
-def _text(model: str, directory: Path, fields: Mapping[str, Any], name: str, texts: Path | None) -> str:
+def _text(model: str, revision: str | None, directory: Path, fields: Mapping[str, Any], name: str, texts: Path | None) -> str:
     """The recipe: a head written for the model, and the shipped recipe's own lines from `limits:` or `steps:` on."""
     shipped = (recipes.FOLDER / f"{name}.yaml").read_text("utf-8").splitlines()
     top = [number for number, line in enumerate(shipped) if line.startswith(("limits:", "steps:"))]
@@ -64,6 +66,7 @@ def _text(model: str, directory: Path, fields: Mapping[str, Any], name: str, tex
             "# Check it with `bertopt export FILE --dry-run`, run it with `bertopt export FILE`.",
             "schema_version: 1",
             f"model: {json.dumps(model, ensure_ascii=False)}",
+            *([] if revision is None else [f"revision: {json.dumps(revision, ensure_ascii=False)}"]),
             f"task: {task}   # {reason}",
             f"device: {device}   # auto, cpu or cuda",
             "inputs:",

@@ -44,23 +44,23 @@ class Plan:
 def optimize(
     model: str | Path, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
     task: str = "auto", portable: bool = False, quick: bool = False, progress: bool = False,
-    listen: Callable[[Report], None] | None = None,
+    listen: Callable[[Report], None] | None = None, revision: str | None = None,
 ) -> Report:  # fmt: skip
     """Optimise `model` (hub id, directory or `pkg://package/path`) for this machine and return the report.
 
     `keep` says how close the artefact must stay to the checkpoint: 'exact' (float32, 1e-4), 'near-lossless' (16 bits, mean
     cosine 0.9999) or 'fast' (INT8, within its limits). `texts` (.txt or .jsonl) are yours: ranges and speed are measured on
-    them. `portable` delivers an artefact that sentence-transformers can open, too. `quick` shortens the timing. Leaves
-    artefact and report in `out`, by default `out/<model's name>`. Raises as `bertopt.run` does, and Unsupported where
-    `target` is not available here.
+    them. `portable` delivers an artefact that sentence-transformers can open, too. `quick` shortens the timing.
+    `revision` is a branch, tag or commit of a hub model. Leaves artefact and report in `out`, by default `out/<model's name>`.
+    Raises as `bertopt.run` does, and Unsupported where `target` is not available here.
     """
-    chosen = plan(model, target, keep, texts, out, task, portable, quick)
+    chosen = plan(model, target, keep, texts, out, task, portable, quick, revision)
     return run(chosen.recipe, chosen.out, progress=progress, listen=listen)
 
 
 def plan(
     model: str | Path, target: Target = "auto", keep: Keep = "fast", texts: str | Path | None = None, out: str | Path | None = None,
-    task: str = "auto", portable: bool = False, quick: bool = False,
+    task: str = "auto", portable: bool = False, quick: bool = False, revision: str | None = None,
 ) -> Plan:  # fmt: skip
     """Return what `optimize` would do. Starts nothing; raises UsageError and the like for a model or texts that do not fit."""
     model = os.fspath(model)
@@ -69,9 +69,9 @@ def plan(
         if not isinstance(texts, str | os.PathLike):
             raise TypeError(f"texts must be the path of a .txt or .jsonl file; got {type(texts).__name__}: write your texts to one")
         _check_texts(Path(texts))
-    usable = usable_positions(examine(resolve(model)))
+    usable = usable_positions(examine(resolve(model, revision)))
     data = load(recipes.find(recipes.FOLDER / f"{name}.yaml")).resolved()
-    data |= {"model": model, "task": task}
+    data |= {"model": model, "revision": revision, "task": task}
     data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": _fitting(data["inputs"]["shapes"], usable)}
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU

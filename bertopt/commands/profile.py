@@ -10,6 +10,7 @@ from bertopt.debug import OPERATIONS
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
 from bertopt.report.profile import Attention, Profile
+from bertopt.stages.opening import Opened, opening
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
@@ -19,15 +20,23 @@ _PROFILED = ("eager", "compiled", "onnx", "openvino")
 
 def profile(
     directory: Path, texts: Path | None = None, shape: tuple[int, int] | None = None, attention: str | None = None,
-    against: str | None = None,
+    against: str | None = None, key: Path | None = None,
 ) -> Profile:  # fmt: skip
     """Profile one call of an artefact (or stage) in a fresh process, on texts or on random tokens [B, S].
 
     With `attention`, a text, add the attention of the checkpoint `against` in fp32, by default the one that the recipe
-    names. Raises IntegrityError where a file changed, Unsupported where the form has no profiler here, UsageError for a
+    names. With the public `key` the artefact must be signed with it. Raises IntegrityError where a file changed, Unsupported where the form has no profiler here, UsageError for a
     shape that does not fit.
     """
-    manifest = stages.verify(directory)
+    with opening(directory, key) as opened:
+        return _profiled(directory, opened, texts, shape, attention, against)
+
+
+def _profiled(
+    directory: Path, opened: Opened, texts: Path | None, shape: tuple[int, int] | None, attention: str | None, against: str | None
+) -> Profile:
+    """Profile what was opened of `directory`: itself, or a private copy."""
+    manifest = opened.manifest
     if manifest.form not in _PROFILED:
         raise Unsupported(
             f"profile looks inside torch, ONNX and OpenVINO forms; '{directory}' is {manifest.form}, which runs all layers in one call: "
@@ -39,7 +48,7 @@ def profile(
     with Workers() as workers, temporary_directory.make() as scratch:
         with workers.start(OPERATIONS) as worker:
             found = Profile.model_validate(
-                worker.call("profile", directory=str(directory.resolve()), device=manifest.device,
+                worker.call("profile", directory=str(opened.path.resolve()), device=manifest.device,
                             shape=shape, texts=given, scratch=scratch)
             )  # fmt: skip
         found.directory = str(directory)

@@ -13,6 +13,7 @@ from bertopt.stages import MANIFEST
 
 #: Data of the package, so that wheels and checkouts hold the same files at the same place.
 FOLDER = Path(__file__).parents[1] / "recipes"
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class ShippedRecipe(BaseModel):
@@ -33,8 +34,9 @@ def shipped() -> list[ShippedRecipe]:
 def find(recipe: str | Path) -> Path:
     """Return the file of a recipe: `recipe` itself where there is such a file, else the shipped recipe of that name.
 
-    `trt_fp16`, `trt_fp16.yaml` and `recipes/trt_fp16.yaml` name the same shipped recipe. Raises UsageError for a plain
-    name that no recipe has, and for a directory or a file that bertopt wrote; a path that does not exist is returned as it is.
+    A name without folder and suffix, such as `trt_fp16`, is a shipped recipe's; with either it is a file. `recipes/trt_fp16.yaml`, the
+    place of one in the package, names the shipped recipe too. Raises UsageError for a name that no recipe has, for a directory or a
+    file that bertopt wrote, and for a file that is not there but is called as a shipped recipe; another is returned as it is.
     """
     path = Path(recipe)
     try:
@@ -44,13 +46,14 @@ def find(recipe: str | Path) -> Path:
     if path.is_dir() or path.name in (MANIFEST, mix_up.REPORT):
         raise UsageError(f"'{recipe}' is not a recipe; {mix_up.advice(path, 'a YAML file, or a name that `bertopt recipes` lists')}")
     names = [one.stem for one in FOLDER.glob("*.yaml")]
-    name = path.name.removesuffix(".yaml")
-    if local or path.parent not in (Path(), Path("recipes")):
+    if local:
         return path
-    if name in names and path.suffix in ("", ".yaml"):
-        return FOLDER / f"{name}.yaml"
+    if path.name in names and path.parent == Path() or path.stem in names and path == Path("recipes", f"{path.stem}.yaml"):
+        return FOLDER / f"{path.stem}.yaml"
+    if path.stem in names and path.suffix in ("", *_SUFFIXES):
+        raise UsageError(f"there is no file '{recipe}'; check the path, or call the shipped recipe by its name: {path.stem}")
     if path.parent == Path() and path.suffix == "" and not path.exists():
-        near = closest(name, names)
+        near = closest(path.name, names)
         hint = f"did you mean '{near}'?" if near else "give a YAML file, or a name that `bertopt recipes` lists"
         raise UsageError(f"'{recipe}' is neither a file here nor a shipped recipe; {hint}")
     return path

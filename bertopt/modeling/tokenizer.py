@@ -50,6 +50,14 @@ def open_tokenizer(directory: Path) -> Any:
 _USUAL = {"unk_token": "[UNK]", "mask_token": "[MASK]"}
 
 
+def special_token(directory: Path, key: str) -> str:
+    """Return a special token by its key in the files of a stage's tokenizer, such as `mask_token`, or its usual spelling."""
+    token: Any = None
+    for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
+        token = token or (read_json(path).get(key) if path.is_file() else None)
+    return str((token["content"] if isinstance(token, dict) else token) or _USUAL[key])
+
+
 def told(tokenizer: Any) -> dict[str, str]:
     """Return what transformers' tokenizer takes from its class or from tokenizer.json where tokenizer_config.json leaves it out: unusual tokens
     for a mask and for what it does not know, and that texts lose their beginning (by default their end). An artefact is read without that class."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from bertopt.core import Session, ShapeLimits, Spec, Task
 from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
+from bertopt.modeling.tokenizer import special_token
 from bertopt.runtime import task_outputs
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
@@ -107,7 +107,7 @@ class Predictor:
         #: What runs texts, for those who batch the texts of several callers: session, limits and costs.
         self.runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
-        self._unknown_id = _special_id(directory, self.tokenizer, "unk_token", "[UNK]")
+        self._unknown_id = _special_id(directory, self.tokenizer, "unk_token")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a predictor cannot be pickled: give other processes the artefact's path, and call bertopt.load once in each")
@@ -268,18 +268,12 @@ class Predictor:
 
 def mask_id(directory: Path, tokenizer: Tokenizer) -> int:
     """Return the id of the mask token. Raises UsageError where there is none."""
-    number = _special_id(directory, tokenizer, "mask_token", "[MASK]")
+    number = _special_id(directory, tokenizer, "mask_token")
     if number is None:
         raise UsageError("the tokenizer has no mask token, which fill-mask needs")
     return number
 
 
-def _special_id(directory: Path, tokenizer: Tokenizer, key: str, usual: str) -> int | None:
-    """Return the id of a special token by its key in the tokenizer's files, or of its usual spelling."""
-    token: Any = None
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = directory / name
-        token = token or (json.loads(path.read_text("utf-8")).get(key) if path.is_file() else None)
-    content = token["content"] if isinstance(token, dict) else token
-    number = tokenizer.fast.token_to_id(content or usual)
+def _special_id(directory: Path, tokenizer: Tokenizer, key: str) -> int | None:
+    number = tokenizer.fast.token_to_id(special_token(directory, key))
     return None if number is None else int(number)

@@ -56,7 +56,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
         "waived": [failure.model_dump(mode="json") for failure in row.failures],
     }
     model, inputs = _portable(recipe["model"]), {**recipe["inputs"], "texts": _portable(recipe["inputs"]["texts"])}
-    (part / model_card.NAME).write_text(model_card.write(row, manifest, str(model), is_quick(recipe)), "utf-8")
+    (part / model_card.NAME).write_text(model_card.write(row, manifest, part, str(model), is_quick(recipe)), "utf-8")
     (part / sbom.NAME).write_text(sbom.write(str(model)), "utf-8")
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     fields |= {

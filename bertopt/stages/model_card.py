@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from bertopt.core import Spec
+from bertopt.modeling.tokenizer import special_token
 from bertopt.results import Latency, Stage
 from bertopt.stages.manifest import Manifest
 
@@ -31,12 +34,12 @@ NATIVE = (
 )
 
 
-def write(row: Stage, manifest: Manifest, model: str, quick: bool = False) -> str:
-    """Return the card of an artefact made of the stage of `row` from the checkpoint `model`, as Markdown.
+def write(row: Stage, manifest: Manifest, directory: Path, model: str, quick: bool = False) -> str:
+    """Return the card of the artefact in `directory`, made of the stage of `row` from the checkpoint `model`, as Markdown.
 
     `quick`: its timing is a first look, whose figures are left out.
     """
-    return "\n".join(_lines(row, manifest, model, quick)) + "\n"
+    return "\n".join(_lines(row, manifest, example(manifest.spec, directory), model, quick)) + "\n"
 
 
 def opened_by(form: str, spec: Spec) -> str:
@@ -51,7 +54,7 @@ def opened_by(form: str, spec: Spec) -> str:
     return f"This artefact opens in bertopt{others} optimum."
 
 
-def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[str]:
+def _lines(row: Stage, manifest: Manifest, called: str, model: str, quick: bool) -> Iterator[str]:
     form, spec, environment = manifest.form, manifest.spec, manifest.environment
     yield from ("---", "tags: [bertopt]", f"pipeline_tag: {spec.task}", "---", "")
     yield f"# {model}, optimised by bertopt"
@@ -93,14 +96,16 @@ def _lines(row: Stage, manifest: Manifest, model: str, quick: bool) -> Iterator[
     yield ""
     yield from ("From the Hugging Face hub fetch it into a new directory, without what the hub and its client add:", "")
     yield from ("    hf download ORG/NAME --local-dir DIR && rm -r DIR/.cache DIR/.gitattributes", "")
-    yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({example(spec)}))', "```", "")
+    yield from ("```python", "import bertopt", "", f'print(bertopt.load("DIR")({called}))', "```", "")
     if spec.layout == "padded" and form in BACKENDS:
         yield from _elsewhere(form, spec, _PRECISION if form == "openvino" and manifest.precision != "bfloat16" else ())
     yield "`bertopt verify DIR --against CHECKPOINT` repeats the checks on the machine that serves it."
 
 
-def example(spec: Spec) -> str:
-    """Return texts to call a predictor with, as Python code. A single text gets a score of a re-ranker too, which says nothing."""
+def example(spec: Spec, directory: Path) -> str:
+    """Return texts to call the predictor of an artefact with, as Python code: such as its answer says something about."""
+    if spec.task == "fill-mask":
+        return json.dumps([f"a {special_token(directory, 'mask_token')} text"], ensure_ascii=False)
     if spec.task == "question-answering":
         return '[("question", "context")]'
     return '[("a query", "a passage")]' if spec.ranks and not spec.regression else '["a text"]'

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bertopt.commands import init as module
 from bertopt.commands.init import init
 from bertopt.errors import UsageError
 from bertopt.recipe.parser import load
@@ -24,6 +25,12 @@ def test_the_recipe_is_accepted_unchanged(family: str, task: str, tiny: Tiny, tm
     head = path.read_text().splitlines()
     assert head[0] == f"# {family}, 2 layers, hidden size 32, texts up to 64 tokens."
     assert sum("#" in line for line in head) > 8
+
+
+def test_a_revision_of_the_hub_is_written(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "resolve", lambda model, revision: tiny())
+    assert load(init("org/name", tmp_path / "r.yaml", "cpu", revision="1e3")).revision == "1e3"
+    assert load(init("org/name", tmp_path / "other.yaml", "cpu")).revision is None
 
 
 @pytest.mark.parametrize("keep", ["exact", "near-lossless", "fast"])

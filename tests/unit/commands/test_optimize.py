@@ -11,6 +11,7 @@ import bertopt
 from bertopt.commands import optimize as module
 from bertopt.commands.optimize import choose, plan, short_name
 from bertopt.errors import Unsupported, UsageError
+from tests.support.command_line import call
 from tests.support.tiny_models import Tiny
 
 ORT, TRT = {"onnxruntime-gpu": "1.31"}, {"tensorrt": "10.9"}
@@ -51,6 +52,18 @@ def test_a_plan_fits_the_model(tiny: Tiny, tmp_path: Path) -> None:
     assert made.recipe.inputs.texts == str(tmp_path / "t.txt") and made.recipe.model == str(tiny())
     assert made.recipe.timing.quick and not plan(str(tiny()), "cpu").recipe.timing.quick
     assert "pack_sequences" in {step.pass_.name() for step in made.recipe.steps}
+
+
+def test_a_revision_of_the_hub_is_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+    monkeypatch.setattr(module, "resolve", lambda *named: (asked.append(named), tiny())[1])
+    assert plan("org/name", revision="v2").recipe.revision == "v2" and plan("org/name").recipe.revision is None
+    assert asked == [("org/name", "v2"), ("org/name", None)]
+    with pytest.raises(UsageError, match="revision is for hub ids"):
+        monkeypatch.undo()
+        module.optimize(str(tiny()), revision="v2")
+    found = call("optimize", str(tiny()), "--revision", "v2")
+    assert found.exit_code == 2 and "revision is for hub ids" in found.stderr
 
 
 def test_a_model_may_be_a_path(tiny: Tiny) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ def row(form: str) -> Stage:
 
 
 def test_a_card_says_what_was_checked() -> None:
-    text = model_card.write(row("onnx"), manifest("onnx", pooling="mean"), "org/name")
+    text = model_card.write(row("onnx"), manifest("onnx", pooling="mean"), Path(), "org/name")
     for words in (
         "# org/name, optimised by bertopt", "`use_sdpa` → `export_onnx`", "cosine_mean 0.9712, limit 0.96", "differs by at most 1e-06",
         "accuracy: 0.8700 (checkpoint 0.8710, 300 texts)", "known, see ticket 12", "FASTER 2.50x [2.40, 2.60]", "a CPU, torch 2.13",
@@ -44,13 +46,13 @@ def test_a_card_says_what_was_checked() -> None:
 
 
 def test_a_first_look_gives_no_speed() -> None:
-    text = model_card.write(row("onnx"), manifest("onnx", pooling="mean"), "org/name", quick=True)
+    text = model_card.write(row("onnx"), manifest("onnx", pooling="mean"), Path(), "org/name", quick=True)
     assert "FASTER" not in text and "timed briefly" in text
 
 
 def test_openvino_elsewhere_needs_its_precision_stated() -> None:
     for form, fields in (("openvino", {"pooling": "mean"}), ("openvino", {"task": "fill-mask"}), ("onnx", {"pooling": "mean"})):
-        text = model_card.write(row(form), manifest(form, **fields), "org/name")
+        text = model_card.write(row(form), manifest(form, **fields), Path(), "org/name")
         assert ("INFERENCE_PRECISION_HINT" in text) == (form == "openvino")
 
 
@@ -67,5 +69,12 @@ def test_openvino_elsewhere_needs_its_precision_stated() -> None:
     ],
 )
 def test_a_card_names_only_what_opens_it(form: str, fields: dict[str, Any], words: str, absent: str) -> None:
-    text = model_card.write(row(form), manifest(form, **fields), "org/name")
+    text = model_card.write(row(form), manifest(form, **fields), Path(), "org/name")
     assert words in text and absent not in text
+
+
+@pytest.mark.parametrize(("fields", "mask"), [({"mask_token": "<mask>"}, "<mask>"), ({"mask_token": {"content": "[gap]"}}, "[gap]"), ({}, "[MASK]")])
+def test_a_card_masks_a_word_where_the_model_fills_masks(fields: dict[str, Any], mask: str, tmp_path: Path) -> None:
+    """The answer to a text without a mask is empty."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    assert f'bertopt.load("DIR")(["a {mask} text"])' in model_card.write(row("onnx"), manifest("onnx", task="fill-mask"), tmp_path, "org/name")
