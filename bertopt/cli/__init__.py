@@ -26,7 +26,7 @@ from bertopt.cli import (
     sign,
     verify,
 )
-from bertopt.cli.app import KEPT, app
+from bertopt.cli.app import app, stopped
 from bertopt.cli.pipes import quiet_ends
 
 __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "export", "info", "init", "main", "optimize", "profile", "push",
@@ -36,7 +36,7 @@ __all__ = ["app", "bench", "bulk", "compare", "debug", "deploy", "doctor", "expo
 def _terminated(number: int, _: object) -> None:
     # Not `print`: the signal may have come while something was printed.
     with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, f"terminated; {KEPT}\n".encode())
+        os.write(2, f"{stopped('terminated')}\n".encode())
     sys.exit(128 + number)
 
 

@@ -30,8 +30,8 @@ _FIRST = ("optimize", "verify", "serve", "bulk", "init", "recipes", "passes", "e
           "profile", "debug", "doctor")  # fmt: skip
 
 
-#: What is said of a run that was stopped from outside.
-KEPT = "finished parts of export, optimize and bulk are kept: run the same command again to continue"
+#: Whether the command that runs goes on, when it is called again, where it was stopped.
+_resumes = False
 
 
 #: How SIGINT, SIGTERM and SIGHUP end a command.
@@ -68,6 +68,11 @@ Key = Annotated[
     Path | None, typer.Option("--key", metavar="FILE.pub", help="A public key: every artefact must be signed with it (`bertopt sign`).")
 ]
 Directory = Annotated[Path, typer.Argument(help="An artefact or stage directory.", metavar="DIR")]
+
+
+def stopped(how: str) -> str:
+    """Return what is said of a command that was `how`: terminated or interrupted."""
+    return f"{how}; finished parts are kept: run the same command again to continue" if _resumes else f"{how} before its end"
 
 
 def say(doing: str | None) -> None:
@@ -113,12 +118,17 @@ def escaping(stream: Any) -> None:
 
 
 @contextlib.contextmanager
-def exit_codes(verbose: bool) -> Iterator[None]:
-    """Turn errors into one clear last line and the right exit code; a traceback only for exit 1 or with -v."""
+def exit_codes(verbose: bool, resumes: bool = False) -> Iterator[None]:
+    """Turn errors into one clear last line and the right exit code; a traceback only for exit 1 or with -v.
+
+    `resumes`: the command keeps what it finished, and goes on there when it is called again.
+    """
+    global _resumes
+    _resumes = resumes
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted; {KEPT}", file=sys.stderr)
+        print(stopped("interrupted"), file=sys.stderr)
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise

@@ -26,7 +26,7 @@ def bulk(
     verbose: Verbose = False,
 ) -> None:
     """Run a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
-    with exit_codes(verbose):
+    with exit_codes(verbose, resumes=True):
         from bertopt.commands.bulk import bulk as run
 
         def shown(rows: int) -> None:

@@ -53,7 +53,7 @@ def export(
     verbose: Verbose = False,
 ) -> None:
     """Run a recipe: build, check and deliver."""
-    with exit_codes(verbose):
+    with exit_codes(verbose, resumes=not dry_run):
         overrides = [*(set_ or ()), *(["timing.quick=true"] if quick else [])]
         if dry_run:
             _dry_run(recipe, overrides, json_)

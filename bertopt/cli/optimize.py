@@ -46,7 +46,7 @@ def optimize(
     verbose: Verbose = False,
 ) -> None:
     """Optimise a model for this machine. Chooses a recipe, tries its variants, delivers the fastest that passes."""
-    with exit_codes(verbose):
+    with exit_codes(verbose, resumes=True):
         from bertopt.commands.export import run
         from bertopt.commands.optimize import plan
 

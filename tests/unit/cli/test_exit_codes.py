@@ -17,6 +17,7 @@ from bertopt.cli.app import exit_codes
 from bertopt.cli.export import watched
 from bertopt.errors import BertoptError, IntegrityError, UsageError, WorkerCrashed
 from bertopt.results import Report
+from tests.support.command_line import call
 from tests.support.judged import report, row
 
 
@@ -85,6 +86,31 @@ def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert fail(KeyboardInterrupt()) == 130
     assert fail(UsageError("one", "two")) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "keeps"),
+    [(["export", "{}/r.yaml", "--out", "{}"], True), (["optimize", "{}"], True), (["bulk", "{}/a.jsonl", "{}/out", "--artifact", "{}"], True),
+     (["verify", "{}"], False), (["compare", "{}", "{}"], False), (["bench", "{}"], False)],
+    ids=lambda command: command[0] if isinstance(command, list) else "",
+)  # fmt: skip
+def test_only_what_is_kept_is_said_to_be(
+    command: list[str], keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever stops `verify` loses what it did."""
+    seen: list[str] = []
+
+    def ended(*_: object, **__: object) -> None:
+        with pytest.raises(SystemExit):
+            cli._terminated(15, None)
+        seen.append(capfd.readouterr().err)
+        raise KeyboardInterrupt
+
+    for place in ("commands.export.run", "commands.optimize.plan", "commands.bulk.bulk", "commands.verify.verify", "commands.compare.compare", "commands.bench.bench"):
+        monkeypatch.setattr(f"bertopt.{place}", ended)
+    found = call(*(part.format(tmp_path) for part in command))
+    words = "; finished parts are kept: run the same command again to continue\n" if keeps else " before its end\n"
+    assert (found.exit_code, found.stderr, seen) == (130, f"interrupted{words}", [f"terminated{words}"])
 
 
 @pytest.mark.parametrize("module", ["starlette", "uvicorn", "httptools", "prometheus_client", "orjson"])
