@@ -123,7 +123,7 @@ def exit_codes(verbose: bool, resumes: bool = False) -> Iterator[None]:
 
     `resumes`: the command keeps what it finished, and goes on there when it is called again.
     """
-    global _resumes
+    global _resumes  # noqa: PLW0603  (a signal handler gets no more)
     _resumes = resumes
     try:
         yield

@@ -22,9 +22,9 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of each compar
 def bench(
     directories: Annotated[list[Path], typer.Argument(help="Artefact or stage directories.", metavar="DIR")],
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128. Repeatable.")
+        list[str] | None, typer.Option(metavar="BxS", help="Batch and tokens, as 8x128; by default those of the first artefact's checks. Repeatable.")
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing.")] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts for the end-to-end timing; by default built-in ones.")] = None,
     seconds: Seconds = 2.5,
     key: Key = None,
     processes: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,

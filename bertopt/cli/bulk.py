@@ -13,8 +13,8 @@ from bertopt.cli.app import Key, Verbose, app, exit_codes
 
 @app.command()
 def bulk(
-    source: Annotated[Path, typer.Argument(help="Texts: .jsonl, .csv or .parquet.", metavar="IN")],
-    out: Annotated[Path, typer.Argument(help="Directory for the parts.", metavar="OUT")],
+    source: Annotated[Path, typer.Argument(help="Texts: .jsonl, .csv, .txt (one a line), each also in gzip (.jsonl.gz), or .parquet.", metavar="IN")],
+    out: Annotated[Path, typer.Argument(help="Directory for the parts, OUT/part-00000.jsonl and so on; parts of .csv and .parquet are such files.", metavar="OUT")],
     artifact: Annotated[Path, typer.Option(help="The artefact to run.", metavar="DIR")],
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
     pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair, if the rows have it and the model takes pairs.")] = None,
@@ -25,7 +25,7 @@ def bulk(
     key: Key = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a whole file of texts. Writes one row for each row read, and continues an interrupted call where it stopped."""
+    """Run a whole file of texts. Writes each row with its embedding or answer, and continues an interrupted call where it stopped."""
     with exit_codes(verbose, resumes=True):
         from bertopt.commands.bulk import bulk as run
 

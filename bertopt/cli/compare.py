@@ -43,7 +43,7 @@ QualityDrop = Annotated[float, typer.Option(min=0, help="Largest tolerated drop 
 def compare(
     baseline: Annotated[Path, typer.Argument(help="An artefact, or a report.json or its directory.", metavar="A")],
     candidate: Annotated[Path, typer.Argument(help="The same, compared with A.", metavar="B")],
-    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare two artefacts on.")] = None,
+    texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl texts to compare two artefacts on; by default built-in ones.")] = None,
     limits: LimitValues = None,
     slower: Slower = 0.05,
     bigger: Bigger = 0.10,

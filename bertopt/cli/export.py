@@ -54,7 +54,11 @@ def export(
 ) -> None:
     """Run a recipe: build, check and deliver."""
     with exit_codes(verbose, resumes=not dry_run):
+        from bertopt.commands import recipes
+
         overrides = [*(set_ or ()), *(["timing.quick=true"] if quick else [])]
+        if recipe.suffix and recipes.find(recipe) != recipe:
+            print(f"note: there is no file '{recipe}' here; this is the shipped recipe {recipe.stem}", file=sys.stderr)
         if dry_run:
             _dry_run(recipe, overrides, json_)
             return

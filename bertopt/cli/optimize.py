@@ -17,7 +17,7 @@ Model = Annotated[
 ]
 KeepOption = Annotated[
     Literal["exact", "near-lossless", "fast"],
-    typer.Option(help="How close to the checkpoint, on a CPU: float32 to 1e-4, bfloat16 to a mean cosine of 0.9999, or INT8 limits."),
+    typer.Option(help="How close to the checkpoint, on a CPU: exact, float32 to 1e-4; near-lossless, bfloat16 to a mean cosine of 0.9999; fast, INT8 within its limits."),
 ]
 TargetOption = Annotated[
     Literal["auto", "cpu", "gpu"], typer.Option(help="auto: the GPU if there is one with its runtime installed, else the CPU.")
@@ -26,7 +26,7 @@ TextsOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help=".txt or .jsonl texts of yours: speed and INT8 ranges are measured on them.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model; by default the hub's own.")]
-Task = Annotated[str, typer.Option(help="The task, if the checkpoint does not name it.")]
+Task = Annotated[str, typer.Option(help="If the checkpoint does not tell: feature-extraction, text-classification, token-classification, question-answering or fill-mask.")]
 
 
 @app.command()

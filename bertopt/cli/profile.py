@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def profile(
     directory: Directory,
     texts: Annotated[Path | None, typer.Option(help=".txt or .jsonl; the first 8 texts are one batch.")] = None,
-    shape: Annotated[str | None, typer.Option(metavar="BxS", help="Batch and tokens of random input, as 8x128.")] = None,
+    shape: Annotated[str | None, typer.Option(metavar="BxS", help="Batch and tokens of random input; without texts 8x128 by default.")] = None,
     attention: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Add the fp32 checkpoint's attention for this text to the page.")
     ] = None,

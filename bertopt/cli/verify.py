@@ -61,7 +61,7 @@ def verify(
     """Check an artefact again on this machine.
 
     Checks files, environment and the recorded outputs. --against also checks parity and times the model; --baseline compares
-    all of it with an earlier report, by --limits and the four tolerances.
+    all of it with an earlier report, by --limits, --slower, --bigger, --memory and --quality-drop.
     """
     with exit_codes(verbose):
         from bertopt.commands.verify import verify as check

@@ -48,18 +48,19 @@ def bulk(
     threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, prompt_name: str | None = None,
     public_key: Path | None = None,
 ) -> int:  # fmt: skip
-    """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or pairs with the column `pair`; return the rows.
+    """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or the lines of a .txt file; return the rows.
+
+    With `pair` rows are pairs with that column. All but Parquet may be in gzip (.gz).
 
     Without `pair` a classifier or a model that answers questions takes the column `text_pair` where there is one beside `text`.
 
-    Writes `out/part-00000.…` in the input's format: the row as it was read and `embedding` or `answer`. Parts that are there
+    Writes `out/part-00000.…` in the input's format, JSON Lines for .txt: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
     while another call writes to `out`. `progress` is called with the rows done.
     `prompt_name` names a prompt of the model that is put before every text. With `public_key` the artefact must be signed with it.
     With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
-    if source.suffix not in bulk_files.FORMATS:
-        raise UsageError(f"the input must end in one of {', '.join(bulk_files.FORMATS)}; got '{source.name}'")
+    suffix = bulk_files.suffix_of_parts(source)
     if part_rows < 1:
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
     manifest, stat = stages.verify(artefact, public_key), source.stat()
@@ -90,7 +91,7 @@ def bulk(
         _check_state(out, wanted)
         key = "embedding" if embeds else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
-        return _Bulk(source, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
+        return _Bulk(source, suffix, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
     finally:
         lock.release()
 
@@ -100,6 +101,7 @@ class _Bulk:
     """One call, alone in its directory."""
 
     source: Path
+    suffix: str
     out: Path
     columns: Sequence[str]
     prompt: str
@@ -153,7 +155,7 @@ class _Bulk:
                 raise UsageError(f"the input has a column '{self.key}' already, which the answers would replace; rename it")
             texts = [self._text(row, number) for row, number in zip(rows.rows, rows.numbers, strict=True)]
             done += len(texts)
-            yield _Part(self.out / f"part-{number:05d}{self.source.suffix}", rows, texts, done)
+            yield _Part(self.out / f"part-{number:05d}{self.suffix}", rows, texts, done)
 
     def _text(self, row: Row, number: int) -> Text:
         found, place = [], bulk_files.place(self.source, number)

@@ -1,9 +1,14 @@
-"""Files of texts, a part at a time: JSON Lines, CSV and Parquet. A row is written as it was read, with one more column."""
+"""Files of texts, a part at a time: JSON Lines, CSV, lines of text, each also in gzip, and Parquet.
+
+A row is written as it was read, with one more column; a line of text becomes one of JSON.
+"""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,16 +19,18 @@ from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from bertopt.system import atomic_write
 
-FORMATS = (".jsonl", ".csv", ".parquet")
+FORMATS = (".jsonl", ".csv", ".txt", ".parquet")
 #: The longest field of a CSV file; Python's own limit is 128 KiB.
 _FIELD = 1 << 27
+
+_NAMES = ".jsonl, .csv, .txt, each also with .gz, or .parquet"
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows, with the columns asked for at least, and the same as `write` takes them: the lines of JSON, or a table of Parquet."""
+    """Some rows, with the columns asked for at least, and the same as `write` takes them: lines of JSON, or a table of Parquet."""
 
     rows: list[Row]
     read: Any
@@ -31,8 +38,21 @@ class Rows:
     """The line of each row (CSV: its last), or its number in a table, from 1."""
 
 
+def form(source: Path) -> str:
+    """Return which of `FORMATS` a file has, by its name. Raises UsageError for another."""
+    name = source.with_suffix("") if source.suffix == ".gz" else source
+    if name.suffix not in FORMATS or (source.suffix == ".gz" and name.suffix == ".parquet"):
+        raise UsageError(f"the input must end in one of {_NAMES}; got '{source.name}'")
+    return name.suffix
+
+
+def suffix_of_parts(source: Path) -> str:
+    """Return how the name of a part ends."""
+    return ".jsonl" if form(source) == ".txt" else form(source)
+
+
 def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
-    """Yield the rows of a file, `size` at a time. Raises UsageError, when it gets there, for what is not UTF-8, CSV, JSON Lines or Parquet."""
+    """Yield the rows of a file, `size` at a time. Raises UsageError, when it gets there, for what is not UTF-8, or not what its name says."""
     try:
         if source.suffix == ".parquet":
             done = 0
@@ -41,12 +61,18 @@ def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
                 done += table.num_rows
             return
         # Spreadsheets begin their UTF-8 with a mark, which is no part of the first column's name.
-        with source.open(encoding="utf-8-sig", newline="" if source.suffix == ".csv" else None) as file:
-            rows = (_csv_rows if source.suffix == ".csv" else _json_rows)(source, file)
+        with _opened(source, "rt", encoding="utf-8-sig", newline="" if form(source) == ".csv" else None) as file:
+            rows = {".csv": _csv_rows, ".txt": _text_rows, ".jsonl": _json_rows}[form(source)](source, file)
             while part := list(islice(rows, size)):
                 yield Rows([row for row, _, _ in part], [as_read for _, as_read, _ in part], [line for _, _, line in part])
     except UnicodeDecodeError as error:
         raise UsageError(f"{_no_utf8(source)}: expected UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UsageError(f"'{source}' cannot be read as gzip ({error}); write it again, or give it unpacked") from error
+
+
+def _opened(source: Path, mode: str, **text: Any) -> Any:
+    return (gzip.open if source.suffix == ".gz" else open)(source, mode, **text)
 
 
 def place(source: Path, number: int) -> str:
@@ -73,7 +99,7 @@ def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
 
 def _no_utf8(source: Path) -> str:
     """Return the place of the first line that is not UTF-8."""
-    with source.open("rb") as file:
+    with _opened(source, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
@@ -93,6 +119,16 @@ def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:
         if not isinstance(row, dict):
             raise UsageError(f"{place(source, number)}: expected a JSON object; got {type(row).__name__}")
         yield row, line, number
+
+
+def _text_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:
+    for number, line in enumerate(file, 1):
+        text = line.removesuffix("\n")
+        if not text.strip():  # as in a recipe's texts: no row, or an empty text?
+            raise UsageError(f"{place(source, number)}: the line is empty; remove it, or give JSON Lines, where a text may be empty")
+        row = {"text": text}
+        # Escaped where a reader may see more than one line: U+2028 and the like.
+        yield row, json.dumps(row, ensure_ascii=len(text.splitlines()) > 1), number
 
 
 def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> None:

@@ -41,7 +41,8 @@ def compare(
 
     Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
     the task metric where they have labels, and an interleaved race; with the public `key` both must be signed with it.
-    Reports are only read. Raises UsageError where the two do not go together, IntegrityError where a file changed, Unsupported where this machine cannot run one.
+    Reports are only read. Raises UsageError where the two do not go together, IntegrityError where a file changed, Unsupported
+    where this machine cannot run one.
     """
     sides = [_is_stage(path) for path in (baseline, candidate)]
     if sides[0] != sides[1]:
@@ -59,10 +60,10 @@ def compare(
     if texts is not None:
         raise UsageError("--texts goes with two artefacts; the figures of reports are those of their own texts")
     before, after = (read_report(path, REPORT_OR_ARTEFACT) for path in (baseline, candidate))
-    for key in ("family", "task"):
-        if before.model.get(key) != after.model.get(key):
+    for field in ("family", "task"):
+        if before.model.get(field) != after.model.get(field):
             raise UsageError(
-                f"the reports are of different models: {key} {before.model.get(key)} and {after.model.get(key)}"
+                f"the reports are of different models: {field} {before.model.get(field)} and {after.model.get(field)}"
             )
     old, new = diff.shapes(before), diff.shapes(after)
     if old and new and not {*old} & {*new}:

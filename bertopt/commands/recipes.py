@@ -48,7 +48,7 @@ def find(recipe: str | Path) -> Path:
     names = [one.stem for one in FOLDER.glob("*.yaml")]
     if local:
         return path
-    if path.name in names and path.parent == Path() or path.stem in names and path == Path("recipes", f"{path.stem}.yaml"):
+    if (path.name in names and path.parent == Path()) or (path.stem in names and path == Path("recipes", f"{path.stem}.yaml")):
         return FOLDER / f"{path.stem}.yaml"
     if path.stem in names and path.suffix in ("", *_SUFFIXES):
         raise UsageError(f"there is no file '{recipe}'; check the path, or call the shipped recipe by its name: {path.stem}")

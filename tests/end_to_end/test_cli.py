@@ -137,6 +137,7 @@ def test_recipes_are_listed_and_named_without_a_path(tmp_path: Path, monkeypatch
     for name in ("trt_fp16", "recipes/trt_fp16.yaml"):
         found = call("export", name, "--dry-run")
         assert found.exit_code == 0 and "build_tensorrt(profiles=" in found.stdout
+        assert ("there is no file 'recipes/trt_fp16.yaml' here; this is the shipped recipe trt_fp16" in found.stderr) is (name != "trt_fp16")
     found = call("export", "trt_fp17", "--dry-run")
     assert found.exit_code == 2 and "did you mean 'trt_fp16'?" in last_line(found)
 

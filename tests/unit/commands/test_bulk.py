@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import importlib
 import json
 import os
@@ -205,6 +206,15 @@ def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefac
         ("in.csv", b"text,id\na,1\n\nb\n\"c\nd\",4,5\n", r"in\.csv:6: expected 2 fields, as in the header; got 3"),
         ("in.csv", b"text,id\n\"a\nb\",1\n", r"in\.csv:3: expected a column 'body'; got text, id"),
         ("in.jsonl", b'{"text": "a", "x": ' + b"[" * 100_000 + b"\n", r"in\.jsonl:1: expected a JSON object; got no JSON"),
+        ("in.txt", b"a\n\nb\n", r"in\.txt:2: the line is empty; remove it, or give JSON Lines"),
+        ("in.txt", b"a\nna\xefve\n", r"in\.txt:2: expected UTF-8; got a byte 0xef"),
+        ("in.txt", b"a\n", r"in\.txt:1: expected a column 'body'; got text"),
+        ("in.txt.gz", gzip.compress(b"a\nna\xefve\n"), r"in\.txt\.gz:2: expected UTF-8; got a byte 0xef"),
+        ("in.txt.gz", b"a cat\n", r"in\.txt\.gz' cannot be read as gzip \(Not a gzipped file"),
+        ("in.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], r"in\.jsonl\.gz' cannot be read as gzip \(Compressed file ended before"),
+        ("in.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-8] + bytes(8), r"in\.jsonl\.gz' cannot be read as gzip \(CRC check failed"),
+        ("in.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 20, r"in\.jsonl\.gz' cannot be read as gzip \(Error -3"),
+        ("in.parquet.gz", b"", r"must end in one of \.jsonl, \.csv, \.txt, each also with \.gz, or \.parquet; got 'in\.parquet\.gz'"),
         ("in.jsonl", b'{"text": "a"}\n{"text": "a\\ud800"}\n', r"in\.jsonl:2: column 'text' has half a surrogate pair"),
     ],
 )  # fmt: skip
@@ -244,6 +254,24 @@ def test_a_bad_last_row_is_named_before_anything_is_answered(artefact: Path, tmp
     with pytest.raises(UsageError, match=r"in\.jsonl:26: column 'text' must be a text; got NoneType"):
         command.bulk(source, tmp_path / "out", artefact, part_rows=10)
     assert not list((tmp_path / "out").glob("part-*"))
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz", "in.jsonl.gz", "in.csv.gz"])
+def test_plain_texts_and_gzip_are_read(name: str, artefact: Path, tmp_path: Path) -> None:
+    lines = {"txt": [*TEXTS, ' a "\u2028" é '], "jsonl": [json.dumps({"text": text, "n": 1}) for text in TEXTS], "csv": ["text", *TEXTS]}[name.split(".")[1]]
+    content = "\r\n".join(lines).encode("utf-8-sig")
+    (tmp_path / name).write_bytes(gzip.compress(content[:50]) + gzip.compress(content[50:]) if name.endswith(".gz") else content)
+    rows = command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10)
+    parts = {part.name: part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*"))}
+    texts = lines if "txt" in name else TEXTS
+    assert rows == len(texts) and set(parts) == {f"part-{i:05d}.{'csv' if 'csv' in name else 'jsonl'}" for i in range(3)}
+    if "csv" not in name:
+        written = list(read(tmp_path / "out"))
+        assert [row["text"] for row in written] == texts
+        assert np.abs(np.array([row["embedding"] for row in written]) - bertopt.load(artefact)(texts)).max() < 1e-6
+    (tmp_path / "out" / "part-00001.jsonl").unlink(missing_ok=True)
+    assert command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10) == rows
+    assert {part.name: part.read_bytes() for part in (tmp_path / "out").glob("part-*")} == parts
 
 
 def test_a_blank_line_is_no_row(artefact: Path, tmp_path: Path) -> None:
