@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +32,7 @@ FULL, WARN_S = 0.9, 60.0
 
 
 def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") -> None:
-    """Serve artefacts until SIGTERM or SIGINT; return once every accepted request was answered, or the grace is over.
+    """Serve artefacts until SIGTERM, SIGINT or SIGHUP; return once every accepted request was answered, or the grace is over.
 
     Raises what `bertopt.load` raises for an artefact that cannot be served here, and UsageError where the port is taken.
     """
@@ -74,6 +77,20 @@ def _server(config: uvicorn.Config, state: Any, settings: Settings) -> uvicorn.S
         ended_by = 0
         #: Open files that are no connections, and when the log may warn again.
         _files, _quiet_until = 0, 0.0
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Take SIGHUP too, of a terminal that closes, unless `nohup` has it ignored."""
+            with super().capture_signals():
+                before = signal.getsignal(signal.SIGHUP)
+                if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+                    yield
+                    return
+                signal.signal(signal.SIGHUP, self.handle_exit)
+                try:
+                    yield
+                finally:
+                    signal.signal(signal.SIGHUP, before)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Turn readiness first, then stop accepting. A second signal ends without grace."""
