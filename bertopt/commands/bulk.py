@@ -80,7 +80,7 @@ def bulk(
         "prompt_name": prompt_name,
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
-    if not (out / STATE).is_file() and any(one.name != LOCK for one in out.iterdir()):
+    if not (out / STATE).is_file() and not {*out.iterdir()} <= {out / LOCK, *_half_written(out)}:
         raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
     lock = FileLock(out / LOCK)
     try:
@@ -88,6 +88,8 @@ def bulk(
     except Timeout as error:
         raise UsageError(f"another call writes to '{out}'; wait for its end, or give another directory") from error
     try:
+        for left in _half_written(out):
+            left.unlink()
         _check_state(out, wanted)
         key = "embedding" if embeds else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
@@ -119,7 +121,7 @@ class _Bulk:
         if actors:
             answered = ray.answers(missing, artefact, actors, threads or 1, public_key)
         else:
-            answered = _answers(missing, artefact, public_key, threads)
+            answered = self._answers(missing, artefact, public_key, threads)
         for part, values in answered:
             if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
                 place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
@@ -131,6 +133,16 @@ class _Bulk:
         self._check_input()
         _write_state(self.out, self.wanted, rows=rows, complete=True)
         return rows
+
+    def _answers(self, parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Any]]:
+        """Yield each part with its answers. The artefact is opened for the first one; UsageError where it is no longer that of the call."""
+        predictor = None
+        for part in parts:
+            if predictor is None:
+                predictor = load(artefact, threads=threads, key=public_key)
+                if stages.read_manifest(artefact).content_sha256 != self.wanted["artefact_sha256"]:
+                    raise UsageError(f"'{artefact}' was replaced by another artefact during the call; start again with another directory")
+            yield part, predictor(part.texts)
 
     def _check_input(self) -> None:
         """Raise UsageError where the input is no longer the file whose rows were checked."""
@@ -172,12 +184,9 @@ class _Bulk:
         return self.prompt + found[0] if len(found) == 1 else (found[0], found[1])
 
 
-def _answers(parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Any]]:
-    """Yield each part with its answers. The artefact is opened for the first one."""
-    predictor = None
-    for part in parts:
-        predictor = predictor or load(artefact, threads=threads, key=public_key)
-        yield part, predictor(part.texts)
+def _half_written(out: Path) -> list[Path]:
+    """Return the files that a call which was killed was writing."""
+    return [path for pattern in (".part-*.tmp", f".{STATE}.*.tmp") for path in out.glob(pattern)]
 
 
 def _check_state(out: Path, wanted: dict[str, Any]) -> None:

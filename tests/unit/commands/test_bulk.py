@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -304,6 +305,32 @@ def test_two_calls_do_not_write_to_one_directory(artefact: Path, tmp_path: Path,
     assert command.bulk(source, out, artefact, part_rows=10) == 25
     assert len(refused) == 1 and "another call writes to" in refused[0]
     assert [row["id"] for row in read(out)] == list(range(25))
+
+
+def test_what_a_killed_call_left_half_written_goes(artefact: Path, tmp_path: Path) -> None:
+    """Each kill left a part's file; one in the first moment left a directory that no call took any more."""
+    source, out = jsonl(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / ".bulk.json.7.tmp").write_text("{")
+    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    (out / "part-00001.jsonl").rename(out / ".part-00001.jsonl.7.tmp")
+    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert sorted(one.name for one in out.iterdir()) == [".bulk.lock", "bulk.json", *(f"part-0000{i}.jsonl" for i in range(3))]
+
+
+def test_an_artefact_that_is_replaced_before_it_is_opened_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are checked first, which takes minutes where they are many; an export may deliver another model meanwhile."""
+    first, load = write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "artefact", "eager"), command.load
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(first)
+        write_artefact(tiny(task="feature-extraction", pooling="mean", seed=1), first, "eager")
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(command, "load", replaced)
+    with pytest.raises(UsageError, match=r"artefact' was replaced by another artefact during the call"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", first)
+    assert not list((tmp_path / "out").glob("part-*"))
 
 
 def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
