@@ -93,7 +93,7 @@ def bulk(
         _check_state(out, wanted)
         key = "embedding" if embeds else "answer"
         columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
-        return _Bulk(source, suffix, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
+        return _Bulk(source, suffix, manifest.spec.task, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
     finally:
         lock.release()
 
@@ -104,6 +104,7 @@ class _Bulk:
 
     source: Path
     suffix: str
+    task: str
     out: Path
     columns: Sequence[str]
     prompt: str
@@ -127,7 +128,7 @@ class _Bulk:
                 place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             self._check_input()  # before the write, so that a part that stands is of the input as it was
-            bulk_files.write(part.path, part.rows, self.key, values)
+            bulk_files.write(part.path, part.rows, self.key, values, self.task)
             if progress is not None:
                 progress(part.end)
         self._check_input()

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +24,11 @@ FORMATS = (".jsonl", ".csv", ".txt", ".parquet")
 #: The longest field of a CSV file; Python's own limit is 128 KiB.
 _FIELD = 1 << 27
 
+#: Answers of the tasks that have none for some texts: a part of such texts alone is a table of the same types as the others.
+_LIKE: dict[str, Any] = {
+    "token-classification": [{"entity": "", "score": 0.0, "word": "", "start": 0, "end": 0}],
+    "fill-mask": [[{"score": 0.0, "token": 0, "token_str": ""}]],
+}
 _NAMES = ".jsonl, .csv, .txt, each also with .gz, or .parquet"
 
 Row = dict[str, Any]
@@ -88,10 +94,11 @@ def columns(source: Path) -> list[str]:
     return list(first.read.column_names if source.suffix == ".parquet" else first.rows[0])
 
 
-def write(path: Path, rows: Rows, key: str, values: Iterable[Any]) -> None:
-    """Write `rows` with `values` as the column `key`: whole, or not at all."""
+def write(path: Path, rows: Rows, key: str, values: Iterable[Any], task: str) -> None:
+    """Write `rows` with `values`, the answers of a model for `task`, as the column `key`: whole, or not at all."""
     plain = [task_outputs.plain(value) for value in values]
-    writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": _write_table}
+    table = partial(_write_table, like=_LIKE.get(task))
+    writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": table}
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:
         writers[path.suffix](file, rows.read, key, plain)
@@ -190,9 +197,10 @@ def _column_rows(table: Any, columns: Sequence[str]) -> list[Row]:
     return [{**others, **row} for row in table.select([name for name in columns if name in others]).to_pylist()]
 
 
-def _write_table(file: Any, table: Any, key: str, values: list[Any]) -> None:
+def _write_table(file: Any, table: Any, key: str, values: list[Any], like: Any) -> None:
     pyarrow, parquet = _arrow()
-    parquet.write_table(table.append_column(key, pyarrow.array(values)), file)
+    kind = pyarrow.infer_type(values if like is None else [*values, like])
+    parquet.write_table(table.append_column(key, pyarrow.array(values, kind)), file)
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -377,6 +377,19 @@ def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tm
         command.bulk(tmp_path / "in.parquet", tmp_path / "another", artefact, column="body")
 
 
+@pytest.mark.parametrize(("task", "texts"), [("token-classification", ["", "", "a cat", ""]), ("fill-mask", ["a", "cat", "a [MASK]", "[MASK] [MASK]"])])
+def test_parts_of_parquet_are_tables_of_one_type(task: str, texts: list[str], tiny: Tiny, tmp_path: Path) -> None:
+    """Whoever reads them as one table got an error where a part's answers were all empty."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "in.parquet")
+    artefact = write_artefact(tiny(task=task), tmp_path / "artefact", "eager")
+    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2) == 4
+    tables = [parquet.read_table(part) for part in sorted((tmp_path / "out").glob("part-*"))]
+    assert tables[0].schema == tables[1].schema
+    assert [len(answer) for answer in pyarrow.concat_tables(tables)["answer"].to_pylist()] == [0, 0, *map(len, bertopt.load(artefact)(texts[2:]))]
+
+
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "bulk.json").write_text("{")
