@@ -25,6 +25,9 @@ def replacing(path: Path) -> Iterator[Path]:
         with new.open("rb") as file:
             os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
         new.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write that a full disk refuses names none
+        raise
     finally:
         if new.parent.is_dir():
             new.unlink(missing_ok=True)

@@ -37,6 +37,12 @@ def test_what_an_error_stops_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught, atomic_write.replacing(tmp_path / "part.csv"), Path("/dev/full").open("w") as full:
+        full.write("a")
+    assert caught.value.filename == str(tmp_path / "part.csv")
+
+
 def test_a_place_is_checked_before_there_is_anything_to_write(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     for place in (tmp_path, tmp_path / "file" / "x", tmp_path / ("x" * 300), Path("/proc/x.xml")):
