@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, get_args
 
 import numpy as np
 
@@ -163,8 +164,8 @@ class Predictor:
         how = _Options(top_k, aggregation_strategy, prompt_name)
         how.check(self.spec)
         self.prompted((), prompt_name)
-        if window < 1:
-            raise UsageError(f"window must be at least 1; got {window}")
+        if isinstance(window, bool) or not isinstance(window, SupportsIndex) or operator.index(window) < 1:
+            raise UsageError(f"window must be at least 1, a whole number; got {window!r}")
         refuse_others(texts)
         return self._stream(iter(texts), window, truncate, progress, how)
 

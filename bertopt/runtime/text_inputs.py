@@ -28,6 +28,8 @@ def refuse_others(texts: Any) -> None:
         raise TypeError(f"{expected}; got {kind}, which has no order: give sorted(texts)")
     if hasattr(texts, "columns"):
         raise TypeError(f"{expected}; got {kind}, a table: give one column, such as table['text']")
+    if not hasattr(texts, "__iter__") and not hasattr(texts, "__getitem__"):
+        raise TypeError(f"texts must be a list or another iterable of texts; got {kind}")
     if getattr(texts, "ndim", 1) != 1:
         raise TypeError(f"{expected}; got {kind} with {texts.ndim} dimensions: give one of them")
 
@@ -38,10 +40,7 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
         return texts
     refuse_others(texts)
     kind = type(texts).__name__
-    try:
-        items = list(texts)
-    except TypeError as error:
-        raise TypeError(f"texts must be a list or another iterable of texts; got {kind}") from error
+    items = list(texts)
     if isinstance(texts, Sized) and len(texts) != len(items):
         raise TypeError(f"{kind}, whose length is {len(texts)}, gave {len(items)} items: give a list of texts")
     return items

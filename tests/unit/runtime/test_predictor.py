@@ -329,8 +329,12 @@ def test_a_stream_lets_the_predictor_be_used_meanwhile(tiny: Tiny) -> None:
         list(predict.stream(iter(["a", "b", "c", 4]), window=2))  # type: ignore[list-item]
     with pytest.raises(TypeError, match="one string"):
         predict.stream("not a list")
-    with pytest.raises(UsageError, match="window must be at least 1"):
-        predict.stream(TEXTS, window=0)
+    with pytest.raises(TypeError, match="texts must be a list or another iterable of texts; got int"):
+        predict.stream(5)  # type: ignore[arg-type]
+    for window in (0, 1.5, "3", None, True):
+        with pytest.raises(UsageError, match="window must be at least 1, a whole number; got"):
+            predict.stream(TEXTS, window=window)  # type: ignore[arg-type]
+    assert len(list(predict.stream(TEXTS, window=np.int64(3)))) == len(TEXTS)  # type: ignore[arg-type]
 
 
 def test_several_threads_take_turns(tiny: Tiny) -> None:
