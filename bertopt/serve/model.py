@@ -110,8 +110,6 @@ class ServedModel:
             types = None if flat.types is None else flat.types[start:end]
             items.append(EncodedText(flat.ids[start:end], types if types is not None and types.any() else None))
         by_text = await self._run(items, until)
-        if not all(np.isfinite(array).all() for outputs in by_text for array in outputs.values()):
-            raise RuntimeError(f"'{self.name}' gave outputs that are not finite")
         return Outputs(by_text, len(flat.ids), encoded.origins or ())
 
     async def answers(self, texts: Sequence[Text], outputs: Outputs, until: Until) -> list[Any]:
@@ -177,6 +175,8 @@ class ServedModel:
         fresh: list[dict[str, Array]] = []
         if missing:
             fresh = await self._queued(missing, until)
+            if not all(np.isfinite(array).all() for outputs in fresh for array in outputs.values()):
+                raise RuntimeError(f"'{self.name}' gave outputs that are not finite")
             new = iter(fresh)
             known = [next(new) if found is None else found for found in known]
         if self._cache is not None:
