@@ -147,7 +147,7 @@ def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> 
 
 def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row, int]]:
     before = csv.field_size_limit(_FIELD)
-    reader = csv.DictReader(file)
+    reader = csv.DictReader(file, strict=True)  # else an open quote takes all rows behind it for one text
     try:
         names = list(reader.fieldnames or ())
         twice = next((name for name in names if names.count(name) > 1), None)

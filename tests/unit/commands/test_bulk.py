@@ -202,6 +202,9 @@ def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefac
     [
         ("in.csv", b"text\nna\xefve\n", r"in\.csv:2: expected UTF-8; got a byte 0xef"),
         ("in.jsonl", b'{"text": "\xc3\xa9"}\n' * 9000 + b'{"text": "na\xefve"}\n', r"in\.jsonl:9001: expected UTF-8; got a byte 0xef"),
+        ("in.csv", b'text\n"a cat\nb\nc\n', r"in\.csv:4: expected CSV; got unexpected end of data: check its quotes"),
+        ("in.csv", b'"text\na\n', r"in\.csv:2: expected CSV; got unexpected end of data: check its quotes"),
+        ("in.csv", b'text\n"a cat\nb\n"c"\n', r"in\.csv:4: expected CSV; got ',' expected after"),
         ("in.csv", b"text,text\na,b\n", "several columns 'text'"),
         ("in.csv", b"text,embedding\na,b\n", "has a column 'embedding' already"),
         ("in.csv", b"text,id\na,1\n\nb\n\"c\nd\",4,5\n", r"in\.csv:6: expected 2 fields, as in the header; got 3"),
