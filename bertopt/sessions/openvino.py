@@ -13,7 +13,7 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import packing
 from bertopt.sessions.inputs import check
 from bertopt.sessions.openvino_request import BLOCK, Request, Short, widens
-from bertopt.system import environment, limits, openvino_import
+from bertopt.system import environment, limits, openvino_import, signal_stack
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -65,7 +65,8 @@ class OpenVinoSession(Session):
         self._core, self._properties = ov.Core(), properties
         # Read once: by the time that more streams or a short length are compiled, another file may lie there.
         self._model = self._core.read_model(model.path)
-        self.compiled = self._compile(1)
+        with signal_stack.kept():
+            self.compiled = self._compile(1)
         self._tensor = ov.Tensor
         self._version = ov.get_version()
         #: What `load` takes, and what a batch alone runs on.

@@ -163,3 +163,24 @@ def test_a_fork_may_load_again_in_the_place_of_the_inherited_one(stage: Stage, k
         [sys.executable, "-c", AGAIN, str(stage(kind))], timeout=240, capture_output=True, text=True, check=False
     )
     assert ended.returncode == code, ended.stderr
+
+
+SIGNAL = """
+import gc, signal, sys
+import bertopt
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+first, second = bertopt.load(sys.argv[1]), bertopt.load(sys.argv[1])
+del first
+gc.collect()
+del second
+gc.collect()
+signal.raise_signal(signal.SIGUSR1)
+"""
+
+
+def test_a_signal_is_handled_after_openvino_models_were_closed(stage: Stage) -> None:
+    """It was a segmentation fault: each model had a core, and each core another stack for signals."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNAL, str(stage("openvino"))], timeout=240, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "handled\n"), ended.stderr
