@@ -95,7 +95,7 @@ def places_from(first: int) -> Twice:
 
 
 def longer_than(tokens: int) -> Twice:
-    """Rows [B, 1] of more than so many tokens."""
+    """Rows [B, 1] of more than `tokens` tokens."""
     return Twice(
         lambda named: named["attention_mask"].sum(1, keepdim=True) > tokens,
         lambda graph: graph("Greater", graph.tokens(), graph.const(np.int64(tokens))),

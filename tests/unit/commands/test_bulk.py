@@ -322,7 +322,7 @@ def test_what_a_killed_call_left_half_written_goes(artefact: Path, tmp_path: Pat
 
 
 def test_an_artefact_that_is_replaced_before_it_is_opened_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are checked first, which takes minutes where they are many; an export may deliver another model meanwhile."""
+    """All rows are checked first, which takes minutes where they are many; an export may deliver another model until then."""
     first, load = write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "artefact", "eager"), command.load
 
     def replaced(*arguments: Any, **options: Any) -> Any:
