@@ -26,7 +26,8 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
         new.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a write that a full disk refuses names none
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a write that a full disk refuses names none
         raise
     finally:
         if new.parent.is_dir():
