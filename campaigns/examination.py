@@ -8,6 +8,7 @@ at: timing and outputs under the clock, delivery, and accuracy on labelled texts
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,19 +143,33 @@ class _Examiner(Examiner):
             )
             if outcome.status != "ok":
                 refused[pair] = outcome.reason or outcome.status
-        figures = [one.model_dump(exclude={"vectors", "error"}) for one in self.roundings if one is not None]
-        worst = {key: round(max(values), 3) for key in (figures[0] if figures else {}) if (values := [one[key] for one in figures if one[key] is not None])}
-        swept = [output for found in self.sweeps.found for output in found.outputs.values()]
-        sizes = [(output.large_batches, output.small_batches) for output in swept if output.large_batches and output.small_batches]
+        worst = _worst(self.roundings)
         if precision != "float32":
-            # One row, relative to the most that the median alone would allow it.
-            rows = [output.worst / coverage.allowed_row(output.median, 0.0, output.one_number) for found in self.sweeps.found for name, output in found.outputs.items() if name != coverage.END_TO_END and output.median > 0]
-            worst["row"] = round(max(rows, default=0.0), 3)
-            lengths = [most / max(output.median, coverage.NEAR / coverage.LARGER) for output in swept if (most := max(output.lengths.values(), default=0.0))]
-            worst["lengths"] = round(max(lengths, default=0.0), 3)
-        if sizes and precision != "float32":
-            worst["large_batches"] = round(max(large / small for large, small in sizes), 3)
+            worst |= _worst_of_sweeps(self.sweeps.found, [one.error for one in self.roundings if one is not None])
         return StageVerdict(step.name, precision, pairs, refused, worst)
+
+
+def _worst(roundings: Sequence[Rounding | None]) -> dict[str, float]:
+    """The largest of each figure."""
+    figures = [one.model_dump(exclude={"vectors", "error"}) for one in roundings if one is not None]
+    known = {key: [one[key] for one in figures if one[key] is not None] for key in (figures[0] if figures else ())}
+    return {key: round(max(values), 3) for key, values in known.items() if values}
+
+
+def _worst_of_sweeps(found: Sequence[Coverage], text_errors: Sequence[float]) -> dict[str, float]:
+    """The largest of each figure of the sweeps in reduced precision, in units of what its limit is a multiple of."""
+    swept = [output for coverage_of in found for output in coverage_of.outputs.values()]
+    single = [output for coverage_of in found for name, output in coverage_of.outputs.items() if name != coverage.END_TO_END and output.median > 0]
+    text_error = max(min(text_errors, default=math.inf), coverage.NEAR / coverage.TEXT_ERRORS)
+    figures = {
+        # One row, relative to the most that the median alone would allow it.
+        "row": [output.worst / coverage.allowed_row(output.median, 0.0, output.one_number) for output in single],
+        "median": [output.median / text_error for output in swept],
+        "p90": [output.p90 / max(output.median, coverage.NEAR / coverage.SPREAD) for output in swept if output.p90 is not None],
+        "lengths": [max(output.lengths.values()) / max(output.median, coverage.NEAR / coverage.LARGER) for output in swept if output.lengths],
+        "large_batches": [output.large_batches / output.small_batches for output in swept if output.large_batches and output.small_batches],
+    }
+    return {name: round(max(values), 3) for name, values in figures.items() if values}
 
 
 def examine(

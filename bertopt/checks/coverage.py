@@ -43,6 +43,10 @@ ONE_NUMBER = 1.4826
 #: all, of a model that is wrong there (right INT8 had 2.1 times, second texts that were cut off 13 times); and a difference that
 #: counts as rounding, whatever it is elsewhere.
 LARGER, NEAR = 3.0, 0.01
+#: Median row of reduced precision, in units of the mean error on real texts.
+TEXT_ERRORS = 5.0
+#: What nine rows of ten differ by, in units of the median: not a few rows are wrong where it is more.
+SPREAD = 5.0
 
 
 def run_sweeps(
@@ -113,17 +117,19 @@ def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def failures(found: Coverage, limits: Limits) -> list[Failure]:
+def failures(found: Coverage, limits: Limits, text_error: float | None = None) -> list[Failure]:
     """Return what is grossly wrong: values that are not finite, a median row beyond `rel_l2`, a row that stands out.
 
     In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. The rounding of reduced precision
     spreads less, so there by 5 times the median, by 0.1 or by the limit of cosines, and by `MOST_MEDIANS` at most; and rows in
     batches larger than those of the real texts, which are held to what rounding costs, may differ `LARGER` times as much as in
     those. So may rows of any length, or of a second text of any, compared with all rows: real texts are mostly short.
+    `text_error` is the mean error of reduced precision on real texts, where it was measured: the median row may differ by
+    `TEXT_ERRORS` times as much, and nine rows of ten by `SPREAD` times the median.
     """
     missed = [] if found.finite else [Failure(gate="coverage", metric=None, text="outputs of the coverage sweeps must be finite")]
     for name, output in found.outputs.items():
-        if beyond := next((each for each in held(name, output, limits) if not each.value <= each.limit), None):
+        if beyond := next((each for each in held(name, output, limits, text_error) if not each.value <= each.limit), None):
             missed.append(Failure.of_figure("coverage", "rel_l2", output.worst, beyond.text))
     return missed
 
@@ -137,11 +143,14 @@ class Held(NamedTuple):
     text: str
 
 
-def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
+def held(name: str, output: SweptOutput, limits: Limits, text_error: float | None = None) -> Iterator[Held]:
     """What is held of one output, the most general limit first: the first that is missed is the one to report."""
     limit, where = _median_limit(limits), f"({output.where})"
     median, small, large = output.median, output.small_batches, output.large_batches
-    yield Held("median row", median, limit, f"the median row of the coverage sweeps may differ by {limit:g}; got {median:.4g} {where}")
+    most_of_half, than = limit, ""
+    if limits.rel_l2 is None and text_error is not None and (beside_texts := max(NEAR, TEXT_ERRORS * text_error)) < limit:
+        most_of_half, than = beside_texts, f", {TEXT_ERRORS:g} times the mean error on real texts and at least {NEAR:g}"
+    yield Held("median row", median, most_of_half, f"the median row of the coverage sweeps may differ by {most_of_half:.3g}{than}; got {median:.4g} {where}")
     if name in (END_TO_END, IN_ONE_CALL) and limit > EXACT:
         # How far one text's outputs may be in reduced precision is for the limits on parity to say, unless nothing of them is left.
         most = max(LOST, limit)
@@ -156,6 +165,10 @@ def held(name: str, output: SweptOutput, limits: Limits) -> Iterator[Held]:
         allowed = max(LARGER * median, NEAR)
         text = f"{LARGER:g} times as much as the median of all rows, {median:.3g}, or by {NEAR:g}; got {most:.4g} ({name})"
         yield Held("rows of one length", most, allowed, f"the median of {lengths} may differ by {text}")
+    if limit > EXACT and limits.rel_l2 is None and output.p90 is not None:
+        most = max(SPREAD * median, NEAR)
+        text = f"{SPREAD:g} times as much as the median row, {median:.3g}, or by {NEAR:g}; one in ten differs by {output.p90:.4g} or more ({name})"
+        yield Held("nine rows of ten", output.p90, most, f"nine rows of ten of the coverage sweeps may differ by {text}")
     allowed = allowed_row(median, limit, output.one_number)
     if limit > EXACT and limits.rel_l2 is None:
         # Where the others are close, the limit of cosines is far from what rounding costs a row.

@@ -154,7 +154,7 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
         failures.append(Failure(gate="certificate", metric="certified", text=text))
     failures += rounding_failures(measurements.rounding, limits) if measurements.rounding else []
     if measurements.coverage:
-        failures += coverage.failures(measurements.coverage, limits)
+        failures += coverage.failures(measurements.coverage, limits, measurements.rounding.error if measurements.rounding else None)
     quality, steady, ranking = measurements.quality, measurements.invariance, measurements.ranking
     if limits.metric_drop_max is not None and quality and not -quality.change <= limits.metric_drop_max:
         text = f"{quality.metric} may drop by at most {limits.metric_drop_max:g}; got {quality.change:+.4f}"

@@ -30,7 +30,7 @@ def _margins(
     for name in Rounding.model_fields if rounding else ():
         yield _margin("rounding", f"{name}_max", getattr(rounding, name), getattr(limits, f"{name}_max", None), "real texts")
     for name, output in found.outputs.items() if found else ():
-        for held in coverage.held(name, output, limits):
+        for held in coverage.held(name, output, limits, rounding.error if rounding else None):
             yield _margin("coverage", held.name, held.value, held.limit, output.where)
     if measurements.invariance:
         yield _margin("invariance", "invariance_max", measurements.invariance.max_abs, limits.invariance_max, measurements.invariance.where)

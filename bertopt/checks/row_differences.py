@@ -67,7 +67,7 @@ class Comparer:
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
             median=float(np.median(every)), worst=float(every[at]), where=f"{name}[{row}], {probe}",
-            small_batches=small, large_batches=large, lengths=self._by_length(name), one_number=self.one_number(name),
+            p90=float(np.quantile(every, 0.9)), small_batches=small, large_batches=large, lengths=self._by_length(name), one_number=self.one_number(name),
         )  # fmt: skip
 
     def _by_length(self, name: str) -> dict[str, float]:

@@ -17,6 +17,8 @@ class SweptOutput(BaseModel):
     worst: float
     where: str
     """The worst row and its probe."""
+    p90: float | None = None
+    """What nine rows of ten keep. None in reports of earlier versions."""
     small_batches: float | None = None
     """Median of the rows in batches of the sizes that real texts are compared in; None without such."""
     large_batches: float | None = None

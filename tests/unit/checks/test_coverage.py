@@ -121,6 +121,30 @@ def test_rows_of_large_batches_are_held_to_those_of_small_ones(small: Any, large
     assert (coverage.failures(found.model_copy(update={"outputs": {"logits": output}}), limits) == []) == passes
 
 
+@pytest.mark.parametrize(
+    ("median", "text_error", "limits", "passes"),
+    [
+        (0.012, 0.002, Limits(cosine_median_min=0.99), False), (0.009, 0.002, Limits(cosine_median_min=0.99), True), (0.04, 0.01, Limits(cosine_median_min=0.99), True),
+        (0.15, 0.1, Limits(cosine_median_min=0.99), False), (0.3, 0.05, Limits(cosine_median_min=0.91), False), (0.3, None, Limits(cosine_median_min=0.91), True),
+        (0.3, 0.05, Limits(cosine_median_min=0.91, rel_l2=0.35), True), (0.3, math.nan, Limits(cosine_median_min=0.91), False),
+    ],
+)  # fmt: skip
+def test_the_median_row_of_reduced_precision_is_held_to_real_texts(median: float, text_error: float | None, limits: Limits, passes: bool) -> None:
+    """The cosine limit as a distance let rows in bfloat16 differ by 0.14 whose texts differ by 0.002."""
+    assert (coverage.failures(swept(median, median), limits, text_error) == []) == passes
+
+
+@pytest.mark.parametrize(("wrong", "error", "passes"), [(0.2, 0.06, False), (0.2, 0.02, True), (0.05, 0.06, True)])
+def test_a_share_of_wrong_rows_is_refused_though_none_stands_out(wrong: float, error: float, passes: bool) -> None:
+    rng = np.random.default_rng(3)
+    rows = np.where(rng.random(1000) < wrong, error, 0.005)[:, None]
+    compared, reference = row_differences.Comparer({"logits": 1.0}), np.ones((1000, 2), np.float32)
+    probe = probes.Probe("sweep", "ids", {"input_ids": np.ones((1000, 4), np.int64)}, np.ones((1000, 4), bool), np.ones(1000, bool))
+    compared.add(probe, {"logits": reference * (1 + rows)}, True, {"logits": reference})
+    failed = coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.99))
+    assert [failure.text.split(" of")[0] for failure in failed] == ([] if passes else ["nine rows"])
+
+
 def differing(wrong: Callable[[Array, Array], Array]) -> Coverage:
     """What a model finds whose rows are off by 0.005 of their size, and by 0.06 where `wrong` of valid [B, S] and second text [B, S]."""
     compared = row_differences.Comparer({"logits": 1.0})
@@ -150,14 +174,14 @@ def test_rows_of_one_length_are_held_to_all_rows(wrong: Any, where: str | None) 
 @pytest.mark.parametrize("first", [0, 1, 6])
 def test_rows_without_a_first_text_are_no_pairs(first: int) -> None:
     """Static INT8 is calibrated on none: where a seed drew many, a right model was refused for its second texts of 5 to 8 tokens."""
-    ids = np.ones((100, 14), np.int64)
-    types = (np.arange(14) >= first).astype(np.int64) * (np.arange(100) < 20)[:, None]
+    ids = np.ones((400, 14), np.int64)
+    types = (np.arange(14) >= first).astype(np.int64) * (np.arange(400) < 20)[:, None]
     mask = (np.arange(14) < first + 6) * np.ones_like(ids)
     inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types * mask}
     compared = row_differences.Comparer({"logits": 1.0})
-    error = np.where(np.arange(100) < 20, 0.06, 0.005)[:, None]
-    reference = np.ones((100, 2), np.float32)
-    probe = probes.Probe("sweep", "batch sizes", inputs, mask.astype(bool), np.ones(100, bool))
+    error = np.where(np.arange(400) < 20, 0.06, 0.005)[:, None]
+    reference = np.ones((400, 2), np.float32)
+    probe = probes.Probe("sweep", "batch sizes", inputs, mask.astype(bool), np.ones(400, bool))
     compared.add(probe, {"logits": reference * (1 + error)}, True, {"logits": reference})
     failed = coverage.failures(compared.result(7, coverage.shares(SPEC, []), 0), Limits(cosine_median_min=0.91))
     assert [failure.text.split(" may")[0] for failure in failed] == (["the median of second texts of 5 to 8 tokens"] if first else [])
