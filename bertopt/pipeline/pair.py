@@ -7,13 +7,19 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.errors import UsageError
+from bertopt.errors import UsageError, WrongAnswer
+from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
+from bertopt.runtime.replay import PAIRS
+from bertopt.runtime.same_tokens import AWKWARD
+from bertopt.stages import contents
+from bertopt.system.untrusted import plain
 from bertopt.workers.client import Workers
+from bertopt.workers.remote_tokenizer import RemoteTokenizer
 
 #: [B, S] where a manifest names none: a stage directory's.
 SHAPES = ((1, 16), (8, 128))
@@ -25,7 +31,8 @@ def measure(
 ) -> tuple[StageMeasurements, StageMeasurements, Examiner]:
     """Return measurements of both, the second's against the first, and the examiner that can show its worst case.
 
-    Raises UsageError where they are no models of one kind, Unsupported where this machine cannot open one.
+    Raises UsageError where they are no models of one kind, WrongAnswer where they read texts or word answers differently, whatever their
+    outputs are, Unsupported where this machine cannot open one.
     """
     ours, theirs = stages.read_manifest(first), stages.read_manifest(second)
     spec, other = ours.spec, theirs.spec
@@ -42,10 +49,33 @@ def measure(
     plan = MeasurementPlan.of(spec, shapes, texts, Budget())
     examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, on_progress)
     try:
+        _check_alike(workers, examiner, first, second)
         baseline = examiner.measure(name(ours), first.resolve(), None)
         return baseline, examiner.sweep(name(theirs), second.resolve(), first.resolve()), examiner
     finally:
         examiner.close()
+
+
+def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path) -> None:
+    """Raise WrongAnswer where the labels, lengths, prompts or tokens of two models of one kind differ.
+
+    Outputs do not show the first three, and in reduced precision may hide the last.
+    """
+    spec, other = (stages.read_manifest(path).spec for path in (first, second))
+    contents.check_said(spec, other, f"{{}} must be the same in '{first}' and '{second}'; got {{}} and {{}}: their answers differ, whatever their outputs are")
+    prompts, others = read_prompts(first), read_prompts(second)
+    if different := sorted(name for name in prompts.keys() | others.keys() if prompts.get(name) != others.get(name)):
+        what, (one, two) = different[0], (found.get(different[0]) for found in (prompts, others))
+        raise WrongAnswer(f"prompt '{plain(what)}' must be the same in '{first}' and '{second}'; got {plain(repr(one))} and {plain(repr(two))}")
+    theirs = RemoteTokenizer(workers, second.resolve())
+    try:
+        for text in (*AWKWARD, *PAIRS):
+            expected, got = examiner.tokenizer.batch([text]), theirs.batch([text])
+            if any(expected[name].tolist() != got[name].tolist() for name in spec.inputs):
+                ids, other_ids = (found["input_ids"][0][:12].tolist() for found in (expected, got))
+                raise WrongAnswer(f"'{first}' and '{second}' must read texts as the same tokens; {text!r:.60} is {ids} in one and {other_ids} in the other")
+    finally:
+        theirs.close()
 
 
 def name(manifest: stages.Manifest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from bertopt import stages
+from bertopt.core import Spec
 from bertopt.errors import IntegrityError, WrongAnswer
 from bertopt.stages.manifest import Manifest
 
@@ -29,12 +30,7 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
     Both give the same outputs then, and other answers. Returns a warning for each file that differs and was written by other versions of
     the libraries, whose way of writing it may have changed.
     """
-    differing = [name for name in _SAID if getattr(reference.spec, name) != getattr(artefact.spec, name)]
-    if differing:
-        name = differing[0]
-        raise WrongAnswer(
-            f"the artefact's {name} must be the checkpoint's, {getattr(reference.spec, name)}; got {getattr(artefact.spec, name)}: export again"
-        )
+    check_said(reference.spec, artefact.spec, "the artefact's {} must be the checkpoint's, {}; got {}: export again")
     then, now = (manifest.environment.get("packages", {}) for manifest in (artefact, reference))
     same = all(then.get(package) == now.get(package) for package in ("transformers", "tokenizers"))
     files = {name: entry.sha256 for name, entry in artefact.files.items()}
@@ -48,6 +44,14 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
             f"then {str(artefact.checkpoint_sha256)[:12]})"
         )
     return warnings
+
+
+def check_said(expected: Spec, got: Spec, message: str) -> None:
+    """Raise WrongAnswer with `message`, of what it is and both values, where two models read texts or word answers differently."""
+    for name in _SAID:
+        first, second = getattr(expected, name), getattr(got, name)
+        if first != second:
+            raise WrongAnswer(message.format(name, first, second))
 
 
 def check(parent: Manifest, made: Manifest) -> None:

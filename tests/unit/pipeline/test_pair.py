@@ -1,0 +1,85 @@
+"""Two models side by side: what outputs do not show, and would be another answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertopt.errors import WrongAnswer
+from bertopt.modeling.sentence_transformers import MODULES, PROMPTS
+from bertopt.pipeline import pair
+from tests.support.specs import spec as spec_of
+
+Read = Callable[[str], list[int]]
+
+
+class Tokens:
+    """Reads every character as a token, by its number or what `read` makes of the text."""
+
+    closed = False
+
+    def __init__(self, read: Read = lambda text: [ord(char) for char in text]) -> None:
+        self.read = read
+
+    def batch(self, texts: Sequence[Any]) -> dict[str, Any]:
+        ids = np.array([self.read(str(text)) for text in texts], np.int64)
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def check(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, prompts: Sequence[dict[str, str]] = ({}, {}), tokens: Tokens | None = None, **changed: Any
+) -> None:
+    """Hold a second model, whose specification is `changed`, against a first."""
+    specs, paths = {}, []
+    for number, said in enumerate(prompts):
+        paths.append(path := folder / str(number))
+        path.mkdir()
+        (path / MODULES).write_text("[]")
+        (path / PROMPTS).write_text(json.dumps({"prompts": said}))
+        specs[path] = spec_of(inputs=("input_ids", "attention_mask"), labels=("no", "yes")).model_copy(update={**(changed if number else {})})
+    theirs = tokens or Tokens()
+    monkeypatch.setattr(pair.stages, "read_manifest", lambda path: SimpleNamespace(spec=specs[path]))
+    monkeypatch.setattr(pair, "RemoteTokenizer", lambda workers, directory: theirs)
+    examiner: Any = SimpleNamespace(tokenizer=Tokens())
+    try:
+        pair._check_alike(SimpleNamespace(), examiner, *paths)  # type: ignore[arg-type]
+        assert theirs.closed
+    finally:
+        monkeypatch.undo()
+
+
+def test_models_of_one_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Packed rows are another layout of the same model.
+    check(monkeypatch, tmp_path, [{"query": "q: "}, {"query": "q: "}], layout="packed", row_length=256)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"labels": ("yes", "no")}, r"labels must be the same in .*\('no', 'yes'\) and \('yes', 'no'\)"),
+     ({"text_length": 7}, "text_length must be the same"), ({"multi_label": True}, "multi_label must be the same")],
+)  # fmt: skip
+def test_other_answers_of_the_same_outputs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(WrongAnswer, match=said):
+        check(monkeypatch, tmp_path, **changed)
+
+
+def test_another_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(WrongAnswer, match=r"prompt 'query' must be the same in .* got 'q: ' and None"):
+        check(monkeypatch, tmp_path, [{"query": "q: ", "passage": "p: "}, {"passage": "p: "}])
+
+
+def test_another_reading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lower = Tokens(lambda text: [ord(char) for char in text.lower()])
+    with pytest.raises(WrongAnswer, match=r"must read texts as the same tokens; 'The Quick BROWN fox.' is \[84, .* and \[116, "):
+        check(monkeypatch, tmp_path, tokens=lower)
