@@ -22,7 +22,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
-from bertopt.stages import CommittedStage, Manifest, artifact, contents
+from bertopt.stages import CommittedStage, Manifest, artifact, contents, sources
 from bertopt.system import atomic_write, environment
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
@@ -182,7 +182,8 @@ class Store:
                 raise IntegrityError(f"the pass wrote into the stage it started from: {error}") from error
             contents.check(stages.read_manifest(parent), stages.read_manifest(part))
 
-        return self._stage(step.name, key, device, make)
+        # A key knows a pass's code, not yet which files it reads.
+        return self._stage(step.name, key, device, make, lambda manifest: sources.check_read(manifest.sources))
 
     def _stage(
         self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None],

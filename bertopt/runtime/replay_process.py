@@ -11,59 +11,18 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-import safetensors
 
 from bertopt import stages
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
 from bertopt.runtime import other_weights, replaced, replay, weight_figures
 from bertopt.runtime.load import load
-from bertopt.system import limits, process_tree, temporary_directory
-
-#: Where files are that any process reads: the system's, temporary ones of libraries, and code (its hash is in the manifest).
-_SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
-
-
-def _watch(opened: set[str]) -> None:
-    """Note the files that this process opens from Python or through safetensors, which a pass may read weights with; what other libraries
-    in C open is not seen. What is imported later gets the class that is put in place here."""
-
-    def note(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str):
-            opened.add(arguments[0])
-
-    sys.addaudithook(note)
-    whole: Any = safetensors.safe_open
-
-    class SafeOpen:
-        def __new__(cls, filename: Any, *arguments: Any, **named: Any) -> Any:
-            opened.add(os.fsdecode(filename))
-            return whole(filename, *arguments, **named)
-
-    for module in ("safetensors", "safetensors.numpy", "safetensors.torch"):
-        if module in sys.modules:
-            vars(sys.modules[module])["safe_open"] = SafeOpen
-
-
-def _elsewhere(opened: set[str], directory: Path) -> list[str]:
-    """Return the `opened` files that are neither the artefact's nor code, the system's, or caches of compilers."""
-    ours = [directory, Path.cwd(), Path.home() / ".cache", *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]
-    temporary = Path(tempfile.gettempdir())
-    outside = []
-    for path in sorted(Path(name).absolute() for name in opened):
-        inside = any(path.is_relative_to(root) for root in ours)
-        cached = path.is_relative_to(temporary) and path.relative_to(temporary).parts[0].startswith(_CACHES)
-        # What pip wrote about an installed package, which may lie in a checkout.
-        described = path.parent.suffix in (".dist-info", ".egg-info")
-        if not (inside or cached or described) and path.suffix not in _CODE and path.is_file():
-            outside.append(str(path))
-    return outside
+from bertopt.system import limits, opened_files, process_tree, temporary_directory
 
 
 def _runs_foreign_code(directory: Path) -> bool:
@@ -130,7 +89,7 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
             gc.collect()
             answers["the artefact after another copy of it was closed"] = replay.answers(again)
     return {
-        "answers": answers, "at_once": at_once, "elsewhere": _elsewhere(opened, directory), "weights": weights, "replaced": changed,
+        "answers": answers, "at_once": at_once, "elsewhere": [str(path) for path in opened_files.elsewhere(opened, [directory, Path.cwd()])], "weights": weights, "replaced": changed,
         "drifted": drifted, "left_out": left_out,
     }  # fmt: skip
 
@@ -141,11 +100,9 @@ def main() -> None:
     process_tree.die_with_parent(signal.SIGKILL)
     if os.getppid() != request["parent"]:  # it ended before
         sys.exit(1)
-    opened: set[str] = set()
-    _watch(opened)
     registry.add_importable(request["passes"])
     try:
-        with temporary_directory.make() as folder:
+        with temporary_directory.make() as folder, opened_files.noting() as opened:
             outcome = _outcome(request, opened, Path(folder) / "other")
     except BertoptError as error:
         outcome = {"error": [type(error).__name__, str(error)]}

@@ -195,7 +195,8 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
     # Before code is run that may be other code, and after: a module may be imported only there.
     sources.check(manifest.sources, names)
     for record in records:
-        with registry.at_work(apply := registry.restore(record)):
+        apply = registry.restore(record)
+        with sources.reading(apply, [directory], recorded=manifest.sources), registry.at_work(apply):
             apply.rewrite(model.network)
     sources.check(manifest.sources, names)
     kind = Compiled if manifest.form == "compiled" else Eager

@@ -1,16 +1,23 @@
-"""The source of a recipe's own passes: what a stage records of it, and whether the code that replays it is the same."""
+"""The source of a recipe's own passes and the files that they read: what a stage records of them, and whether those that replay it are the same."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bertopt.errors import IntegrityError
 from bertopt.modeling.source import sha256
 from bertopt.passes import registry
+from bertopt.passes.registry import AnyPass
 from bertopt.stages import source_hash
 from bertopt.stages.source_hash import is_library
+from bertopt.system import opened_files
+
+#: What entries of files begin with that a pass read, relative to its own.
+_READ = "file of pass"
 
 
 def record(passes: Iterable[str]) -> dict[str, str]:
@@ -23,6 +30,45 @@ def record(passes: Iterable[str]) -> dict[str, str]:
     for name in passes:
         found |= _pass(name) | _imported(name)
     return found
+
+
+@contextlib.contextmanager
+def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = None, recorded: Mapping[str, str] | None = None) -> Iterator[None]:
+    """While a pass works that is not bertopt's own: look at the files that it reads and that are neither code nor in directories `inside`.
+
+    Puts their hashes into `found`; raises IntegrityError where one is not the file that was `recorded` under its name.
+    """
+    if registry.is_own(type(by)):
+        yield
+        return
+    with opened_files.noting() as opened:
+        yield
+    file = registry.source_file(type(by))
+    own = Path() if file is None else file.resolve().parent
+    read = {os.path.relpath(path.resolve(), own.resolve()): sha256(path) for path in opened_files.elsewhere(opened, inside)}
+    if found is not None:
+        found |= {f"{_READ} {by.name()}: {name}": value for name, value in read.items()}
+    known = [(Path(_named(key)).name, value) for key, value in (recorded or {}).items() if key.startswith(f"{_READ} {by.name()}: ")]
+    for name, value in read.items():
+        # Folders above may be called otherwise elsewhere; which files of one name there are, too.
+        of_name = {hashed for other, hashed in known if other == Path(name).name}
+        if of_name and value not in of_name:
+            raise IntegrityError(f"pass '{by.name()}' reads '{name}', which is not the file that this stage was built and checked with; restore it, or export again")
+
+
+def check_read(recorded: Mapping[str, str] | None) -> None:
+    """Raise IntegrityError where a file that a pass read when a stage was built is another one now. For the machine that built it."""
+    for key, value in (recorded or {}).items():
+        if not key.startswith(_READ):
+            continue
+        file = registry.source_file(registry.require(key.removeprefix(f"{_READ} ").partition(":")[0]))
+        path = (Path() if file is None else file.resolve().parent) / _named(key)
+        if not path.is_file() or sha256(path) != value:
+            raise IntegrityError(f"'{path}', which a pass read, is not the file that the stage was built with")
+
+
+def _named(key: str) -> str:
+    return key.partition(": ")[2]
 
 
 def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:

@@ -83,7 +83,8 @@ class BuildOps:
 
         ctx = Context(out, context["device"], shapes, tuple(text_inputs.from_json(context["texts"])), context["seed"], encode)
         start = time.monotonic()
-        with quiet(), registry.at_work(apply):
+        read = dict[str, str]()
+        with quiet(), sources.reading(apply, [Path(parent), out], read), registry.at_work(apply):
             result = apply(model, ctx)
         check_result(apply, result)
         if changed := model.spec.differences(result.model.spec):
@@ -94,7 +95,7 @@ class BuildOps:
             "changes": {} if result.model is model else {k: int(v) for k, v in result.changes.items()},
             "build_s": time.monotonic() - start,
             "passes": [*(record.model_dump() for record in manifest.passes), rewrite.model_dump()],
-            "sources": {**(manifest.sources or {}), **sources.record([rewrite.name])},
+            "sources": {**(manifest.sources or {}), **sources.record([rewrite.name]), **read},
         }
         stages.write_manifest(out, {**fields, **stages.describe(result.model), **built})
         return None, {}

@@ -164,8 +164,10 @@ def test_files_that_are_read_from_elsewhere_are_reported(tiny: Tiny, delivered: 
     assert any(f"reads '{elsewhere}'" in warning for warning in report.model["warnings"]), report.model["warnings"]
     elsewhere.write_text("3.0")
     report = run(tmp_path / "out", tiny(), {"pass": "read_elsewhere", "path": str(elsewhere)})
-    assert report.stages[-1].status == "ok" and report.stages[-1].reused, "what was measured is that of before"
-    assert report.exit_code == 3 and report.delivered is None and "not delivered" in str(report.reason)
+    assert report.stages[-1].status == "failed" and not report.stages[-1].reused, "what was measured is not that of before"
+    assert report.exit_code == 3 and report.delivered is None, report.reason
+    with pytest.raises(IntegrityError, match=r"reads '.*scale.txt', which is not the file that this stage was built and checked with"):
+        bertopt.load(tmp_path / "out" / "artifact")
     report = run(delivered, tiny(), {"pass": "use_sdpa"})
     assert not [warning for warning in report.model["warnings"] if "reads '" in warning]
 

@@ -1,4 +1,4 @@
-"""Which of the files that a new interpreter opens are neither the artefact's nor every machine's."""
+"""Which of the files that a process opens are neither a model's nor every machine's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bertopt.runtime import replay_process
+from bertopt.system import opened_files
 
 
 def test_data_is_named_and_descriptions_of_packages_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_process.tempfile, "gettempdir", lambda: "/nowhere")
+    monkeypatch.setattr(opened_files.tempfile, "gettempdir", lambda: "/nowhere")
     artefact, checkout = tmp_path / "artifact", tmp_path / "checkout"
     described = [checkout / "bertopt.egg-info" / "entry_points.txt", checkout / "bertopt-1.dist-info" / "METADATA"]
     data, own = checkout / "scale.txt", artefact / "config.json"
@@ -23,29 +23,33 @@ def test_data_is_named_and_descriptions_of_packages_are_not(tmp_path: Path, monk
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     opened = {str(path) for path in [*described, data, own]}
-    assert replay_process._elsewhere(opened, artefact) == [str(data)]
+    assert opened_files.elsewhere(opened, [artefact]) == [data]
 
 
 def test_files_are_seen_however_a_pass_reads_them(tmp_path: Path) -> None:
     """safetensors opens files in Rust, of which Python's audit hooks hear nothing."""
     code = """
 import json, sys
-from bertopt.runtime import replay_process
-opened = set()
-replay_process._watch(opened)
-import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import load_file
-with safe_open(sys.argv[1] + "/a.safetensors", "np") as file:
-    assert list(file.keys()) == ["x"]
-assert load_file(sys.argv[1] + "/b.safetensors")["x"].sum() == 3
-np.load(sys.argv[1] + "/c.npy")
+from bertopt.system import opened_files
+with opened_files.noting() as opened:
+    import numpy as np
+    from safetensors import safe_open
+    from safetensors.numpy import load_file
+    with safe_open(sys.argv[1] + "/a.safetensors", "np") as file:
+        assert list(file.keys()) == ["x"]
+    with opened_files.noting() as inside:
+        assert load_file(sys.argv[1] + "/b.safetensors")["x"].sum() == 3
+    assert inside == {sys.argv[1] + "/b.safetensors"}
+    np.load(sys.argv[1] + "/c.npy")
+    open(sys.argv[1] + "/written", "w").close()
+np.load(sys.argv[1] + "/d.npy")
 print(json.dumps(sorted(path for path in opened if path.startswith(sys.argv[1]))))
 """
     names = ["a.safetensors", "b.safetensors", "c.npy"]
     for name in names[:2]:
         save_file({"x": np.ones(3)}, tmp_path / name)
-    np.save(tmp_path / names[2], np.ones(3))
+    for name in ("c.npy", "d.npy"):
+        np.save(tmp_path / name, np.ones(3))
     # An audit hook stays in its process for good.
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert json.loads(ran.stdout) == [str(tmp_path / name) for name in names]

@@ -1,0 +1,75 @@
+"""Files that a user's pass reads are part of what was checked: another content is another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertopt.core import Context, Eager, Pass, Result
+from bertopt.errors import IntegrityError
+from bertopt.passes import registry
+from bertopt.passes.use_sdpa import UseSdpa
+from bertopt.stages import sources
+
+
+class ReadsData(Pass[Eager, Eager]):
+    """Reads a scale from a file that no stage holds."""
+
+    def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
+        return model.rewritten(self)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registered, "reads_data", ReadsData)
+
+
+def read(data: Path, inside: Path, by: Any = None, recorded: dict[str, str] | None = None) -> dict[str, str]:
+    """Return what is recorded of a pass that reads `data`."""
+    found = dict[str, str]()
+    with sources.reading(by or ReadsData(), [inside], found, recorded):
+        data.read_text()
+    return found
+
+
+def test_a_file_that_changed_since_a_stage_was_built(tmp_path: Path) -> None:
+    data, inside = tmp_path / "scale.txt", tmp_path / "stage"
+    data.write_text("1.0")
+    recorded = read(data, inside)
+    (key,) = recorded
+    assert key.startswith("file of pass reads_data: ") and key.endswith("scale.txt") and str(tmp_path) not in key
+    sources.check_read(recorded)
+    assert read(data, inside, recorded=recorded) == recorded
+    data.write_text("1.01")
+    with pytest.raises(IntegrityError, match=r"scale.txt', which a pass read, is not the file that the stage was built with"):
+        sources.check_read(recorded)
+    with pytest.raises(IntegrityError, match=r"pass 'reads_data' reads '.*scale.txt', which is not the file .*; restore it, or export again"):
+        read(data, inside, recorded=recorded)
+    data.unlink()
+    with pytest.raises(IntegrityError):
+        sources.check_read(recorded)
+
+
+def test_a_file_in_another_place(tmp_path: Path) -> None:
+    """As on another machine."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "scale.txt").write_text("1.0")
+    recorded = read(tmp_path / "here" / "scale.txt", tmp_path / "stage")
+    read(tmp_path / "there" / "scale.txt", tmp_path / "stage", recorded=recorded)
+    (tmp_path / "there" / "scale.txt").write_text("2.0")
+    with pytest.raises(IntegrityError):
+        read(tmp_path / "there" / "scale.txt", tmp_path / "stage", recorded=recorded)
+
+
+def test_what_is_not_recorded(tmp_path: Path) -> None:
+    data = tmp_path / "stage" / "config.json"
+    data.parent.mkdir()
+    data.write_text("{}")
+    assert read(data, data.parent) == {}, "files of the stage are hashed already"
+    assert read(data, tmp_path / "other", by=UseSdpa()) == {}, "bertopt's own passes read nothing else"
+    # An artefact of an earlier bertopt recorded none.
+    read(data, tmp_path / "other", recorded={"pass reads_data": "0"})
+    sources.check_read(None)
