@@ -34,7 +34,8 @@ def record(passes: Iterable[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = None, recorded: Mapping[str, str] | None = None) -> Iterator[None]:
-    """While a pass works that is not bertopt's own: look at the files that it reads and that are neither code nor in directories `inside`.
+    """While a pass works that is not bertopt's own: look at the files that it reads and that are neither compiled code nor in directories
+    `inside`; source too, which it may run without importing it.
 
     Puts their hashes into `found`; raises IntegrityError where one is not the file that was `recorded` under its name.
     """
@@ -45,7 +46,7 @@ def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = 
         yield
     file = registry.source_file(type(by))
     own = Path() if file is None else file.resolve().parent
-    read = {os.path.relpath(path.resolve(), own.resolve()): sha256(path) for path in opened_files.elsewhere(opened, inside)}
+    read = {os.path.relpath(path.resolve(), own.resolve()): sha256(path) for path in opened_files.elsewhere(opened, inside, opened_files.COMPILED)}
     if found is not None:
         found |= {f"{_READ} {by.name()}: {name}": value for name, value in read.items()}
     known = [(Path(_named(key)).name, value) for key, value in (recorded or {}).items() if key.startswith(f"{_READ} {by.name()}: ")]

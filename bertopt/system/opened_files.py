@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 #: Where files are that any process reads: the system's, temporary ones of libraries, and code, which is hashed elsewhere.
-_SYSTEM, _CACHES, _CODE = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp"), (".py", ".pyc", ".so")
+_SYSTEM, _CACHES = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp")
+CODE, COMPILED = (".py", ".pyc", ".so"), (".pyc", ".so")
 #: Sets that the names of files are put into as they are opened.
 _watching: list[set[str]] = []
 
@@ -39,8 +40,9 @@ def noting() -> Iterator[set[str]]:
             vars(module)["safe_open"] = whole
 
 
-def elsewhere(opened: Iterable[str], inside: Collection[Path]) -> list[Path]:
-    """Return the `opened` files that are neither in one of the directories `inside` nor code, the system's, or caches of compilers."""
+def elsewhere(opened: Iterable[str], inside: Collection[Path], code: tuple[str, ...] = CODE) -> list[Path]:
+    """Return the `opened` files that are neither in one of the directories `inside` nor `code`, by their suffixes, the system's, or caches of
+    compilers."""
     ours = [*inside, Path.home() / ".cache", *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]
     temporary, outside = Path(tempfile.gettempdir()), []
     for path in sorted(Path(name).absolute() for name in opened):
@@ -48,7 +50,7 @@ def elsewhere(opened: Iterable[str], inside: Collection[Path]) -> list[Path]:
         cached = path.is_relative_to(temporary) and path.relative_to(temporary).parts[0].startswith(_CACHES)
         # What pip wrote about an installed package, which may lie in a checkout.
         described = path.parent.suffix in (".dist-info", ".egg-info")
-        if not (known or cached or described) and path.suffix not in _CODE and path.is_file():
+        if not (known or cached or described) and path.suffix not in code and path.is_file():
             outside.append(path)
     return outside
 
