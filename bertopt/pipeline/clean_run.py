@@ -66,7 +66,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
         )
     if found["drifted"]:
         raise WrongAnswer(
-            f"calls of the artefact change its tensor '{found['drifted'][0]}', which adds up over many calls: a pass must leave weights as they are "
+            f"calls of the artefact change its tensor '{found['drifted'][0]}', which adds up over many calls: a pass must leave weights and stored buffers as they are "
             "once the artefact is open, and may change copies"
         )
     precision = stages.read_manifest(directory).precision

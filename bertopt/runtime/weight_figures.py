@@ -29,14 +29,15 @@ def figures(session: Session) -> Figures | None:
 
 
 def checksums(session: Session) -> dict[str, int]:
-    """Return a checksum of each trained tensor of the torch network of `session`; none for other forms. No call may change one: a little
-    in each is much after a million."""
+    """Return a checksum of each trained tensor of the torch network of `session`, and of each buffer that is stored with them, as a
+    quantiser's ranges are; none for other forms. No call may change one: a little in each is much after a million."""
     network: Any = getattr(session, "network", None)
     if not hasattr(network, "named_parameters"):
         return {}
     import torch
 
-    plain = ((name, value.detach()) for name, value in network.named_parameters() if type(value) is torch.nn.Parameter)
+    stored = network.state_dict(keep_vars=True).items()
+    plain = ((name, value.detach()) for name, value in stored if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_quantized)
     return {name: zlib.crc32(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data) for name, value in plain}
 
 

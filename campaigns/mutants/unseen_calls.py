@@ -144,3 +144,17 @@ def weights_that_creep(network: Any) -> None:
         one.copy_(torch.nextafter(one, one.new_tensor(9.0)))
 
     next(module for name, module in network.named_modules() if name.endswith("output.dense")).register_forward_hook(creep)
+
+
+@mutant("delivery", "plant_torch")
+def ranges_that_move(network: Any) -> None:
+    """A range that each call moves by a millionth clips the logits: in a buffer, as a quantiser's that still measures."""
+    import torch
+
+    network.register_buffer("range", torch.tensor(20.0))
+
+    def clip(module: Any, inputs: Any, answers: Any) -> Any:
+        module.range.mul_(1 - 1e-6)
+        return tuple(answer.clamp(-module.range, module.range) for answer in answers)
+
+    network.register_forward_hook(clip)

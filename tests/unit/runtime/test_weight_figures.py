@@ -68,3 +68,16 @@ def test_checksums_show_a_last_bit(table: nn.Embedding) -> None:
     assert weight_figures.checksums(session) != before
     path: Any = SimpleNamespace(path="model.onnx")
     assert not weight_figures.checksums(path)
+
+
+def test_a_buffer_that_each_call_moves_is_seen(table: nn.Embedding) -> None:
+    """A quantiser's ranges that were still measured when the model was delivered: after a million calls they are others."""
+    session: Any = SimpleNamespace(network=table)
+    table.register_buffer("range", torch.ones(()))
+    table.register_buffer("cache", torch.ones(3), persistent=False)
+    before = weight_figures.checksums(session)
+    table.cache = torch.zeros(5)
+    assert weight_figures.checksums(session) == before, "what is not stored may be kept for the next call"
+    table.range.mul_(1 + 1e-6)
+    after = weight_figures.checksums(session)
+    assert {name for name in before if before[name] != after[name]} == {"range"}
