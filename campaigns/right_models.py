@@ -27,6 +27,9 @@ from bertopt.stages import source_hash
 from bertopt.system import native_import
 from bertopt.workers.client import Workers
 from campaigns.examination import examine
+from campaigns.mutants.checkpoints import HEADS
+from campaigns.mutants.checkpoints import write as write_head
+from campaigns.mutants.plant import Checkpoint
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, WORDS, write_tiny
 
 #: Texts of one draw, and the shapes that are checked besides.
@@ -111,8 +114,9 @@ def write(source: Path, out: Path, variant: Callable[..., None], seed: int) -> P
     return out
 
 
-def models(checkpoints: list[Path], tiny: int, scratch: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
-    """Name every model, and what writes it: variants of the checkpoints, then `tiny` random ones of each family and task."""
+def models(checkpoints: list[Path], tiny: int, scratch: Path, heads: int = 0) -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Name every model, and what writes it: variants of the checkpoints, then `tiny` random ones of each family and task, and `heads` of each
+    family and other head."""
     out = scratch / "model"
     for variant in VARIANTS:
         for source in checkpoints:
@@ -122,6 +126,11 @@ def models(checkpoints: list[Path], tiny: int, scratch: Path) -> Iterator[tuple[
             for task in TASKS:
                 pooling = ("mean", "cls")[seed % 2] if task == "feature-extraction" else None
                 yield f"tiny {family} {task} {seed}", partial(write_tiny, out, family, task, pooling, seed)
+    for seed in range(heads):
+        for family in (*FAMILIES, *OTHER_FAMILIES):
+            for head in HEADS:
+                of = Checkpoint(family, "token-classification" if head == "entities" else "text-classification", head=head)
+                yield f"tiny {family} {head} {seed}", partial(write_head, out, of, seed)
 
 
 def draws(lines: list[str] | None, count: int) -> list[list[str]]:
@@ -138,6 +147,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8, help="seeds of random probes and sweeps (default: 8)")
     parser.add_argument("--sweeps", type=int, default=2, help="seeds of coverage sweeps (default: 2)")
     parser.add_argument("--tiny", type=int, default=0, metavar="N", help="N tiny random models of each family and task")
+    parser.add_argument("--heads", type=int, default=0, metavar="N", help="N tiny random models of each family and other head: several labels, many, one score, …")
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one model of N, to sample")
     parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built")
@@ -157,7 +167,7 @@ def main() -> int:
     known, examined, refused = earlier(arguments.out, how), 0, 0
     with tempfile.TemporaryDirectory(prefix="bertopt-right-") as scratch, Workers() as workers:
         folder = Path(scratch)
-        every = [one for one in models(arguments.checkpoints, arguments.tiny, folder) if arguments.only in one[0]]
+        every = [one for one in models(arguments.checkpoints, arguments.tiny, folder, arguments.heads) if arguments.only in one[0]]
         for name, make in every[:: arguments.every]:
             if name in known:
                 pairs, refusals = known[name]

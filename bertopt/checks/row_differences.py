@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertopt.checks.probes import TEXT_BATCH, Probe
+from bertopt.checks.sweep_plan import PLACES
+from bertopt.core import Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import nan_max
 from bertopt.results.coverage import Coverage, SweptOutput
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 #: Fewest rows of lengths that are judged by their median.
 FEWEST_ROWS = 16
+#: Where a row has more scores than this, of labels or tokens, each is compared by itself as well: beside many others, one that is wrong is a
+#: small part of the row.
+FEW_SCORES, ONE_SCORE = 8, ", one score"
+#: Part of a score's size below which its deviation is not what errors are relative to.
+OF_SIZE = 0.5
 #: Relative difference that the batch makes to a float32 output, at most.
 SAME_CALL = 1e-3
 
@@ -26,9 +33,10 @@ SAME_CALL = 1e-3
 class Comparer:
     """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
 
-    def __init__(self, usual: Mapping[str, Array]) -> None:
-        """`usual` are the outputs' usual sizes, as `usual_sizes` gives them."""
-        self.usual = usual
+    def __init__(self, usual: Mapping[str, Array], scores: Mapping[str, Array] | None = None) -> None:
+        """`usual` are the outputs' usual sizes, as `usual_sizes` gives them; `scores`, of outputs whose scores are compared by themselves as
+        well, their units, as `score_units` gives them."""
+        self.usual, self.scores = usual, scores or {}
         #: By output and probe: not every probe gives every output.
         self.errors: dict[str, dict[str, Array]] = {}
         self.probes: dict[str, Probe] = {}
@@ -40,9 +48,11 @@ class Comparer:
         self.finite = self.finite and finite
         self.probes[probe.name] = probe
         for name in sorted(got.keys() & reference.keys()):
-            if reference[name].shape != (probe.shape[0], 1):
-                self._vectors.add(name)
-            self.errors.setdefault(name, {})[probe.name] = self.row_errors(probe, got[name], reference[name], name)
+            several = reference[name].shape != (probe.shape[0], 1)
+            for figure in (name, *([name + ONE_SCORE] if name in self.scores else [])):
+                if several:
+                    self._vectors.add(figure)
+                self.errors.setdefault(figure, {})[probe.name] = self.row_errors(probe, got, reference, figure)
 
     def one_number(self, name: str) -> bool:
         """Whether an output is one number a row, as a re-ranker's; those of tokens are only where rows have one token."""
@@ -91,22 +101,28 @@ class Comparer:
             if len(errors) >= FEWEST_ROWS
         }
 
-    def row_errors(self, probe: Probe, got: Array, reference: Array, name: str) -> Array:
-        """Return the difference [B] of each row, relative to its size or the usual one: few logits near zero measure nothing."""
-        batch = probe.shape[0]
-        if got.shape != reference.shape:
+    def row_errors(self, probe: Probe, got: Mapping[str, Array], reference: Mapping[str, Array], figure: str) -> Array:
+        """Return the difference [B] of each row in one `figure` of `errors`: of an output relative to its size or the usual one, as few logits
+        near zero measure nothing, or of the score that is off furthest."""
+        name, batch = figure.removesuffix(ONE_SCORE), probe.shape[0]
+        mine, expected = got[name], reference[name].astype(np.float64)
+        if mine.shape != expected.shape:
             return np.full(batch, np.inf)
-        row_of_vector = np.arange(batch) if len(got) == batch else np.argwhere(probe.compared)[:, 0]
+        row_of_vector = np.arange(batch) if len(mine) == batch else np.argwhere(probe.compared)[:, 0]
+        if figure != name:
+            furthest = np.zeros(batch)
+            np.maximum.at(furthest, row_of_vector, (np.abs(mine - expected) / self.scores[name]).max(axis=-1))
+            return furthest
         # Each number of several beside its own size.
         unit, usual_size = units(self.usual[name])
-        got, expected = got / unit, reference.astype(np.float64) / unit
+        mine, expected = mine / unit, expected / unit
 
         def squares_of_rows(vectors: Array) -> Array:
             return np.bincount(row_of_vector, np.square(vectors).sum(axis=-1), batch)
 
         usual = usual_size**2 * expected.shape[-1] * np.bincount(row_of_vector, minlength=batch)
         sizes = np.maximum(np.maximum(squares_of_rows(expected), usual), 1e-24)
-        return np.asarray(np.sqrt(squares_of_rows(got - expected) / sizes))
+        return np.asarray(np.sqrt(squares_of_rows(mine - expected) / sizes))
 
 
 def _tokens(power: int) -> str:
@@ -158,6 +174,35 @@ def usual_sizes(reference: Iterable[Mapping[str, Array]], by_number: bool = Fals
             squares = np.square(value, dtype=np.float64)
             sums[name] = total + squares.sum(axis=0 if by_number else None), count + (len(value) if by_number else value.size)
     return {name: np.asarray(np.sqrt(total / max(1, count))) for name, (total, count) in sums.items()}
+
+
+def score_units(reference: Iterable[Mapping[str, Array]], spec: Spec) -> dict[str, Array]:
+    """Return [D] or [1] for each of the reference's outputs [N, D] whose scores are compared by themselves: what the one that is off furthest
+    is relative to, so that a row whose scores are all off alike has about the same error as a whole and by its worst score.
+
+    None for embeddings, which are compared as a whole, for few labels, and for scores over a vocabulary.
+    """
+    span, tokens = spec.granularity == "span", spec.granularity == "token"
+    if not span and (not spec.labels or (not tokens and len(spec.labels) <= FEW_SCORES)):
+        return {}
+    found: dict[str, list[Array]] = {}
+    for outputs in reference:
+        for name in outputs.keys() & set(spec.outputs):
+            # Columns of spans are tokens, and 0 where nothing is compared.
+            found.setdefault(name, []).append(outputs[name][outputs[name] != 0][:, None] if span else outputs[name])
+    # The largest of as many normal numbers as a row of a batch has.
+    largest = math.sqrt(2 * math.log(PLACES if span else len(spec.labels) * (PLACES if tokens else 1)))
+    each = {name: deviations(np.concatenate(parts)) for name, parts in found.items()}
+    # Rounding need not be smaller in a score that varies less than the usual one.
+    return {name: largest * np.maximum(usual, math.sqrt(float(np.square(usual).mean()))) for name, usual in each.items()}
+
+
+def deviations(reference: Array) -> Array:
+    """Return what each score of vectors [N, D] usually deviates by: about its mean, or `OF_SIZE` of its size, which rounding goes by, where
+    that is more."""
+    values = reference.astype(np.float64)
+    usual = np.maximum(values.std(axis=0), OF_SIZE * np.sqrt(np.square(values).mean(axis=0)))
+    return np.where(usual > 0, usual, 1.0)
 
 
 def units(usual: Array) -> tuple[Array, float]:

@@ -59,7 +59,7 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
     got, reference = run(probes)
     of = np.repeat(np.arange(len(rows)), [len(each) for each in ids])
     for name, errors in compared.errors.items():
-        again = np.concatenate([compared.row_errors(probe, got[probe.name][name], reference[probe.name][name], name) for probe in probes])
+        again = np.concatenate([compared.row_errors(probe, got[probe.name], reference[probe.name], name) for probe in probes])
         worst = np.zeros(len(rows))
         np.maximum.at(worst, of, np.median(again.reshape(-1, TIMES), axis=1))
         for (probe, row), error in zip(rows, worst, strict=True):
@@ -82,7 +82,7 @@ def _settle_batches(
         of_batch = [row for other, row in rows if other.name == probe.name]
         for name, errors in compared.errors.items():
             if probe.name in errors:
-                every = [compared.row_errors(each, got[each.name][name], reference[each.name][name], name) for each in again]
+                every = [compared.row_errors(each, got[each.name], reference[each.name], name) for each in again]
                 errors[probe.name][of_batch] = np.median(every, axis=0)[of_batch]
 
 

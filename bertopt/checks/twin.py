@@ -17,7 +17,7 @@ import numpy as np
 
 from bertopt.checks.parity import Answers
 from bertopt.checks.ranking import rank_loss
-from bertopt.checks.row_differences import units
+from bertopt.checks.row_differences import deviations, units
 from bertopt.core import Spec
 from bertopt.results import nan_max, nan_min
 from bertopt.results.fidelity import Rounding
@@ -76,9 +76,9 @@ def compare(
         # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
         mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
         before = None if parent is None else _stack([parent[name][0][output] for name in names])
-        if spec.gives_numbers:
-            # Each beside its own size: beside a price, any rating is rounding.
-            unit, _ = units(np.sqrt(np.square(right).mean(axis=0)))
+        if spec.gives_numbers or spec.gives_several:
+            # Each number beside its own size: beside a price, any rating is rounding. Each label beside what it varies by.
+            unit = units(np.sqrt(np.square(right).mean(axis=0)))[0] if spec.gives_numbers else deviations(right)
             mine, theirs, right, before = mine / unit, theirs / unit, right / unit, None if before is None else before / unit
         of_output = _of_output(spec, mine, theirs, right, before)
         if contexts is not None:

@@ -55,7 +55,9 @@ class Sweeps:
         if not every:
             self._early[directory] = vectors, finite
         vectors, finite = before | vectors, finite_before | finite
-        compared = row_differences.Comparer(row_differences.usual_sizes(expected.values(), self.spec.gives_numbers))
+        # Rounding may hide one score among many; float32 is held to 1e-5 of all.
+        scores = row_differences.score_units(expected.values(), self.spec) if reduced else None
+        compared = row_differences.Comparer(row_differences.usual_sizes(expected.values(), self.spec.gives_numbers), scores)
         for probe in sweeps:
             compared.add(probe, vectors[probe.name], finite[probe.name], expected[probe.name])
         if reduced:

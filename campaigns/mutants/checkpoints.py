@@ -10,11 +10,18 @@ from tests.support.tiny_models import write_tiny
 
 POSITIONS = 130
 TAGS = ("O", *(f"{place}-{kind}" for kind in ("PER", "LOC", "ORG", "MISC") for place in "BI"))
+TOPICS, INTENTS = 28, 77
 #: What the configuration of each head says besides, and what its outputs are multiplied by and added to: two numbers of a text far apart in
-#: size, one score of a pair, tokens of which most are outside of all entities.
+#: size, one score of a pair, tokens of which most are outside of all entities, several labels of a text of which most are rare, one label of
+#: many, scores of which most are low.
 HEADS: dict[str, tuple[dict[str, Any], list[float], list[float]]] = {
     "numbers": ({"num_labels": 2, "problem_type": "regression"}, [1.0, 2e4], [3.0, 1e5]),
     "ranker": ({"num_labels": 1}, [2.0], [0.0]),
+    "low": ({"num_labels": 1}, [3.0], [-8.0]),
+    "topics": (
+        {"num_labels": TOPICS, "problem_type": "multi_label_classification"}, [10.0] * 8 + [3.0] * 12 + [1.0] * 8, [-2.0] * 8 + [-5.0] * 12 + [0.0] * 8,
+    ),
+    "intents": ({"num_labels": INTENTS}, [6.0], [0.0]),
     "entities": ({"num_labels": len(TAGS), "id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}, [1.0], [3.0] + [0.0] * 8),
 }  # fmt: skip
 
@@ -41,8 +48,9 @@ def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # n
             weights[name] = torch.cat([tensor, extra])
     if of.head:
         by = torch.tensor(sizes)
-        weights["classifier.weight"] = weights["classifier.weight"] * by[:, None]
-        weights["classifier.bias"] = weights["classifier.bias"] * by + torch.tensor(shifts)
+        last = "classifier" if "classifier.weight" in weights else "classifier.out_proj"
+        weights[f"{last}.weight"] = weights[f"{last}.weight"] * by[:, None]
+        weights[f"{last}.bias"] = weights[f"{last}.bias"] * by + torch.tensor(shifts)
     config["max_position_embeddings"] = POSITIONS
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config))

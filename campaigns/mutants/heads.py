@@ -169,7 +169,7 @@ def _in_graph(model: Onnx, ctx: Context, where: Twice, wrong: Twice, output: int
     return behind(model, ctx, lambda name: [*graph.nodes, helper.make_node("Where", [found, changed, "right"], [name])], graph.constants, output)
 
 
-def _enter(name: str, about: str, on: Checkpoint, where: Twice, wrong: Twice, lines: tuple[str, ...] = ("bf16", "int8"), output: int = 0) -> None:
+def enter(name: str, about: str, on: Checkpoint, where: Twice, wrong: Twice, lines: tuple[str, ...] = ("bf16", "int8"), output: int = 0) -> None:
     """Enter a model that gives `wrong` outputs for the rows or tokens `where`, in each of `lines`."""
     for line in lines:
 
@@ -181,11 +181,11 @@ def _enter(name: str, about: str, on: Checkpoint, where: Twice, wrong: Twice, li
 
 
 EVERY = ("float32", "bf16", "int8")
-_enter("rating_without_bias", "The smaller of two numbers lost its bias.", NUMBERS, rows_from(0), added(-3.0, 0.0))
-_enter("rating_halved", "The smaller of two numbers is half of what it is.", NUMBERS, rows_from(0), times(0.5, 1.0))
-_enter("rating_of_long_texts", "The smaller of two numbers is 1 more for texts of more than 40 tokens.", NUMBERS, longer_than(40), added(1.0, 0.0), EVERY)
-_enter("tags_beyond_64", "Tags of tokens from place 64 on are others.", ENTITIES, places_from(64), rotated(9))
-_enter("last_words_of_later_rows", "The last two words of rows from the ninth on have other tags.", ENTITIES, both(last_words(2), rows_from(8)), rotated(9), EVERY)
-_enter("softer_tags_of_later_rows", "Tags of rows from the ninth on have scores a tenth too small.", ENTITIES, rows_from(8), times(0.9))
-_enter("ends_of_long_texts", "The last three words of texts of more than 64 tokens lose 3 as ends of answers.", SPAN, both(last_words(3), longer_than(64)), added(-3.0), EVERY, 1)
-_enter("score_of_later_rows", "Scores of rows from the ninth on are 0.3 more.", RANKER, rows_from(8), added(0.3), EVERY)
+enter("rating_without_bias", "The smaller of two numbers lost its bias.", NUMBERS, rows_from(0), added(-3.0, 0.0))
+enter("rating_halved", "The smaller of two numbers is half of what it is.", NUMBERS, rows_from(0), times(0.5, 1.0))
+enter("rating_of_long_texts", "The smaller of two numbers is 1 more for texts of more than 40 tokens.", NUMBERS, longer_than(40), added(1.0, 0.0), EVERY)
+enter("tags_beyond_64", "Tags of tokens from place 64 on are others.", ENTITIES, places_from(64), rotated(9))
+enter("last_words_of_later_rows", "The last two words of rows from the ninth on have other tags.", ENTITIES, both(last_words(2), rows_from(8)), rotated(9), EVERY)
+enter("softer_tags_of_later_rows", "Tags of rows from the ninth on have scores a tenth too small.", ENTITIES, rows_from(8), times(0.9))
+enter("ends_of_long_texts", "The last three words of texts of more than 64 tokens lose 3 as ends of answers.", SPAN, both(last_words(3), longer_than(64)), added(-3.0), EVERY, 1)
+enter("score_of_later_rows", "Scores of rows from the ninth on are 0.3 more.", RANKER, rows_from(8), added(0.3), EVERY)

@@ -41,6 +41,9 @@ MEAN = Checkpoint(task="feature-extraction", pooling="mean")
 NUMBERS = Checkpoint(head="numbers")
 RANKER = Checkpoint(head="ranker")
 ENTITIES = Checkpoint(task="token-classification", head="entities")
+TOPICS = Checkpoint(head="topics")
+INTENTS = Checkpoint(head="intents")
+LOW = Checkpoint(head="low")
 
 SDPA: Step = {"pass": "use_sdpa"}
 EXPORT: Step = {"pass": "export_onnx"}
@@ -86,7 +89,7 @@ MUTANTS: dict[str, Mutant] = {}
 #: The tables of the second round, whose faults others had hidden behind what the checks did not look at.
 NEW = (
     "loose_limits", "bought_claims", "unseen_inputs", "conditions", "borrowed_code", "as_read", "tampered", "other_runtimes", "almost_alike",
-    "newer_families", "batch_forms", "unseen_calls", "heads",
+    "newer_families", "batch_forms", "unseen_calls", "heads", "labels",
 )  # fmt: skip
 _TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 

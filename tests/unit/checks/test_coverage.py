@@ -19,8 +19,9 @@ from bertopt.results import Limits
 from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.runtime.batch_limits import BatchLimits, most_tokens
 from tests.support.measured import case, measured
-from tests.support.specs import MINILM, VALUES, WHOLE
+from tests.support.specs import EMBEDDING, MINILM, TAGS, TEXT, VALUES, WHOLE
 from tests.support.specs import SWEPT as SPEC
+from tests.support.specs import spec as tiny_spec
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -74,6 +75,39 @@ def test_several_numbers_are_swept_beside_their_own_sizes(wrong: tuple[float, fl
     compared.add(probe, {"logits": right + np.array(wrong, np.float32)}, True, {"logits": right})
     (output,) = compared.result(0, coverage.shares(VALUES, []), 0).outputs.values()
     assert output.worst == pytest.approx(error / math.sqrt(2))
+
+
+@pytest.mark.parametrize("fault", ["", "added", "shared"])
+def test_one_label_of_many_shows_beside_what_labels_vary_by(fault: str) -> None:
+    """One of 77 classes with 4 more in batches of 13 was delivered in INT8: a fifth of such a row is all other classes' scores."""
+    rng, many = np.random.default_rng(0), 77
+    spec = SPEC.model_copy(update={"labels": tuple(map(str, range(many)))})
+    probes = sweep_plan.plan(spec, 7, 8192).of(True, WHOLE)[-40:]
+    right = {probe.name: {"logits": (rng.normal(size=(probe.shape[0], many)) * 1.8).astype(np.float32)} for probe in probes}
+    compared = row_differences.Comparer(row_differences.usual_sizes(right.values()), row_differences.score_units(right.values(), spec))
+    for probe in probes:
+        got = right[probe.name]["logits"] + rng.normal(0, 0.05, (probe.shape[0], many))
+        if probe is probes[3]:
+            got += {"": 0.0, "added": 4.0 * (np.arange(many) == 5), "shared": 4.0 / math.sqrt(many)}[fault]
+        compared.add(probe, {"logits": got}, True, right[probe.name])
+    found = compared.result(7, coverage.shares(spec, []), 0)
+    whole, label = (found.outputs[name] for name in ("logits", "logits, one score"))
+    assert label.median == pytest.approx(whole.median, rel=0.2), "one limit fits both"
+    failures = coverage.failures(found, Limits(cosine_median_min=0.91))
+    assert [failure.text for failure in failures if "one score" not in failure.text] == [], "all labels together hide it"
+    assert bool(failures) == (fault == "added")
+
+
+def test_which_scores_are_compared_by_themselves() -> None:
+    few = {"logits": np.array([[1.0, -1, 3], [3, 1, 3]], np.float32), "last_hidden_state": np.ones((2, 4), np.float32)}
+    assert row_differences.score_units([few], TEXT) == {}, "of few labels none hides"
+    assert row_differences.score_units([few], EMBEDDING) == {}
+    # About their means they vary by 1, 1 and 0: a score that does not vary is relative to half its size, and none to less than the usual one.
+    (name, units), = row_differences.score_units([few], TAGS).items()
+    usual = math.sqrt((5 / 4 + 1 + 9 / 4) / 3)
+    assert name == "logits" and units == pytest.approx(math.sqrt(2 * math.log(5 * 16)) * np.array([usual, usual, 1.5]))
+    spans = [{"start_logits": np.array([[2.0, -2, 0, 0]], np.float32)}, {"start_logits": np.array([[2.0, -2]], np.float32)}]
+    assert row_differences.score_units(spans, tiny_spec("question-answering"))["start_logits"] == pytest.approx([math.sqrt(2 * math.log(16)) * 2])
 
 
 def test_tokens_of_rows_of_one_are_no_single_numbers() -> None:

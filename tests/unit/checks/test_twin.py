@@ -20,7 +20,7 @@ from bertopt.modeling import checkpoint, rounding
 from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
-from tests.support.specs import VALUES, spec
+from tests.support.specs import SEVERAL, VALUES, spec
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
 
 SPEC = spec(task="text-classification")
@@ -101,6 +101,24 @@ def test_each_of_several_numbers_is_held_to_its_own_rounding() -> None:
     assert {"error_ratio_max", "bias_max"} <= found(reference + noise[0] - [3.0, 0.0])
     assert "slope_error_max" in found((reference + noise[0]) * [0.5, 1.0])
     assert "column_ratio_max" in found((reference + noise[0])[:, ::-1] / sizes[::-1] * sizes)
+
+
+def test_each_of_several_labels_is_held_to_its_own_rounding() -> None:
+    """A label half of what it is was delivered in bf16 and INT8: it varied a tenth as much as the others, which took all of the error."""
+    usual, shifts = np.array([3.0] * 8 + [1.0] * 12 + [0.3] * 8), np.array([-2.0] * 8 + [-5.0] * 12 + [0.0] * 8)
+    reference = DICE.normal(size=(200, 28)) * usual + shifts
+    noise = DICE.normal(size=(2, 200, 28)) * 0.03 * usual
+
+    def found(got: Any) -> set[str | None]:
+        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + noise[1], reference)]
+        compared = twin.compare(SEVERAL, ["texts"], *asked)
+        assert compared is not None
+        return missed(compared, "int8")
+
+    one = np.arange(28) == 24
+    assert found(reference + noise[0]) == set()
+    assert "column_ratio_max" in found(np.where(one, 0.5, 1.0) * (reference + noise[0]))
+    assert "bias_max" in found(reference + noise[0] + np.where(one, 0.05, 0.0))
 
 
 def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:
