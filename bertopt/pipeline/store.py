@@ -182,23 +182,24 @@ class Store:
                 raise IntegrityError(f"the pass wrote into the stage it started from: {error}") from error
             contents.check(stages.read_manifest(parent), stages.read_manifest(part))
 
-        # A key knows a pass's code, not yet which files it reads.
-        return self._stage(step.name, key, device, make, lambda manifest: sources.check_read(manifest.sources))
+        return self._stage(step.name, key, device, make)
 
     def _stage(
         self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None],
         check: Callable[[Manifest], None] = lambda manifest: None,
     ) -> CommittedStage:  # fmt: skip
-        """Return a stage that was committed before and is whole, or made now; `check` raises for one that may not be used."""
+        """Return a stage that was committed before, is whole and of the same sources, or made now; `check` raises for one that may not be used."""
         path = self.stages / f"{name}-{key[:12]}"
         self._used.add(path)
         if path.is_dir():
             try:
                 manifest = stages.verify(path)
+                # The key knows a pass's code, not yet which files it read and what it imported by other means than `import`.
+                sources.check_here(manifest.sources)
                 check(manifest)
                 return CommittedStage(path, manifest, reused=True)
             except BertoptError:
-                # Damaged since: build it again.
+                # Damaged, or of other sources: build it again.
                 shutil.rmtree(path)
         part = self.stages / f".part-{name}-{os.getpid()}"
         part.mkdir()

@@ -67,7 +67,7 @@ def _imports(file: Path, modified_ns: int) -> list[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found += _located(alias.name)
+                found += located(alias.name)
         elif isinstance(node, ast.ImportFrom):
             found += _imported_from(file, node)
     return found
@@ -80,10 +80,10 @@ def _imported_from(file: Path, node: ast.ImportFrom) -> Iterator[Path]:
         if node.level:
             yield from _inside(file.parents[node.level - 1], [*parts, *name])
         else:
-            yield from _located(".".join([*parts, *name]))
+            yield from located(".".join([*parts, *name]))
 
 
-def _located(name: str) -> Iterator[Path]:
+def located(name: str) -> Iterator[Path]:
     """Yield the file of a module, found without importing its package; none where it is installed or not there."""
     top, *rest = name.split(".")
     if top == "bertopt":

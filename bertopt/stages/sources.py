@@ -57,15 +57,21 @@ def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = 
             raise IntegrityError(f"pass '{by.name()}' reads '{name}', which is not the file that this stage was built and checked with; restore it, or export again")
 
 
-def check_read(recorded: Mapping[str, str] | None) -> None:
-    """Raise IntegrityError where a file that a pass read when a stage was built is another one now. For the machine that built it."""
+def check_here(recorded: Mapping[str, str] | None) -> None:
+    """Raise IntegrityError where a file that a pass read, or a module that it used, is another one now than when a stage was built here.
+
+    A stage's key does not know these: who would use it builds it again.
+    """
     for key, value in (recorded or {}).items():
-        if not key.startswith(_READ):
-            continue
-        file = registry.source_file(registry.require(key.removeprefix(f"{_READ} ").partition(":")[0]))
-        path = (Path() if file is None else file.resolve().parent) / _named(key)
-        if not path.is_file() or sha256(path) != value:
-            raise IntegrityError(f"'{path}', which a pass read, is not the file that the stage was built with")
+        paths = list[Path]()
+        if key.startswith(_READ):
+            file = registry.source_file(registry.require(key.removeprefix(f"{_READ} ").partition(":")[0]))
+            paths = [(Path() if file is None else file.resolve().parent) / _named(key)]
+        elif key.startswith("module "):
+            paths = list(source_hash.located(key.removeprefix("module ")))
+        for path in paths:
+            if not path.is_file() or sha256(path) != value:
+                raise IntegrityError(f"'{path}', which a pass read, is not the file that the stage was built with")
 
 
 def _named(key: str) -> str:

@@ -9,9 +9,11 @@ import pytest
 
 from bertopt.core import Context, Eager, Pass, Result
 from bertopt.errors import IntegrityError
+from bertopt.modeling.source import sha256
 from bertopt.passes import registry
 from bertopt.passes.use_sdpa import UseSdpa
 from bertopt.stages import sources
+from tests.support import specs
 
 
 class ReadsData(Pass[Eager, Eager]):
@@ -42,16 +44,16 @@ def test_a_file_that_changed_since_a_stage_was_built(tmp_path: Path, name: str) 
     recorded = read(data, inside)
     (key,) = recorded
     assert key.startswith("file of pass reads_data: ") and key.endswith(name) and str(tmp_path) not in key
-    sources.check_read(recorded)
+    sources.check_here(recorded)
     assert read(data, inside, recorded=recorded) == recorded
     data.write_text("1.01")
     with pytest.raises(IntegrityError, match=r"scale.*', which a pass read, is not the file that the stage was built with"):
-        sources.check_read(recorded)
+        sources.check_here(recorded)
     with pytest.raises(IntegrityError, match=r"pass 'reads_data' reads '.*scale.*', which is not the file .*; restore it, or export again"):
         read(data, inside, recorded=recorded)
     data.unlink()
     with pytest.raises(IntegrityError):
-        sources.check_read(recorded)
+        sources.check_here(recorded)
 
 
 def test_a_file_in_another_place(tmp_path: Path) -> None:
@@ -74,4 +76,16 @@ def test_what_is_not_recorded(tmp_path: Path) -> None:
     assert read(data, tmp_path / "other", by=UseSdpa()) == {}, "bertopt's own passes read nothing else"
     # An artefact of an earlier bertopt recorded none.
     read(data, tmp_path / "other", recorded={"pass reads_data": "0"})
-    sources.check_read(None)
+    sources.check_here(None)
+
+
+def test_a_module_that_was_imported_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ran its recipe again after a change was told to export again, each time."""
+    helper = tmp_path / "rules_of_a_pass.py"
+    helper.write_text("SCALE = 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recorded = {"module rules_of_a_pass": sha256(helper), "module that_is_gone": "0", "module tests.support.specs": sha256(Path(specs.__file__))}
+    sources.check_here(recorded)
+    helper.write_text("SCALE = 1.01\n")
+    with pytest.raises(IntegrityError, match=r"rules_of_a_pass.py', which a pass read, is not the file"):
+        sources.check_here(recorded)
