@@ -146,7 +146,7 @@ def weights_that_creep(network: Any) -> None:
     next(module for name, module in network.named_modules() if name.endswith("output.dense")).register_forward_hook(creep)
 
 
-@mutant("delivery", "plant_torch")
+@mutant("parity", "plant_torch")
 def ranges_that_move(network: Any) -> None:
     """A range that each call moves by a millionth clips the logits: in a buffer, as a quantiser's that still measures."""
     import torch
