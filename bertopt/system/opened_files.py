@@ -43,7 +43,8 @@ def noting() -> Iterator[set[str]]:
 def elsewhere(opened: Iterable[str], inside: Collection[Path], code: tuple[str, ...] = CODE) -> list[Path]:
     """Return the `opened` files that are neither in one of the directories `inside` nor `code`, by their suffixes, the system's, or caches of
     compilers."""
-    ours = [*inside, Path.home() / ".cache", *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]
+    # Not Path.home, which raises for a user without a home.
+    ours = [*inside, Path(os.path.expanduser("~/.cache")), *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]  # noqa: PTH111
     temporary, outside = Path(tempfile.gettempdir()), []
     for path in sorted(Path(name).absolute() for name in opened):
         known = any(path.is_relative_to(root) for root in ours)

@@ -16,6 +16,9 @@ from bertopt.system import opened_files
 
 def test_data_is_named_and_descriptions_of_packages_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened_files.tempfile, "gettempdir", lambda: "/nowhere")
+    # As in a container that runs as a user whom no file names.
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654_321)
     artefact, checkout = tmp_path / "artifact", tmp_path / "checkout"
     described = [checkout / "bertopt.egg-info" / "entry_points.txt", checkout / "bertopt-1.dist-info" / "METADATA"]
     data, own = checkout / "scale.txt", artefact / "config.json"
