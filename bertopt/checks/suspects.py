@@ -96,12 +96,13 @@ def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -
 
 
 def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[Probe, int]]:
-    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row."""
+    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row. The worst by what their
+    figure allows: the largest of many scores is further off than a row."""
     found = list[tuple[float, str, int]]()
     for output, errors in compared.errors.items():
         most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0, compared.one_number(output))
         for name, of_rows in errors.items():
             if compared.probes[name].padding in paddings:
-                found += [(float(of_rows[row]), name, int(row)) for row in np.flatnonzero(of_rows > most)]
+                found += [(float(of_rows[row]) / max(most, 1e-12), name, int(row)) for row in np.flatnonzero(of_rows > most)]
     places = dict.fromkeys((name, row) for _, name, row in sorted(found, reverse=True))
     return [(compared.probes[name], row) for name, row in places]

@@ -160,3 +160,21 @@ def test_the_tokens_around_texts_stay_in_batches_that_are_run_again() -> None:
     kept = np.isin(ids, (5, 6)) | (probe.inputs["attention_mask"] == 0)
     for again in seen:
         assert (again.inputs["input_ids"][kept] == ids[kept]).all() and (again.inputs["input_ids"][~kept] != ids[~kept]).mean() > 0.9
+
+
+def test_the_worst_is_what_is_furthest_beyond_its_own_figure() -> None:
+    """Scores that are off further than rows may be left no second look for these."""
+    spec = SPEC.model_copy(update={"labels": tuple(map(str, range(20)))})
+    probes = sweep_plan.plan(spec, 1, 8192).of(True, WHOLE)
+    probes = [probe for probe in probes if probe.padding == "batch sizes"][:20]
+    compared = row_differences.Comparer({"logits": 1.0}, {"logits": np.ones(20)})
+    for number, probe in enumerate(probes):
+        right = np.ones((probe.shape[0], 20))
+        # Half of the batches have one score that is far off; all scores of the last one are off by half of that.
+        wrong = np.zeros_like(right)
+        wrong[:, 0] = 3.0 if number < 10 else 0.5
+        if number == 19:
+            wrong[:] = 1.6
+        compared.add(probe, {"logits": right + wrong}, True, {"logits": right})
+    worst, _ = suspects._standing_out(compared, ("batch sizes",))[0]
+    assert worst.name == probes[19].name
