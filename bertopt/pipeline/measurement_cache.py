@@ -33,10 +33,12 @@ THREAD_VARIABLES = (
 def identity(directory: Path) -> str:
     """Return what tells a stage from every other, one that was built under the same key included.
 
-    A key names what a stage is built from. A pass may give another model when it is built again, and files may change.
+    A key names what a stage is built from. A pass may give another model when it is built again, and files may change; those that a user's
+    pass reads and imports are not the stage's own.
     """
     manifest = stages.read_manifest(directory)
-    return " ".join((directory.name, manifest.content_sha256, manifest.form, manifest.precision, manifest.spec.model_dump_json()))
+    sources = [json.dumps(manifest.sources, sort_keys=True)] if stages.runs_foreign_code(manifest) else []
+    return " ".join((directory.name, manifest.content_sha256, manifest.form, manifest.precision, manifest.spec.model_dump_json(), *sources))
 
 
 class _Record(BaseModel):

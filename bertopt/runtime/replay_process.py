@@ -25,12 +25,6 @@ from bertopt.runtime.load import load
 from bertopt.system import limits, opened_files, process_tree, temporary_directory
 
 
-def _runs_foreign_code(directory: Path) -> bool:
-    """Whether opening the artefact runs passes that are not bertopt's own."""
-    manifest = stages.read_manifest(directory)
-    return manifest.form in ("eager", "compiled") and any(key.startswith("pass ") for key in manifest.sources or {})
-
-
 def _room_for_another() -> bool:
     """Whether there is memory for half as much again as this process takes, besides another copy of that."""
     taken: int = psutil.Process().memory_info().rss
@@ -52,7 +46,7 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
     """Return what the artefact answers, by when and how it was called; in `another` there is room for another model."""
     directory, compiled = Path(request["directory"]), request["compiled"]
     # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
-    foreign = _runs_foreign_code(directory)
+    foreign = stages.runs_foreign_code(stages.read_manifest(directory))
     beside, left_out = foreign and not compiled, list[str]()
     if beside:
         # Code that keeps something for all models of a process may keep the first one's, or the last one's.

@@ -22,7 +22,7 @@ from bertopt.system import environment
 
 __all__ = [
     "DEVICE_FORMS", "MANIFEST", "CommittedStage", "FileModel", "Manifest", "commit", "describe", "files_beside", "files_of", "handed_down", "inherit", "key", "link", "open_stage",
-    "read_manifest", "sign", "sync", "verify", "write_form", "write_manifest",
+    "read_manifest", "runs_foreign_code", "sign", "sync", "verify", "write_form", "write_manifest",
 ]  # fmt: skip
 
 #: Forms that hold machine code of one kind of GPU.
@@ -138,6 +138,11 @@ def describe(model: Model) -> dict[str, Any]:
             "profiles": [profile.model_dump(mode="json") for profile in model.profiles],
         }
     return entry
+
+
+def runs_foreign_code(manifest: Manifest) -> bool:
+    """Whether opening a stage or artefact runs passes that are not bertopt's own."""
+    return manifest.form in ("eager", "compiled") and any(key.startswith("pass ") for key in manifest.sources or {})
 
 
 def commit(part: Path, final: Path) -> None:
