@@ -151,11 +151,11 @@ class OneRow(Packed):
         """As `Packed.pool`, from each text's tokens alone: NaN in padding reaches no text."""
         if mode == "cls":
             return self.first(hidden).float()
-        # Padding is a separate bag: on CUDA the last bag reaches to the last token, whatever the last offset is.
-        bounds = torch.cat([self.bounds[: self.places + 1], self.bounds[-1:]]).long()
-        tokens = torch.arange(hidden.shape[1], device=hidden.device)
+        # Padding has bags of its own, no longer than a text's: a GPU adds the tokens of a bag one after the other, and a graph's padding
+        # may be thousands. The last bag ends with the row, as on CUDA every last bag does, whatever the last offset is.
+        bounds, tokens = self.bounds.long(), torch.arange(hidden.shape[1], device=hidden.device)
         summed = nn.functional.embedding_bag(tokens, hidden[0].float(), bounds, mode="sum", include_last_offset=True)
-        return _mean(summed[:-1], bounds[:-1].diff().unsqueeze(1).float(), mode)[None]
+        return _mean(summed[: self.places], bounds[: self.places + 1].diff().unsqueeze(1).float(), mode)[None]
 
     @staticmethod
     def example(spec: Spec, ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -51,8 +51,6 @@ def attend(
     if query.device.type == "cpu":
         answer = _by_text(query, key, value, bounds[0, 0].tolist(), scaling)
     else:
-        from torch.nn.attention.varlen import varlen_attn
-
         if reason := unsupported(query.dtype, query.shape[-1]):
             raise Unsupported(reason)
         if scaling is not None and scaling != (usual := query.shape[-1] ** -0.5):
@@ -61,8 +59,9 @@ def attend(
         # An upper bound, known without asking the device and the same for every shape, so that one exported graph serves
         # all: blocks beyond a text's end return at once.
         longest = module.config.max_position_embeddings
-        # Nothing after the seven: later arguments differ between versions of torch.
-        found: Any = varlen_attn(q, k, v, bounds[0, 0, 0], bounds[0, 0, 1], longest, longest)
+        # What torch.nn.attention.varlen.varlen_attn calls, without the operator in Python around it, which fills a tensor of zeros
+        # in each call: a launch for each layer. AOTInductor calls this one from C++.
+        found = torch.ops.aten._flash_attention_forward(q, k, v, bounds[0, 0, 0], bounds[0, 0, 1], longest, longest, 0.0, False, False)[0]
         answer = found.unsqueeze(0)
     return answer, None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 from typing import Any
 
@@ -22,9 +21,6 @@ class PackageSession(TorchSession):
     def _open(self, model: Packaged) -> Any:
         if reason := misfit(model, self.device.type):
             raise Unsupported(f"{reason}; {_REBUILD}")
-        if model.spec.one_row and self.device.type == "cuda":
-            # The package calls torch's variable-length attention by name, which this import registers.
-            importlib.import_module("torch.nn.attention.varlen")
         # A session on a GPU has its threads take turns, and two batches in flight: with the container's own locks the host waited,
         # Python's lock held, until the first had been run before it queued the second.
         alone = self.device.type == "cuda"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertopt.core import Context, Eager
 from bertopt.errors import Unsupported
@@ -104,6 +106,33 @@ def test_nan_in_padding_reaches_no_text(tiny: Tiny, tmp_path: Path, pooling: str
     assert rows.pool(hidden, pooling)[0, :3].isfinite().all()
 
 
+def test_padding_is_pooled_in_pieces(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU adds the tokens of a bag one after the other, and a row padded to a graph's size may have thousands of padding."""
+    model = built(checkpoint.load(tiny("bert", "feature-extraction", "mean")), VARLEN, tmp_path=tmp_path)
+    longest = model.network.base.config.max_position_embeddings
+    lengths, tokens = [3, longest, 5], 5 * longest
+    segments = torch.zeros(1, tokens, dtype=torch.int64)
+    segments[0, : sum(lengths)] = torch.repeat_interleave(torch.arange(1, 4), torch.tensor(lengths))
+    zeros = torch.zeros_like(segments)
+    named = {"input_ids": zeros, "token_type_ids": zeros, "position_ids": zeros, "segment_ids": segments, "first_tokens": zeros[:, :7]}
+    rows = model.network.layout({name: named[name] for name in model.network.inputs}, model.network.base)
+    bags: list[int] = []
+    summing = torch.nn.functional.embedding_bag
+
+    def recorded(ids: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, **options: Any) -> torch.Tensor:
+        bags.extend(offsets.diff().tolist())
+        assert offsets[-1] == tokens
+        return summing(ids, weight, offsets, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding_bag", recorded)
+    hidden = torch.randn(1, tokens, model.spec.hidden)
+    pooled = rows.pool(hidden, "mean")[0]
+    assert max(bags) == longest and sum(bags) == tokens
+    for text, part in enumerate(hidden[0].split([*lengths, tokens - sum(lengths)])[:3]):
+        torch.testing.assert_close(pooled[text], part.mean(dim=0))
+    assert not pooled[3:].any() and len(pooled) == 7
+
+
 @pytest.mark.parametrize(
     ("family", "task", "pooling", "before"),
     [(*case, before) for case in CASES for before in ((), (MergeQkv(),))]
@@ -125,6 +154,25 @@ def test_no_value_leaves_the_device(
         with torch.inference_mode():
             outputs = network.to("meta")(*inputs)
         assert all(output.device.type == "meta" for output in outputs)
+
+
+def test_a_gpu_runs_one_kernel_for_attention() -> None:
+    """torch's operator in Python around that kernel fills a tensor of zeros in each call, and a package in C++ would have to call Python."""
+    calls: list[str] = []
+
+    class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    module: Any = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512))
+    heads = torch.empty(1, 12, 40, 64, dtype=torch.bfloat16, device="meta")
+    bounds = torch.empty(1, 1, 2, 9, dtype=torch.int32, device="meta")
+    with torch.inference_mode(), Recorded():  # type: ignore[no-untyped-call]
+        answer, _ = varlen.attend(module, heads, heads, heads, bounds, scaling=0.125)
+    views = ("aten.select.", "aten.transpose.", "aten.unsqueeze.")
+    assert [call for call in calls if not call.startswith(views)] == ["aten._flash_attention_forward.default"]
+    assert answer.shape == (1, 40, 12, 64)
 
 
 def test_what_a_gpu_cannot_do_is_refused(tiny: Tiny, tmp_path: Path) -> None:

@@ -171,4 +171,4 @@ def test_one_graph_serves_unpadded_rows_of_every_size(tiny: Tiny, tmp_path: Path
     inputs = tuple(torch.zeros(1, size, dtype=torch.int64, device="meta") for size in sizes.values())
     with torch.no_grad():
         program = torch.export.export(network, inputs, dynamic_shapes={"tensors": package_aot._dynamic(model)})
-    assert sum("varlen_attn" in str(node.target) for node in program.graph.nodes) == 2
+    assert sum("_flash_attention_forward" in str(node.target) for node in program.graph.nodes) == 2
