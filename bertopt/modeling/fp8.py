@@ -6,8 +6,6 @@ import torch
 from torch import nn
 
 DTYPE = torch.float8_e4m3fn
-#: The largest number of `DTYPE`; what is larger would become NaN.
-LARGEST = torch.finfo(DTYPE).max
 #: GPUs multiply fp8 matrices whose sizes are multiples of this.
 MULTIPLE = 16
 #: Scales that are tried for each row of a weight; its rounding error falls by 8 %.
@@ -37,8 +35,15 @@ class Fp8Linear(nn.Module):
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float32 rows [N, I] in `DTYPE`, and the scale of each, float32 [N, 1]."""
-    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST
-    return (rows / scale).clamp(-LARGEST, LARGEST).to(DTYPE), scale
+    # Not a constant of this module: torch.compile would make an input of the graph of it.
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / torch.finfo(DTYPE).max
+    return _rounded(rows, scale), scale
+
+
+def _rounded(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """In `DTYPE`, with what is larger than its largest number, and would become NaN, cut to it."""
+    largest = torch.finfo(DTYPE).max
+    return (rows / scale).clamp(-largest, largest).to(DTYPE)
 
 
 def _nearest(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,10 +52,10 @@ def _nearest(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     best, error = least, torch.full_like(least, torch.inf)
     for step in range(STEPS):
         scale = least * 2 ** (step / STEPS)
-        rounded = (weight / scale).clamp(-LARGEST, LARGEST).to(DTYPE).float() * scale
+        rounded = _rounded(weight, scale).float() * scale
         off = ((rounded - weight) ** 2).sum(dim=1, keepdim=True)
         best, error = torch.where(off < error, scale, best), torch.minimum(off, error)
-    return (weight / best).clamp(-LARGEST, LARGEST).to(DTYPE), best
+    return _rounded(weight, best), best
 
 
 def takes(layer: nn.Module) -> bool:

@@ -83,6 +83,20 @@ def test_torch_compile_breaks_no_graph_at_it() -> None:
     assert any("_scaled_mm" in call and "v2" not in call for call in calls)
 
 
+def test_a_compiled_graph_takes_tokens_and_weights_alone() -> None:
+    """Of a float that the module holds torch.compile makes an input, a tensor on the CPU whose number every kernel is passed."""
+    inputs: list[torch.dtype] = []
+
+    def seen(graph: Any, given: list[Any]) -> Any:
+        inputs.extend(value.dtype for value in given if isinstance(value, torch.Tensor))
+        return graph
+
+    layer = fp8.Fp8Linear(nn.Linear(32, 32, dtype=torch.bfloat16))
+    with torch.inference_mode():
+        torch.compile(layer, backend=seen, dynamic=True)(torch.randn(3, 5, 32, dtype=torch.bfloat16))
+    assert sorted(map(str, inputs)) == ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float8_e4m3fn"]
+
+
 def test_a_token_depends_on_itself_alone() -> None:
     layer = fp8.Fp8Linear(nn.Linear(32, 16, dtype=torch.bfloat16))
     given = torch.randn(5, 32, dtype=torch.bfloat16)
