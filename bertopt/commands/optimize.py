@@ -26,7 +26,10 @@ Keep = Literal["exact", "near-lossless", "fast"]
 
 _CPU: dict[Keep, str] = {"exact": "cpu_exact", "near-lossless": "cpu_near_lossless", "fast": "cpu_fastest"}
 #: GPU recipes, the preferred one first, by the package that runs what they build.
-_GPU = {"onnxruntime-gpu": "ort_cuda_fp16", "tensorrt": "trt_fp16"}
+_GPU = {"onnxruntime-gpu": "ort_cuda_fp16", "tensorrt": "trt_fp16", "torch": "gpu_fastest"}
+_NOTHING = "none of onnxruntime-gpu, tensorrt and a CUDA build of torch is installed"
+#: Builds of torch, by the end of their version, that do not use NVIDIA's GPUs.
+_OTHER_TORCH = ("cpu", "rocm", "xpu")
 #: What `near-lossless` promises, beyond the default limits; `cpu_near_lossless` states it, and the GPU recipes, which are those of `fast`, do not.
 _NEAR_LOSSLESS = {"cosine_mean": 0.9999}
 
@@ -64,7 +67,9 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Return what `optimize` would do. Starts nothing; raises UsageError and the like for a model or texts that do not fit."""
     model = os.fspath(model)
-    name, notes = choose(target, keep, gpu_count(), environment.versions())
+    # What torch alone runs opens in bertopt alone.
+    packages = {package: version for package, version in environment.versions().items() if not (portable and package == "torch")}
+    name, notes = choose(target, keep, gpu_count(), packages)
     if texts is not None:
         if not isinstance(texts, str | os.PathLike):
             raise TypeError(f"texts must be the path of a .txt or .jsonl file; got {type(texts).__name__}: write your texts to one")
@@ -76,6 +81,7 @@ def plan(
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU
     if keep == "near-lossless" and name in _GPU.values():
+        data["steps"] = [_in_float16(step) for step in without(data["steps"], "quantize_fp8")]
         data["limits"]["float16"] = data["limits"].get("float16", {}) | _NEAR_LOSSLESS
     if portable:
         data["steps"] = without(without(data["steps"], "pack_sequences"), "build_native")
@@ -93,19 +99,29 @@ def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -
     for option, given, known in (("target", target, get_args(Target)), ("keep", keep, get_args(Keep))):
         if given not in known:
             raise UsageError(f"{option} must be one of {', '.join(known)}; got {given!r}")
-    runtime = next((package for package in _GPU if package in packages), None)
+    runtime = next((package for package in _GPU if _uses_gpu(package, packages)), None)
     usable = bool(gpus and runtime)
     if target == "gpu" and not usable:
-        what = "no NVIDIA GPU is here" if not gpus else f"none of {', '.join(_GPU)} is installed: pip install 'bertopt[gpu]'"
+        what = "no NVIDIA GPU is here" if not gpus else f"{_NOTHING}: pip install 'bertopt[gpu]'"
         raise Unsupported(f"target gpu cannot be used: {what}; `bertopt doctor --target gpu` says more; or use --target cpu")
     if target == "gpu" and keep == "exact":
-        raise UsageError("keep must be near-lossless or fast on a GPU, whose recipes compute in float16; got exact")
+        raise UsageError("keep must be near-lossless or fast on a GPU, whose recipes compute in half precision; got exact")
     if target == "cpu" or not usable or keep == "exact":
-        note = f"a GPU is here, but none of {', '.join(_GPU)} is installed" if keep != "exact" else "no GPU recipe is exact"
+        note = f"a GPU is here, but {_NOTHING}" if keep != "exact" else "no GPU recipe is exact"
         aside = target == "auto" and gpus > 0
         return _CPU[keep], (f"{note}: optimising for the CPU",) if aside else ()
     assert runtime is not None
     return _GPU[runtime], ()
+
+
+def _uses_gpu(package: str, packages: Mapping[str, str]) -> bool:
+    """Whether a package is installed that runs artefacts on NVIDIA's GPUs, as far as its version tells."""
+    return package in packages and not (package == "torch" and packages[package].partition("+")[2].startswith(_OTHER_TORCH))
+
+
+def _in_float16(step: dict[str, Any]) -> dict[str, Any]:
+    """The step with bfloat16, which misses the limit, replaced by float16."""
+    return step | {"dtype": "float16"} if step.get("dtype") == "bfloat16" else step
 
 
 def short_name(model: str) -> str:

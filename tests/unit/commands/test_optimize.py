@@ -14,7 +14,7 @@ from bertopt.errors import Unsupported, UsageError
 from tests.support.command_line import call
 from tests.support.tiny_models import Tiny
 
-ORT, TRT = {"onnxruntime-gpu": "1.31"}, {"tensorrt": "10.9"}
+ORT, TRT, TORCH = {"onnxruntime-gpu": "1.31"}, {"tensorrt": "10.9"}, {"torch": "2.11.0+cu130"}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,10 @@ ORT, TRT = {"onnxruntime-gpu": "1.31"}, {"tensorrt": "10.9"}
      ("auto", "fast", 0, ORT, "cpu_fastest", 0), ("cpu", "fast", 1, ORT, "cpu_fastest", 0),
      ("auto", "fast", 1, ORT, "ort_cuda_fp16", 0), ("gpu", "near-lossless", 1, ORT | TRT, "ort_cuda_fp16", 0),
      ("gpu", "fast", 1, TRT, "trt_fp16", 0), ("auto", "fast", 1, {}, "cpu_fastest", 1),
-     ("auto", "exact", 1, ORT, "cpu_exact", 1)],
+     ("auto", "exact", 1, ORT, "cpu_exact", 1), ("auto", "fast", 1, TORCH, "gpu_fastest", 0), ("gpu", "near-lossless", 1, TORCH, "gpu_fastest", 0),
+     ("auto", "fast", 1, TORCH | ORT, "ort_cuda_fp16", 0), ("auto", "fast", 1, {"torch": "2.13.0"}, "gpu_fastest", 0),
+     ("auto", "fast", 0, TORCH, "cpu_fastest", 0), ("auto", "fast", 1, {"torch": "2.13.0+cpu"}, "cpu_fastest", 1),
+     ("auto", "fast", 1, {"torch": "2.13.0+rocm7.1"}, "cpu_fastest", 1), ("auto", "exact", 1, TORCH, "cpu_exact", 1)],
 )  # fmt: skip
 def test_the_recipe_for_a_machine(target: Any, keep: Any, gpus: int, packages: Any, name: str, notes: int) -> None:
     found, said = choose(target, keep, gpus, packages)
@@ -91,6 +94,20 @@ def test_near_lossless_is_a_limit_on_gpus_too(tiny: Tiny, monkeypatch: pytest.Mo
     monkeypatch.setattr(module.environment, "versions", lambda: packages)
     assert plan(str(tiny()), "gpu", "near-lossless").recipe.limits["float16"].cosine_mean == 0.9999
     assert "float16" not in plan(str(tiny()), "gpu", "fast").recipe.limits
+
+
+def test_a_gpu_with_torch_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gpu_count", lambda: 1)
+    monkeypatch.setattr(module.environment, "versions", lambda: TORCH)
+    fast, near = (plan(str(tiny()), "gpu", keep).recipe for keep in ("fast", "near-lossless"))
+    assert fast.device == near.device == "cuda"
+    halves = [[step.pass_.model_dump()["dtype"] for step in made.steps if step.pass_.name() == "cast_half"] for made in (fast, near)]
+    assert halves == [["bfloat16"] * 2, ["float16"] * 2]
+    assert "quantize_fp8" in {step.pass_.name() for step in fast.steps} and not any("fp8" in step.name for step in near.steps)
+    assert near.limits["float16"].cosine_mean == 0.9999 and not fast.limits
+    # What other libraries open is not torch's: the CPU's recipe, and why.
+    portable = plan(str(tiny()), portable=True)
+    assert portable.name == "cpu_fastest" and len(portable.notes) == 1
 
 
 @pytest.mark.parametrize(
