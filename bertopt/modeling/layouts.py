@@ -151,7 +151,7 @@ class OneRow(Packed):
         """As `Packed.pool`, from each text's tokens alone: NaN in padding reaches no text."""
         if mode == "cls":
             return self.first(hidden).float()
-        # Padding has bags of its own, no longer than a text's: a GPU adds the tokens of a bag one after the other, and a graph's padding
+        # Padding has separate bags, no longer than a text: a GPU adds the tokens of a bag one after the other, and a graph's padding
         # may be thousands. The last bag ends with the row, as on CUDA every last bag does, whatever the last offset is.
         bounds, tokens = self.bounds.long(), torch.arange(hidden.shape[1], device=hidden.device)
         summed = nn.functional.embedding_bag(tokens, hidden[0].float(), bounds, mode="sum", include_last_offset=True)

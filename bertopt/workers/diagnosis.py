@@ -9,6 +9,8 @@ from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrash
 from bertopt.system import limits
 
 LOG_TAIL = 30
+#: How faulthandler begins to say where a process was that a signal ended; the innermost call follows.
+_FATAL = "Fatal Python error: "
 
 
 def server_ended(code: int, log: str) -> BertoptError:
@@ -74,11 +76,13 @@ def took_too_long(op: str, timeout: float, left: list[int], log: str) -> StepTim
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, nothing where it cannot be read."""
+    """Return the last lines of a log, or the first of what faulthandler wrote last, which says where the process was; nothing where it cannot be read."""
     try:
-        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL:])
+        lines = log.read_text("utf-8", "replace").splitlines()
     except OSError:
         return ""
+    fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
+    return "\n".join(lines[fatal[-1] :][:LOG_TAIL] if fatal else lines[-LOG_TAIL:])
 
 
 def _limited() -> bool:
