@@ -59,9 +59,11 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("recipes", ("gpu_fastest",)),
     ("smoke", ("aa",)),
     ("torch", ("bert-base/bf16", "bert-base/compile", "bert-base/package", "bert-base/unpadded_graphs_compile", "bert-base/unpadded_graphs_fp8_compile")),
+    ("smoke", ("small_kernels", "package")),
     ("mix", ("bert-base/bf16", "bert-base/unpadded_graphs*", "minilm-l6/unpadded_graphs_compile", "*/sentence_transformers_bf16")),
     ("onnxruntime", ("bert-base/fp16_*",)),
     ("recipes", ("ort_cuda_fp16",)),
+    ("torch", ("bert-base/unpadded_graphs_compile_pdl",)),
     *((part, ("*",)) for part in PARTS),
 )  # fmt: skip
 

@@ -88,7 +88,7 @@ def _report(out: Path) -> Row:
         return {}
     report = json.loads(path.read_text("utf-8"))
     stages = [
-        {name: stage.get(name) for name in ("name", "status", "reason", "build_s", "peak_gpu_bytes")} | {"mix": _mix(stage)}
+        {name: stage.get(name) for name in ("name", "status", "reason", "build_s", "peak_gpu_bytes")} | {"mix": _mix(stage)} | _log(stage)
         for stage in report["stages"]
     ]
     return {"stages": stages, "delivered": (report["delivered"] or {}).get("stage"), "reason": report["reason"], "wall_s": report["wall_s"]}
@@ -98,6 +98,12 @@ def _mix(stage: Row) -> Row | None:
     """Texts/s end to end, and the ratio to the reference."""
     found = next((case for case in stage["latency"] or [] if case["kind"] == "mix"), None)
     return found and {name: found[name] for name in ("texts_per_s", "vs_reference")}
+
+
+def _log(stage: Row) -> Row:
+    """What a worker wrote before it ended, if the stage ended so."""
+    log = (stage.get("facts") or {}).get("log")
+    return {"log": log[:2500]} if log else {}
 
 
 def _checkpoint(model: str, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import models, pytest_rows
+from benchmarks.gpu import models, package_stages, pytest_rows
 from benchmarks.gpu import setting as shared
 from benchmarks.gpu.setting import Missing, Setting
 
@@ -19,7 +19,9 @@ Row = dict[str, Any]
 #: [M, K, N]: large squares, and the two products of BERT-base's and BERT-large's feed-forward at 16,384 tokens.
 GEMMS = ((8192, 8192, 8192), (16384, 768, 3072), (16384, 3072, 768), (16384, 1024, 4096))
 QUICK_GEMMS = ((256, 256, 256),)
-KINDS = ("float32", "tf32", "bfloat16", "float16", "float8")
+KINDS = ("float32", "tf32", "bfloat16", "float16", "float8", "float8_fast")
+#: Tokens of one text whose vectors are added, and kernels of a graph that do nearly nothing.
+BAGS, NODES = (128, 512, 8192), 100
 #: Lengths that a served model meets; on CUDA memory-efficient attention pads masks to multiples of 8.
 GRAPH_LENGTHS = (7, 8, 16, 23, 33, 64, 65, 100, 128, 200, 256, 384)
 RACES, RACES_OF_A_PAIR = 20, 4
@@ -28,7 +30,7 @@ _PLUGINS = {"xdist": ("-n", "4"), "pytest_timeout": ("--timeout", "240")}
 
 
 def cases(quick: bool) -> list[str]:
-    return ["peaks", "copies", "masked_rows", "graphs", "pytest", "aa"]
+    return [name for name in CASES if not (quick and name == "package")]
 
 
 def run(case: str, setting: Setting) -> Iterator[Row]:
@@ -67,12 +69,14 @@ def _product(kind: str, m: int, k: int, n: int, device: Any) -> Callable[[], Any
     if kind == "tf32" and device.type != "cuda":
         raise ValueError("TF32 is of NVIDIA GPUs")
     a, b = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
-    if kind == "float8":
+    if kind in ("float8", "float8_fast"):
         high = torch.finfo(torch.float8_e4m3fn).max
         scale_a = (a.abs().amax(dim=1, keepdim=True) / high).float()
         scale_b = (b.abs().amax(dim=1, keepdim=True) / high).float()
         a8, b8 = (a / scale_a).to(torch.float8_e4m3fn), (b / scale_b).to(torch.float8_e4m3fn)
-        return lambda: torch._scaled_mm(a8, b8.T, scale_a=scale_a, scale_b=scale_b.T, out_dtype=torch.bfloat16)
+        # Sums in fewer bits between the additions in float32; quantize_fp8 does not ask for that.
+        fast = kind == "float8_fast"
+        return lambda: torch._scaled_mm(a8, b8.T, scale_a=scale_a, scale_b=scale_b.T, out_dtype=torch.bfloat16, use_fast_accum=fast)
     dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
     a, b = a.to(dtype), b.to(dtype)
     return lambda: torch.mm(a, b.T)
@@ -98,6 +102,33 @@ def copies(setting: Setting) -> Iterator[Row]:
         timed = shared.time_ms(step, setting)
         moved = size * (2 if name == "device" else 1)
         yield {"key": name, "gb_per_s": 1e-6 * moved / timed["p50_ms"], **timed}
+
+
+def small_kernels(setting: Setting) -> Iterator[Row]:
+    """What short texts hang on: the sum over one text's tokens, which a GPU adds one after the other, and a kernel of a graph that does nothing."""
+    import torch
+
+    device = shared.on(setting.device)
+    for tokens in BAGS:
+        hidden, bounds = torch.randn(tokens, 768, device=device), torch.tensor([0, tokens], device=device)
+        places = torch.arange(tokens, device=device)
+
+        def step(hidden: Any = hidden, bounds: Any = bounds, places: Any = places) -> None:
+            torch.nn.functional.embedding_bag(places, hidden, bounds, mode="sum", include_last_offset=True)
+            shared.synchronize(setting.device)
+
+        yield {"key": f"bag of {tokens}", **shared.time_ms(step, setting)}
+    if setting.device == "cuda":
+        from bertopt.sessions.cuda_queue import CudaQueue
+
+        number = torch.zeros(32, device=device)
+        replay, _ = CudaQueue(device).capture(lambda: tuple(number.add_(1) for _ in range(NODES)))
+
+        def replayed() -> None:
+            replay()
+            shared.synchronize(setting.device)
+
+        yield {"key": f"graph of {NODES} kernels", **shared.time_ms(replayed, setting)}
 
 
 def masked_rows(setting: Setting) -> Iterator[Row]:
@@ -207,5 +238,5 @@ def _spec(stage: Path) -> Any:
 
 
 CASES: dict[str, Callable[[Setting], Iterator[Row]]] = {
-    "peaks": peaks, "copies": copies, "masked_rows": masked_rows, "graphs": graphs, "pytest": tests, "aa": aa,
+    "peaks": peaks, "copies": copies, "small_kernels": small_kernels, "masked_rows": masked_rows, "graphs": graphs, "package": package_stages.run, "pytest": tests, "aa": aa,
 }  # fmt: skip

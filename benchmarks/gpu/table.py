@@ -81,6 +81,9 @@ def _peaks(parts: Parts) -> dict[str, float]:
 
 def _smoke(parts: Parts) -> list[str]:
     lines = [f"- copies, {key}: {row['gb_per_s']:.4g} GB/s" for key, row in _rows(parts, "smoke", "copies").items() if "gb_per_s" in row]
+    lines += [f"- {key}: {1e3 * row['p50_ms']:.4g} µs" for key, row in _rows(parts, "smoke", "small_kernels").items() if "p50_ms" in row]
+    lines += [f"- package, {key}: exit code {row['exit_code']}, in stage '{row.get('stage')}'"
+              for key, row in _rows(parts, "smoke", "package").items() if "exit_code" in row]  # fmt: skip
     masked = _rows(parts, "smoke", "masked_rows")
     bad = [key for key, row in masked.items() if row.get("finite") is False]
     if masked:

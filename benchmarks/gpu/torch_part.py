@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ VARIANTS: dict[str, Steps] = {
     "fp8_compile": [*_BF16, ("quantize_fp8", {}), ("compile_torch", {})],
     "package": [*_BF16, ("package_aot", {})],
     "unpadded_graphs_compile": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {})],
+    "unpadded_graphs_compile_pdl": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {})],
     "unpadded_graphs_fp8_compile": [*_UNPADDED, ("quantize_fp8", {}), ("capture_graphs", {}), ("compile_torch", {})],
     "unpadded_graphs_autotune": [*_UNPADDED, ("capture_graphs", {}), ("compile_torch", {"mode": "max-autotune-no-cudagraphs"})],
     "max_autotune": [*_BF16, ("compile_torch", {"mode": "max-autotune-no-cudagraphs"})],
     "max_autotune_graphs": [*_BF16, ("compile_torch", {"mode": "max-autotune"})],
 }
 PEAK = {"fp32": "float32", "sdpa": "float32", "tf32": "tf32"} | {name: "float8" for name in VARIANTS if "fp8" in name}
+#: Settings of Inductor: with pdl a kernel of Triton's is launched before the one that it waits for has ended, on Hopper and later.
+SETTINGS: dict[str, dict[str, Any]] = {"unpadded_graphs_compile_pdl": {"triton.enable_pdl": True}}
 #: Minutes of compiling: last, and left out by --quick.
 _SLOW = ("unpadded_graphs_autotune", "max_autotune", "max_autotune_graphs")
 _SENTENCE_TRANSFORMERS = "sentence_transformers_bf16"
@@ -46,7 +50,7 @@ _LARGEST, _LARGEST_LENGTH, _LARGEST_ROWS = ("fp32", "bf16", "unpadded"), 512, 10
 
 def cases(quick: bool) -> list[str]:
     if quick:
-        return [f"tiny/{variant}" for variant in (*VARIANTS, _SENTENCE_TRANSFORMERS) if variant not in (*_SLOW, "fp8_compile")]
+        return [f"tiny/{variant}" for variant in (*VARIANTS, _SENTENCE_TRANSFORMERS) if variant not in (*_SLOW, *SETTINGS, "fp8_compile")]
     # What matters most first: a call that ends early has measured it.
     sizes = [name for name in MODELS if name != "tiny"]
     variants = [name for name in (*VARIANTS, _SENTENCE_TRANSFORMERS) if name not in _SLOW]
@@ -73,14 +77,24 @@ def run(case: str, setting: Setting) -> Iterator[Row]:
         torch.set_float32_matmul_precision("highest")
         expected = models.open_model(reference, setting.device).run(probe)["sentence_embedding"]
         torch.set_float32_matmul_precision("high" if variant == "tf32" else "highest")
-        session = models.open_model(models.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
+        with inductor(variant):
+            session = models.open_model(models.apply(reference, VARIANTS[variant], setting, Path(scratch)), setting.device)
+            answers = session.run(probe)["sentence_embedding"]
         if VARIANTS[variant]:
             del reference
-        answers = session.run(probe)["sentence_embedding"]
         yield {"key": "parity", **models.parity(answers, expected), "facts": session.facts().model_dump(exclude_none=True)}
         yield from _rows(model, variant, session, setting)
         if variant in _LARGEST and setting.device == "cuda" and not setting.quick and "largest" not in setting.done:
             yield _largest(session)
+
+
+def inductor(variant: str) -> AbstractContextManager[object]:
+    """The settings that a variant is compiled with."""
+    if variant not in SETTINGS:
+        return nullcontext()
+    from torch._inductor import config
+
+    return config.patch(SETTINGS[variant])
 
 
 def _rows(model: str, variant: str, session: Any, setting: Setting) -> Iterator[Row]:

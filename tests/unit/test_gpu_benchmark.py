@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import graph_runtimes, mix, models, recipes, setting, smoke, table, torch_part, wheels
+from benchmarks.gpu import (
+    graph_runtimes,
+    mix,
+    models,
+    package_stages,
+    recipes,
+    setting,
+    smoke,
+    table,
+    torch_part,
+    wheels,
+)
 from benchmarks.gpu.setting import Missing, Setting
 from bertopt.commands.recipes import find
 from bertopt.core import Context
@@ -212,7 +223,7 @@ def test_minutes_run_what_is_wanted_most_first(tmp_path: Path, monkeypatch: pyte
     gpu.run_in_order(Setting("cuda", False, tmp_path), 390.0)
     assert ran == [("smoke", "pytest"), ("recipes", "gpu_fastest"), ("smoke", "aa"), ("torch", "bert-base/bf16")]
     left = {name: json.loads((tmp_path / f"{name}.json").read_text())["unfinished"] for name in gpu.PARTS}
-    assert left["smoke"] == ["peaks", "copies", "masked_rows", "graphs"] and "ort_cuda_fp16" in left["recipes"] and all(left.values())
+    assert left["smoke"] == ["peaks", "copies", "small_kernels", "masked_rows", "graphs", "package"] and "ort_cuda_fp16" in left["recipes"] and all(left.values())
 
 
 def test_every_pattern_of_the_order_names_cases() -> None:
@@ -315,9 +326,47 @@ def test_what_is_not_installed_is_named_and_nothing_fails() -> None:
 def test_peaks_and_copies_need_torch_alone(tmp_path: Path) -> None:
     here = Setting("cpu", True, tmp_path, frozenset({"bfloat16-256x256x256"}))
     rows = list(smoke.run("peaks", here))
-    assert [row["kind"] for row in rows] == ["float32", "tf32", "float16", "float8"]
+    assert [row["kind"] for row in rows] == ["float32", "tf32", "float16", "float8", "float8_fast"]
     assert all("tflops" in row or "missing" in row for row in rows)
     assert {row["key"] for row in smoke.run("copies", here)} == {"device", "pageable"}
+
+
+def test_what_short_texts_hang_on_is_measured(tmp_path: Path) -> None:
+    rows = {row["key"]: row for row in smoke.run("small_kernels", Setting("cpu", True, tmp_path))}
+    assert [*rows] == [f"bag of {tokens}" for tokens in smoke.BAGS]
+    part = {"setting": ["cpu", True], "environment": {"packages": {}, "python": "3"}, "cases": {"small_kernels": {"rows": rows}}}
+    assert "- bag of 8192: " in table.markdown({"smoke": part})
+
+
+def test_a_package_that_crashes_says_where_and_the_others_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if "unpadded" not in command:
+            return subprocess.CompletedProcess(command, 0, 'stage build\nstage end\n{"rel_l2": 0.01, "cosine_min": 0.999}\n', "a warning")
+        crash = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File runner.py, line 1 in boxed_run\n"
+        return subprocess.CompletedProcess(command, -11, "stage build\nstage export\nstage load\n", f"a warning\n{crash}")
+
+    monkeypatch.setattr(package_stages.subprocess, "run", ended)
+    monkeypatch.setattr(package_stages, "on", lambda device: None)
+    rows = {row["key"]: row for row in smoke.run("package", Setting("cuda", False, tmp_path))}
+    assert [*rows] == [*package_stages.VARIANTS] and rows["sdpa"] == {"key": "sdpa", "exit_code": 0, "stage": "end", "rel_l2": 0.01, "cosine_min": 0.999}
+    assert rows["unpadded"]["failure"].startswith("ended with -11 in stage 'load': Fatal Python error: Segmentation fault")
+    assert "boxed_run" in rows["unpadded"]["failure"] and "a warning" not in rows["unpadded"]["failure"]
+    part = {"setting": ["cuda", False], "environment": {"packages": {}, "python": "3"}, "cases": {"package": {"rows": rows}}}
+    assert "- package, unpadded: exit code -11, in stage 'load'" in table.markdown({"smoke": part})
+    assert len(table.failures({"smoke": part})) == 1
+    rows.pop("unpadded")
+    monkeypatch.setattr(package_stages, "VARIANTS", {name: [] for name in package_stages.VARIANTS if name != "unpadded"})
+    assert [row["key"] for row in smoke.run("package", Setting("cuda", False, tmp_path))] == ["sdpa"]
+
+
+def test_settings_of_inductor_hold_for_their_variant_alone() -> None:
+    from torch._inductor import config
+
+    assert {*torch_part.SETTINGS} < {*torch_part.VARIANTS}
+    for variant, settings in torch_part.SETTINGS.items():
+        with torch_part.inductor(variant):
+            assert all(config.shallow_copy_dict()[name] == value for name, value in settings.items())
+        assert not any(config.shallow_copy_dict()[name] == value for name, value in settings.items())
 
 
 # Recipes
@@ -327,7 +376,7 @@ REPORT: dict[str, Any] = {
     "delivered": {"stage": "cast_onnx_half", "path": "artifact"}, "reason": None, "wall_s": 24.0,
     "stages": [
         {"name": "reference", "status": "ok", "reason": None, "build_s": None, "peak_gpu_bytes": None, "latency": None},
-        {"name": "cast_onnx_half", "status": "ok", "reason": None, "build_s": 1.0, "peak_gpu_bytes": 7,
+        {"name": "cast_onnx_half", "status": "ok", "reason": None, "build_s": 1.0, "peak_gpu_bytes": 7, "facts": {"log": "Fatal Python error"},
          "latency": [{"kind": "shape"}, {"kind": "mix", "texts_per_s": 4082.4, "vs_reference": None}]},
     ],
 }  # fmt: skip
@@ -389,6 +438,7 @@ def test_a_recipe_is_exported_verified_and_opened_on_the_device(commands: list[t
 
 def test_a_recipe_that_fails_fails_the_benchmark(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
     _, row = recipes.run("trt_fp16", Setting("cuda", False, tmp_path))
+    assert [stage.get("log") for stage in row["stages"]] == [None, "Fatal Python error"]
     assert row["failure"] == "exit code 3: build_tensorrt failed: no" and len(commands) == 1
 
 
