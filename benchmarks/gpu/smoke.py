@@ -22,6 +22,8 @@ QUICK_GEMMS = ((256, 256, 256),)
 KINDS = ("float32", "tf32", "bfloat16", "float16", "float8", "float8_fast")
 #: Tokens of one text whose vectors are added, and kernels of a graph that do nearly nothing.
 BAGS, NODES = (128, 512, 8192), 100
+#: Attention of 512 texts of 64 tokens: places for texts and the longest text that it is started for, whose blocks without work return at once.
+PLACES = ((512, 64), (512, 512), (1024, 512), (2048, 512))
 #: Lengths that a served model meets; on CUDA memory-efficient attention pads masks to multiples of 8.
 GRAPH_LENGTHS = (7, 8, 16, 23, 33, 64, 65, 100, 128, 200, 256, 384)
 RACES, RACES_OF_A_PAIR = 20, 4
@@ -129,6 +131,15 @@ def small_kernels(setting: Setting) -> Iterator[Row]:
             shared.synchronize(setting.device)
 
         yield {"key": f"graph of {NODES} kernels", **shared.time_ms(replayed, setting)}
+        heads = torch.randn(512 * 64, 12, 64, dtype=torch.bfloat16, device=device)
+        for places, longest in PLACES:
+            begins = (torch.arange(places + 1, device=device, dtype=torch.int32) * 64).clamp(max=len(heads))
+
+            def attend(begins: Any = begins, longest: int = longest) -> None:
+                torch.ops.aten._flash_attention_forward(heads, heads, heads, begins, begins, longest, longest, 0.0, False, False)
+                shared.synchronize(setting.device)
+
+            yield {"key": f"attention, {places} places of {longest}", **shared.time_ms(attend, setting)}
 
 
 def masked_rows(setting: Setting) -> Iterator[Row]:
