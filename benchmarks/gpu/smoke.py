@@ -132,14 +132,14 @@ def small_kernels(setting: Setting) -> Iterator[Row]:
 
         yield {"key": f"graph of {NODES} kernels", **shared.time_ms(replayed, setting)}
         heads = torch.randn(512 * 64, 12, 64, dtype=torch.bfloat16, device=device)
-        for places, longest in PLACES:
-            begins = (torch.arange(places + 1, device=device, dtype=torch.int32) * 64).clamp(max=len(heads))
+        for room, longest in PLACES:
+            begins = (torch.arange(room + 1, device=device, dtype=torch.int32) * 64).clamp(max=len(heads))
 
             def attend(begins: Any = begins, longest: int = longest) -> None:
                 torch.ops.aten._flash_attention_forward(heads, heads, heads, begins, begins, longest, longest, 0.0, False, False)
                 shared.synchronize(setting.device)
 
-            yield {"key": f"attention, {places} places of {longest}", **shared.time_ms(attend, setting)}
+            yield {"key": f"attention, {room} places of {longest}", **shared.time_ms(attend, setting)}
 
 
 def masked_rows(setting: Setting) -> Iterator[Row]:

@@ -94,7 +94,8 @@ def inductor(variant: str) -> AbstractContextManager[object]:
         return nullcontext()
     from torch._inductor import config
 
-    return config.patch(SETTINGS[variant])
+    patched: AbstractContextManager[object] = config.patch(SETTINGS[variant])
+    return patched
 
 
 def _rows(model: str, variant: str, session: Any, setting: Setting) -> Iterator[Row]:
