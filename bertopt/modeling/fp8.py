@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
@@ -56,6 +58,17 @@ def _nearest(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         off = ((rounded - weight) ** 2).sum(dim=1, keepdim=True)
         best, error = torch.where(off < error, scale, best), torch.minimum(off, error)
     return _rounded(weight, best), best
+
+
+@functools.cache
+def cpu_refusal() -> str | None:
+    """Return why this torch cannot multiply in `DTYPE` on a CPU, or None: 2.11 takes one scale for a whole matrix there."""
+    ones, scale = torch.ones(MULTIPLE, MULTIPLE).to(DTYPE), torch.ones(MULTIPLE, 1)
+    try:
+        torch._scaled_mm(ones, ones.t(), scale, scale.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return f"torch {torch.__version__} multiplies fp8 by a scale for each row on GPUs only; install torch 2.13, or use device: cuda"
+    return None
 
 
 def takes(layer: nn.Module) -> bool:

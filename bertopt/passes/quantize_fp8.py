@@ -48,8 +48,12 @@ class QuantizeFp8(Pass[Eager, Eager]):
     def __call__(self, model: Eager, ctx: Context) -> Result[Eager]:
         import torch
 
+        from bertopt.modeling import fp8
+
         if model.precision != "bfloat16":
             raise Unsupported(_ORDER)
+        if ctx.device == "cpu" and (reason := fp8.cpu_refusal()):
+            raise Unsupported(reason)
         if ctx.device == "cuda" and (here := torch.cuda.get_device_capability()) < (8, 9):
             raise Unsupported(f"fp8 needs a GPU of sm89 or later; this one is sm{here[0]}{here[1]}: leave quantize_fp8 out")
         return model.rewritten(self, precision="float8")

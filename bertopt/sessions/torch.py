@@ -12,6 +12,7 @@ import torch
 
 from bertopt.core import Compiled, Device, Eager, Packaged, RuntimeFacts, Session
 from bertopt.errors import Unsupported
+from bertopt.modeling import fp8
 from bertopt.sessions.cuda_queue import CudaQueue, Mark, Outputs, Queue
 from bertopt.sessions.inputs import check
 from bertopt.sessions.token_graphs import TokenGraphs
@@ -37,6 +38,8 @@ class TorchSession(Session):
             )
         if device == "cuda" and model.precision == "float8" and (here := torch.cuda.get_device_capability()) < (8, 9):
             raise Unsupported(f"fp8 needs a GPU of sm89 or later; this one is sm{here[0]}{here[1]}: export without quantize_fp8")
+        if device == "cpu" and model.precision == "float8" and (reason := fp8.cpu_refusal()):
+            raise Unsupported(reason)
         if threads is None and (few := limits.quota_threads()) is not None and few < torch.get_num_threads():
             threads = few
         if threads is not None:

@@ -97,6 +97,24 @@ def test_a_compiled_graph_takes_tokens_and_weights_alone() -> None:
     assert sorted(map(str, inputs)) == ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float8_e4m3fn"]
 
 
+def test_a_torch_that_cannot_on_a_cpu_is_named(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.11 ends with an internal assertion, which was taken for a fault of bertopt's."""
+    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    model = built(half, QuantizeFp8(), tmp_path=tmp_path)
+
+    def per_tensor_only(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Now _scaled_mm only supports per-tensor scaling for CPU backend.")
+
+    monkeypatch.setattr(torch, "_scaled_mm", per_tensor_only)
+    fp8.cpu_refusal.cache_clear()
+    try:
+        for refused in (lambda: built(half, QuantizeFp8(), tmp_path=tmp_path), lambda: open_session(model, "cpu")):
+            with pytest.raises(Unsupported, match=r"by a scale for each row on GPUs only; install torch 2\.13, or use device: cuda"):
+                refused()
+    finally:
+        fp8.cpu_refusal.cache_clear()
+
+
 def test_a_token_depends_on_itself_alone() -> None:
     layer = fp8.Fp8Linear(nn.Linear(32, 16, dtype=torch.bfloat16))
     given = torch.randn(5, 32, dtype=torch.bfloat16)
