@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,13 +28,29 @@ class PackageSession(TorchSession):
         # Python's lock held, until the first had been run before it queued the second.
         alone = self.device.type == "cuda"
         try:
-            return torch._inductor.aoti_load_package(str(model.path), run_single_threaded=alone)
+            with _without_advice():
+                return torch._inductor.aoti_load_package(str(model.path), run_single_threaded=alone)
         except (RuntimeError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
             raise Unsupported(f"torch {torch.__version__} cannot open the package ({first}); {_REBUILD}") from error
 
     def facts(self) -> RuntimeFacts:
         return super().facts().model_copy(update={"graphs": None, "runtime": f"torch {torch.__version__}, compiled ahead"})
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Where there is no compiler, which torch runs to learn the CPU's instructions, it calls a package outdated and opens it all the same."""
+    logger = logging.getLogger("torch._inductor.package.package")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Loading outdated pt2 file")
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def misfit(model: Packaged, device: str) -> str | None:

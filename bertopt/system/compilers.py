@@ -19,7 +19,7 @@ def check_packaging(device: str) -> None:
         raise Unsupported("package_aot needs a C++ compiler on CUDA; install g++ (apt-get install g++) or set CXX to one")
     if not has_cuda_headers():
         raise Unsupported(
-            "package_aot needs CUDA's headers, which torch's wheels do not bring, and there is no include/cuda_runtime.h in "
+            "package_aot needs CUDA's headers, which torch's wheels do not bring, and there is no include/cuda_runtime.h with include/crt in "
             "$CUDA_HOME, beside nvcc or in /usr/local/cuda; install the CUDA toolkit of torch's version, or set CUDA_HOME"
         )
 
@@ -37,13 +37,16 @@ def cplusplus_compiler() -> str | None:
 
 
 def has_cuda_headers() -> bool:
-    """Whether torch and the compiler find CUDA's headers. torch looks for CUDA_HOME when `cpp_extension` is first imported."""
+    """Whether torch and the compiler find CUDA's headers. torch looks for CUDA_HOME when `cpp_extension` is first imported.
+
+    NVIDIA's package of the runtime for pip has cuda_runtime.h, but not the headers in crt/ that it includes.
+    """
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME
     stated = os.pathsep.join(os.environ.get(name, "") for name in ("CUDA_INC_PATH", "CPATH", "CPLUS_INCLUDE_PATH")).split(os.pathsep)
     folders = [] if home is None else [Path(home, "include"), *(Path(folder) for folder in stated if folder)]
-    return any((folder / "cuda_runtime.h").is_file() for folder in folders)
+    return any((folder / "cuda_runtime.h").is_file() and (folder / "crt").is_dir() for folder in folders)
 
 
 def check_compiler(device: str) -> None:

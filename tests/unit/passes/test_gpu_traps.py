@@ -202,6 +202,9 @@ def test_a_package_for_a_gpu_needs_a_cplusplus_compiler_and_cuda_s_headers(
             PackageAot()(reference, context("cuda"))
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_runtime.h").touch()
+    with pytest.raises(Unsupported, match="needs CUDA's headers"):
+        compilers.check_packaging("cuda")  # pip's package of the runtime is that much
+    (tmp_path / "include" / "crt").mkdir()
     compilers.check_packaging("cuda")
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path / "conda"))
     monkeypatch.setenv("CPATH", f"/nowhere:{tmp_path / 'include'}")
