@@ -9,13 +9,15 @@ from typing import Literal
 from pydantic import BaseModel
 
 from bertopt.commands import recipes
+from bertopt.commands.optimize import gpu_recipe
 from bertopt.recipe.parser import Recipe, load
+from bertopt.system import environment
 from bertopt.system.doctor_checks import CHECKS
 from bertopt.system.finding import ALL, Finding
 from bertopt.system.machine import Machine
 
 Target = Literal["cpu", "gpu"]
-#: The recipe that `bertopt doctor --target` stands for.
+#: The recipe that `bertopt doctor --target` stands for: on a GPU the one that `optimize` runs, or this one where nothing for GPUs is installed.
 TARGET_RECIPES: dict[Target, str] = {"cpu": "cpu_fastest", "gpu": "ort_cuda_fp16"}
 
 
@@ -49,7 +51,10 @@ def asked_recipe(recipe: str | Path | None, target: Target | None) -> Recipe | N
     """Return the recipe to diagnose for. Raises UsageError where it is no recipe."""
     if recipe is not None:
         return load(recipes.find(recipe), [f"device={'cuda' if target == 'gpu' else 'cpu'}"] if target else ())
-    return load(recipes.find(TARGET_RECIPES[target])) if target else None
+    if target is None:
+        return None
+    preferred = gpu_recipe(environment.versions()) if target == "gpu" else None
+    return load(recipes.find(preferred or TARGET_RECIPES[target]))
 
 
 def _needs(recipe: Recipe) -> set[str]:

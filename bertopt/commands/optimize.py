@@ -99,8 +99,8 @@ def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -
     for option, given, known in (("target", target, get_args(Target)), ("keep", keep, get_args(Keep))):
         if given not in known:
             raise UsageError(f"{option} must be one of {', '.join(known)}; got {given!r}")
-    runtime = next((package for package in _GPU if _uses_gpu(package, packages)), None)
-    usable = bool(gpus and runtime)
+    on_gpu = gpu_recipe(packages)
+    usable = bool(gpus and on_gpu)
     if target == "gpu" and not usable:
         what = "no NVIDIA GPU is here" if not gpus else f"{_NOTHING}: pip install 'bertopt[gpu]'"
         raise Unsupported(f"target gpu cannot be used: {what}; `bertopt doctor --target gpu` says more; or use --target cpu")
@@ -110,8 +110,13 @@ def choose(target: Target, keep: Keep, gpus: int, packages: Mapping[str, str]) -
         note = f"a GPU is here, but {_NOTHING}" if keep != "exact" else "no GPU recipe is exact"
         aside = target == "auto" and gpus > 0
         return _CPU[keep], (f"{note}: optimising for the CPU",) if aside else ()
-    assert runtime is not None
-    return _GPU[runtime], ()
+    assert on_gpu is not None
+    return on_gpu, ()
+
+
+def gpu_recipe(packages: Mapping[str, str]) -> str | None:
+    """Return the shipped recipe for a GPU whose artefact one of these `packages` runs, the preferred one; None without such a package."""
+    return next((recipe for package, recipe in _GPU.items() if _uses_gpu(package, packages)), None)
 
 
 def _uses_gpu(package: str, packages: Mapping[str, str]) -> bool:

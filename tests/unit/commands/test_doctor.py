@@ -14,7 +14,7 @@ import pytest
 from bertopt.commands import recipes
 from bertopt.commands.doctor import asked_recipe, diagnose
 from bertopt.recipe.parser import from_dict
-from bertopt.system import gpu_facts
+from bertopt.system import environment, gpu_facts
 from bertopt.system.gpu import GpuState
 from bertopt.system.gpu_facts import GpuFacts, runs_here
 from bertopt.system.machine import Machine
@@ -124,6 +124,25 @@ def asked(what: Any) -> Any:
     if what in ("cpu", "gpu", None):
         return asked_recipe(None, what)  # type: ignore[arg-type]
     return asked_recipe(what, None)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests ask about machines with other packages than the one they run on."""
+    monkeypatch.setattr(environment, "versions", lambda: GPU)
+
+
+@pytest.mark.parametrize(
+    ("packages", "recipe"),
+    [
+        ({"torch": "2.11.0+cu130"}, "gpu_fastest"), ({"torch": "2.13.0", "onnxruntime-gpu": "1.31.1"}, "ort_cuda_fp16"),
+        ({"torch": "2.13.0", "tensorrt": "10.9.0"}, "trt_fp16"), ({"torch": "2.13.0+cpu"}, "ort_cuda_fp16"), ({}, "ort_cuda_fp16"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_asked_about_for_the_recipe_that_optimize_runs(packages: dict[str, str], recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor wanted onnxruntime-gpu where optimize runs what torch alone does."""
+    monkeypatch.setattr(environment, "versions", lambda: packages)
+    assert asked_recipe(None, "gpu") == asked_recipe(recipe, None)
 
 
 @pytest.mark.parametrize(("change", "check", "words", "what", "code"), FAULTS, ids=[f"{f[1]}-{i}" for i, f in enumerate(FAULTS)])
