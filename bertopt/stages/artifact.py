@@ -15,7 +15,7 @@ from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.report.formatting import is_quick
 from bertopt.results import Stage
-from bertopt.stages import model_card, sbom
+from bertopt.stages import model_card, sbom, sources
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -61,7 +61,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     fields = manifest.model_dump(mode="json", exclude={"schema_version", "bertopt_version", "environment", "files", "manifest_sha256"})
     fields |= {
         "stage": row.name, "recipe": {**recipe, "model": model, "inputs": inputs}, "gates": gates,
-        "recipe_sha256": hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest(),
+        "sources": sources.without_folders(manifest.sources), "recipe_sha256": hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest(),
     }  # fmt: skip
     stages.write_manifest(part, fields)
     answers = run(part)

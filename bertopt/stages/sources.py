@@ -52,9 +52,21 @@ def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = 
     known = [(Path(_named(key)).name, value) for key, value in (recorded or {}).items() if key.startswith(f"{_READ} {by.name()}: ")]
     for name, value in read.items():
         # Folders above may be called otherwise elsewhere; which files of one name there are, too.
-        of_name = {hashed for other, hashed in known if other == Path(name).name}
+        of_name = {hashed for other, hashes in known if other == Path(name).name for hashed in hashes.split()}
         if of_name and value not in of_name:
             raise IntegrityError(f"pass '{by.name()}' reads '{name}', which is not the file that this stage was built and checked with; restore it, or export again")
+
+
+def without_folders(recorded: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the entries as an artefact has them: files that a pass read by their names, with the hashes of all of one name. Where they
+    are says something of this machine, and nothing elsewhere."""
+    if recorded is None:
+        return None
+    found = dict[str, str]()
+    for key, value in recorded.items():
+        name = f"{key.partition(': ')[0]}: {Path(_named(key)).name}" if key.startswith(_READ) else key
+        found[name] = " ".join(sorted({*found.get(name, "").split(), value})) if name in found else value
+    return found
 
 
 def check_here(recorded: Mapping[str, str] | None) -> None:
