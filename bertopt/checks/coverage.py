@@ -43,11 +43,11 @@ ONE_NUMBER = 1.4826
 #: all, of a model that is wrong there (right INT8 had 2.1 times, second texts that were cut off 13 times); and a difference that
 #: counts as rounding, whatever it is elsewhere.
 LARGER, NEAR = 3.0, 0.01
-#: Median row of reduced precision, in units of the mean error on real texts.
+#: Median row of reduced precision, in units of the mean error on real texts. Right models of 8 families and 2 checkpoints had 1.1 at most.
 TEXT_ERRORS = 5.0
-#: What nine rows of ten differ by, in units of the median: not a few rows are wrong where it is more. Right models of 8 families had 1.7
-#: at most; outputs of one number, whose errors are spread as normal numbers are, 2.4.
-SPREAD = 3.0
+#: What nine rows of ten differ by, in units of the median: not a few rows are wrong where it is more. The same models had 2.1 at most, and
+#: normal numbers, as the errors of outputs of one number are, have 2.4.
+SPREAD = 4.0
 
 
 def run_sweeps(

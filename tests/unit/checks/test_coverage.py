@@ -168,7 +168,7 @@ def test_the_median_row_of_reduced_precision_is_held_to_real_texts(median: float
     assert (coverage.failures(swept(median, median), limits, text_error) == []) == passes
 
 
-@pytest.mark.parametrize(("wrong", "error", "passes"), [(0.2, 0.06, False), (0.2, 0.016, False), (0.2, 0.014, True), (0.05, 0.06, True)])
+@pytest.mark.parametrize(("wrong", "error", "passes"), [(0.2, 0.06, False), (0.2, 0.021, False), (0.2, 0.019, True), (0.05, 0.06, True)])
 def test_a_share_of_wrong_rows_is_refused_though_none_stands_out(wrong: float, error: float, passes: bool) -> None:
     rng = np.random.default_rng(3)
     rows = np.where(rng.random(1000) < wrong, error, 0.005)[:, None]
