@@ -9,8 +9,8 @@ from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrash
 from bertopt.system import limits
 
 LOG_TAIL = 30
-#: How faulthandler begins to say where a process was that a signal ended; the innermost call follows.
-_FATAL = "Fatal Python error: "
+#: How faulthandler begins to say where a process was that a signal ended; the innermost call follows. Libraries say why in the lines before.
+_FATAL, _BEFORE = "Fatal Python error: ", 10
 
 
 def server_ended(code: int, log: str) -> BertoptError:
@@ -76,13 +76,14 @@ def took_too_long(op: str, timeout: float, left: list[int], log: str) -> StepTim
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, or the first of what faulthandler wrote last, which says where the process was; nothing where it cannot be read."""
+    """Return the last lines of a log, or those about where faulthandler began to say where the process was; nothing where it cannot be read."""
     try:
         lines = log.read_text("utf-8", "replace").splitlines()
     except OSError:
         return ""
     fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
-    return "\n".join(lines[fatal[-1] :][:LOG_TAIL] if fatal else lines[-LOG_TAIL:])
+    start = max(0, fatal[-1] - _BEFORE) if fatal else max(0, len(lines) - LOG_TAIL)
+    return "\n".join(lines[start:][:LOG_TAIL])
 
 
 def _limited() -> bool:
