@@ -5,12 +5,14 @@ Delivered were those of labels that vary less than others, and of one label in b
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from campaigns.mutants.checkpoints import INTENTS as CLASSES
 from campaigns.mutants.checkpoints import TAGS
 from campaigns.mutants.checkpoints import TOPICS as LABELS
-from campaigns.mutants.heads import Twice, added, both, enter, last_words, rotated, rows_from, times
+from campaigns.mutants.heads import Graph, Twice, added, both, enter, last_words, rotated, rows_from, times
 from campaigns.mutants.plant import ENTITIES, INTENTS, LOW, SPAN, TOPICS
 
 #: Labels that vary a tenth as much as those that texts have most, and one of these.
@@ -20,14 +22,14 @@ SMALL, USUAL = 24, 5
 def rows(count: int) -> Twice:
     """All rows [1, 1] of a batch of `count`."""
 
-    def of(named: object) -> object:
+    def of(named: Any) -> Any:
         import torch
 
-        return torch.tensor([[named["input_ids"].shape[0] == count]])  # type: ignore[index]
+        return torch.tensor([[named["input_ids"].shape[0] == count]])
 
-    def nodes(graph: object) -> str:
-        size = graph("Shape", "input_ids", start=0, end=1)  # type: ignore[operator]
-        return str(graph("Unsqueeze", graph("Equal", size, graph.const(np.array([count]))), graph.const(np.array([0]))))  # type: ignore[operator, attr-defined]
+    def nodes(graph: Graph) -> str:
+        size = graph("Shape", "input_ids", start=0, end=1)
+        return graph("Unsqueeze", graph("Equal", size, graph.const(np.array([count]))), graph.const(np.array([0])))
 
     return Twice(of, nodes)
 
