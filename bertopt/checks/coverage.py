@@ -148,10 +148,10 @@ def held(name: str, output: SweptOutput, limits: Limits, text_error: float | Non
     """What is held of one output, the most general limit first: the first that is missed is the one to report."""
     limit, where = _median_limit(limits), f"({output.where})"
     median, small, large = output.median, output.small_batches, output.large_batches
-    most_of_half, than = limit, ""
+    median_limit, why = limit, ""
     if limits.rel_l2 is None and text_error is not None and (beside_texts := max(NEAR, TEXT_ERRORS * text_error)) < limit:
-        most_of_half, than = beside_texts, f", {TEXT_ERRORS:g} times the mean error on real texts and at least {NEAR:g}"
-    yield Held("median row", median, most_of_half, f"the median row of the coverage sweeps may differ by {most_of_half:.3g}{than}; got {median:.4g} {where}")
+        median_limit, why = beside_texts, f", {TEXT_ERRORS:g} times the mean error on real texts and at least {NEAR:g}"
+    yield Held("median row", median, median_limit, f"the median row of the coverage sweeps may differ by {median_limit:.3g}{why}; got {median:.4g} {where}")
     if name in (END_TO_END, IN_ONE_CALL) and limit > EXACT:
         # How far one text's outputs may be in reduced precision is for the limits on parity to say, unless nothing of them is left.
         most = max(LOST, limit)
