@@ -31,6 +31,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
 
     `int8` quantises weights (one scale for each output channel), embedding tables (one for each id) and activations (one
     static scale for each tensor, measured on the recipe's texts and on unusual inputs); attention itself stays float32.
+    A product with a channel whose weights are below a hundredth of the others' stays float32 too: NNCF would round them away.
     With static scales a text's output does not depend on the other texts. `bf16` writes the float32 IR and runs it in bfloat16.
     """
 

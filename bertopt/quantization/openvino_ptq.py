@@ -19,6 +19,9 @@ from bertopt.system import openvino_import
 HELD_OUT = 7
 #: Rounds of quantising again, each with one more input of products left in float32.
 ROUNDS = 4
+#: NNCF takes no channel's largest weight for less than this share of the matrix's largest, nor for less than this
+#: (nncf/quantization/fake_quantize.py, fix_zero_filters_symmetric).
+_LEAST_SHARE, _LEAST_WEIGHT = 0.01, 8e-5
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def quantize(
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the quantised graph and the names of the products left in float32.
 
-    While the worst held-out sample misses `min_cosine`, the products that gain most on it go back to float32. Raises
+    Those that NNCF cannot round well are left at once. While the worst held-out sample misses `min_cosine`, the products that gain most on it go back to float32. Raises
     Unsupported where `keep_fp32` names no product.
     """
     held = samples[::HELD_OUT]
@@ -48,7 +51,7 @@ def quantize(
     if unknown := [name for name in options.keep_fp32 if name not in names]:
         raise Unsupported(f"keep_fp32: the graph has no product '{unknown[0]}'; it has {', '.join(sorted(names))}")
     truth = _answers(graph, spec, held)
-    kept = options.keep_fp32
+    kept = tuple(dict.fromkeys((*options.keep_fp32, *uneven_products(graph))))
     for _ in range(ROUNDS):
         quantized = _once(graph, used, kept, options)
         if options.min_cosine is None:
@@ -78,6 +81,27 @@ def products(graph: Any) -> list[Any]:
         if node.get_type_name() == "MatMul" and node.input_value(0).get_node().get_friendly_name() in live
         and _source(node, 1, "Constant")
     ]  # fmt: skip
+
+
+def uneven_products(graph: Any) -> list[str]:
+    """Return the names of the products with a channel whose weights are so small beside the others' that NNCF rounds them too coarsely.
+
+    So is the head of a regression whose numbers are of unlike size. A channel of zeros is none.
+    """
+    return [node.get_friendly_name() for node in products(graph) if _uneven(node)]
+
+
+def _uneven(product: Any) -> bool:
+    source, transposed = product.input_value(1).get_node(), bool(product.get_attributes()["transpose_b"])
+    while source.get_type_name() != "Constant":
+        transposed ^= source.get_type_name() == "Transpose"
+        source = source.input_value(0).get_node()
+    matrix = np.abs(source.get_data())
+    if matrix.ndim != 2:
+        return False
+    channels = matrix.max(axis=1 if transposed else 0)
+    least = max(_LEAST_SHARE * float(channels.max()), _LEAST_WEIGHT)
+    return bool(((channels > 0) & (channels < least)).any())
 
 
 def int8_products(graph: Any) -> int:

@@ -40,3 +40,14 @@ def test_a_held_out_answer_that_is_no_number_is_the_worst(monkeypatch: pytest.Mo
     options = openvino_ptq.Options("mixed", "mean_min_max", None, False, (), min_cosine=0.9)
     _, kept = openvino_ptq.quantize(None, SPEC, samples, options)
     assert kept == (f"of sample {0 if scores[0] != scores[0] else 7}",)
+
+
+@pytest.mark.parametrize(("channels", "uneven"), [([1.0, 0.02], False), ([1.0, 0.0], False), ([1.0, 5e-3], True), ([4e-5, 3e-5], True)])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_products_with_a_channel_of_small_weights_are_found(channels: list[float], uneven: bool, transposed: bool) -> None:
+    """NNCF's least step is a hundredth of the matrix's: the smaller of two numbers 1 : 20,000 had two levels."""
+    tokens = op.parameter([-1, 3], np.float32, name="tokens")
+    matrix = np.outer(channels, [1.0, -0.5, 0.25]).astype(np.float32)
+    product = op.matmul(tokens, op.constant(matrix if transposed else matrix.T.copy()), False, transposed)
+    product.set_friendly_name("head")
+    assert openvino_ptq.uneven_products(ov.Model([product], [tokens])) == ["head"] * uneven
