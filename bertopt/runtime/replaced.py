@@ -16,8 +16,6 @@ from typing import Any
 
 from bertopt.stages.source_hash import is_library
 
-_library = functools.cache(is_library)
-
 
 def replaced() -> list[str]:
     """Return the names of what libraries hold whose source is a file of none of them, and torch's default dtype where it is another."""
@@ -25,7 +23,7 @@ def replaced() -> list[str]:
     found = [] if torch is None or torch.get_default_dtype() == torch.float32 else ["torch's default dtype"]
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not _library(Path(file)):
+        if not isinstance(file, str) or not is_library(Path(file)):
             continue
         for key, value in list(vars(module).items()):
             if _foreign(value):
@@ -37,7 +35,13 @@ def replaced() -> list[str]:
 
 def _foreign(value: Any) -> bool:
     """Whether the source of a function or class is a file that is no library's."""
-    return any(file.suffix == ".py" and file.is_file() and not _library(file) for file in map(Path, _files(value)))
+    return any(_elsewhere(file) for file in _files(value))
+
+
+@functools.cache  # libraries hold tens of thousands of functions, of a few thousand files
+def _elsewhere(name: str) -> bool:
+    file = Path(name)
+    return file.suffix == ".py" and file.is_file() and not is_library(file)
 
 
 def _files(value: Any) -> Iterator[str]:

@@ -42,9 +42,11 @@ def closure(files: Iterable[Path], bertopts: bool = True) -> set[Path]:
     return seen
 
 
+@functools.cache
 def is_library(file: Path) -> bool:
     """Whether `file` is bertopt's, the interpreter's or an installed package's."""
-    return any(file.resolve().is_relative_to(place) for place in (_PACKAGE, *_INSTALLED))
+    resolved = file.resolve()
+    return any(resolved.is_relative_to(place) for place in (_PACKAGE, *_INSTALLED))
 
 
 def of_package(*parts: str) -> str:
