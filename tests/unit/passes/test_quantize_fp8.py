@@ -19,6 +19,7 @@ from bertopt.sessions import open_session
 from bertopt.stages import claims, torch_certificate
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
+pytestmark = pytest.mark.skipif(fp8.cpu_refusal() is not None, reason=fp8.cpu_refusal() or "")
 HALF = CastHalf()
 
 
