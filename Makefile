@@ -1,8 +1,9 @@
-# make quickstart | test | check | coverage | ecosystem | lowest | docs | clean. Everything lives in .venv; versions come from constraints.txt.
+# make quickstart | test | check | coverage | ecosystem | lowest | newest | docs | clean. Everything lives in .venv; versions come from constraints.txt.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest/bin
+NEWEST := .venv-newest/bin
 PIP := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 # The longest files have few tests: they come first (testpaths), so that no process ends long after the others.
@@ -10,7 +11,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # The native encoder is built where a C++ compiler and a CPU of its kind are; everything else works without it.
 NATIVE := $(if $(filter x86_64 aarch64,$(shell uname -m)),$(shell command -v $(CXX)))
 
-.PHONY: quickstart test check coverage ecosystem lowest docs clean schema
+.PHONY: quickstart test check coverage ecosystem lowest newest docs clean schema
 
 quickstart: $(VENV)/.quickstart $(VENV)/.native
 	$(BIN)/python -m bertopt export quickstart --out out/quickstart
@@ -44,6 +45,13 @@ lowest: $(VENV)/.test
 	$(LOWEST)/pip install -q -c .venv-lowest/constraints.txt -e '.[cpu,demo,serve,sign,metrics,traces]' ./native pytest pytest-xdist hypothesis httpx openai
 	$(LOWEST)/python -m pytest -n $(JOBS) $(BY_FILE)
 
+# The tests on the newest versions that pip finds, which is what users install; torch's is that of constraints.txt: a newer one may bring CUDA.
+newest:
+	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
+	grep '^torch==' constraints.txt > .venv-newest/constraints.txt
+	$(NEWEST)/pip install -q --upgrade --upgrade-strategy eager -c .venv-newest/constraints.txt -e '.[cpu,rtx,demo,test]' ./native
+	$(NEWEST)/python -m pytest -n $(JOBS) $(BY_FILE)
+
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going docs out/docs
 
@@ -51,7 +59,7 @@ schema: $(VENV)/.quickstart
 	$(BIN)/python -m bertopt.recipe.schema
 
 clean:
-	rm -rf $(VENV) .venv-lowest out build native/build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
+	rm -rf $(VENV) .venv-lowest .venv-newest out build native/build .mypy_cache .pytest_cache .ruff_cache .coverage .coverage.* bertopt.egg-info
 
 # torch first and pinned: any range would let the resolver pick a newer build with gigabytes of CUDA.
 $(VENV)/.torch: constraints.txt
