@@ -6,12 +6,14 @@ compared: texts that are not here, and the offsets of tokenizers that transforme
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertopt.errors import WrongAnswer
-from bertopt.runtime.tokenization import LONG_PARTS, Text, Tokenizer
+from bertopt.runtime.tokenization import LONG_PARTS, Text, Tokenizer, Tokens
 
 AWKWARD = (
     "", " ", "\t\n\r", "a", "The Quick BROWN fox.", "don't-stop... (really)!?", "1,234.56 € [ 50% ]", "naïve café", "a\u0301\u0327 e\u0301",
@@ -29,6 +31,79 @@ def long_pairs(limit: int) -> list[tuple[str, str]]:
     return [(one, other), (other, one), (one, one)]
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """The tokens that transformers makes of a text. None of `types` and `places` where they are not compared."""
+
+    ids: list[int]
+    types: list[int] | None
+    places: list[tuple[int, int]] | None
+
+
+def check(ours: Tokenizer, theirs: Any) -> None:
+    """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
+    texts = _texts(ours.limit, sorted(theirs.get_added_vocab())[:ADDED])
+    readings = [_read(ours, theirs, text) for text in texts]
+    for text, expected in zip(texts, readings, strict=True):
+        (got,) = ours.encode([text])
+        _check_ids(ours, text, got, expected, theirs)
+        _check_places(text, got, expected)
+    _check_together(ours, texts, readings)
+
+
+def _texts(limit: int, added: Sequence[str]) -> list[Text]:
+    # Both ends of the last differ: which of them is cut off shows.
+    return [
+        *AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND),
+        *zip(AWKWARD, reversed(AWKWARD), strict=True), *long_pairs(limit), " ".join(map(str, range(limit + 1))),
+    ]  # fmt: skip
+
+
+def _read(ours: Tokenizer, theirs: Any, text: Text) -> _Reading:
+    typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
+    located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")
+    # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
+    read = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types, return_offsets_mapping=located)
+    places = [tuple(place) for place in read["offset_mapping"][0]] if located else None
+    return _Reading(read["input_ids"][0], read["token_type_ids"][0] if typed else None, places)
+
+
+def _check_ids(ours: Tokenizer, text: Text, got: Tokens, expected: _Reading, theirs: Any) -> None:
+    """Raise WrongAnswer where ids or types of a text differ, `got` in a list of one or read on the way of single texts."""
+    ids, types = expected.ids, expected.types
+    single, single_types, _ = ours.ids(text)
+    same = got.ids == ids and single == (ids or [ours.spec.pad_id])
+    if types is not None:
+        same = same and got.types == types and (single_types or [0] * len(single)) == (types or [0])
+    if not same:
+        at = next((i for i, (a, b) in enumerate(zip(got.ids, ids, strict=False)) if a != b), min(len(got.ids), len(ids)))
+        raise WrongAnswer(
+            f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
+            f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: {_remedy(theirs)}"
+        )
+
+
+def _check_places(text: Text, got: Tokens, expected: _Reading) -> None:
+    if expected.places is not None and got.offsets != expected.places:
+        at = next(i for i, (a, b) in enumerate(zip(got.offsets, expected.places, strict=True)) if a != b)
+        raise WrongAnswer(
+            f"tokenizer.json must place tokens where transformers does; token {at} of {str(text)[:60]!r}: expected characters "
+            f"{expected.places[at]}, got {got.offsets[at]}: save the tokenizer again with the installed transformers"
+        )
+
+
+def _check_together(ours: Tokenizer, texts: Sequence[Text], readings: Sequence[_Reading]) -> None:
+    """Raise WrongAnswer where a text is read otherwise among others: another function of the tokenizers library reads many."""
+    found = ours.flat(texts).flat
+    found_types = np.zeros_like(found.ids) if found.types is None else found.types
+    for text, expected, start, end in zip(texts, readings, found.starts, found.starts[1:], strict=False):
+        same = found.ids[start:end].tolist() == (expected.ids or [ours.spec.pad_id])
+        if expected.types is not None:
+            same = same and found_types[start:end].tolist() == (expected.types or [0])
+        if not same:
+            raise WrongAnswer(f"{str(text)[:60]!r} is tokenised differently among other texts than alone: install another version of tokenizers")
+
+
 def _remedy(theirs: Any) -> str:
     if getattr(theirs, "split_special_tokens", False):
         return (
@@ -36,40 +111,3 @@ def _remedy(theirs: Any) -> str:
             "take it out, unless texts hold special tokens as words"
         )
     return "save the tokenizer again with the installed transformers"
-
-
-def check(ours: Tokenizer, theirs: Any) -> None:
-    """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
-    added = sorted(theirs.get_added_vocab())[:ADDED]
-    texts: list[Text] = [*AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND)]
-    texts += [(AWKWARD[i], AWKWARD[-1 - i]) for i in range(len(AWKWARD))]
-    # Its two ends differ: which of them is cut off shows.
-    texts += [*long_pairs(ours.limit), " ".join(map(str, range(ours.limit + 1)))]
-    typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
-    read = list[tuple[list[int], list[int]]]()
-    located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")
-    for text in texts:
-        # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
-        expected = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types, return_offsets_mapping=located)
-        (got,) = ours.encode([text])
-        ids, types = expected["input_ids"][0], expected["token_type_ids"][0] if typed else []
-        alone, types_alone, _ = ours.ids(text)
-        read.append((ids or [ours.spec.pad_id], types or [0]))
-        if got.ids != ids or (typed and got.types != types) or alone != read[-1][0] or (typed and (types_alone or [0] * len(alone)) != read[-1][1]):
-            at = next((i for i, (a, b) in enumerate(zip(got.ids, ids, strict=False)) if a != b), min(len(got.ids), len(ids)))
-            raise WrongAnswer(
-                f"tokenizer.json must give the ids that transformers gives; {str(text)[:60]!r} differs from token {at} on: "
-                f"expected {ids[at : at + 8]}, got {got.ids[at : at + 8]}: {_remedy(theirs)}"
-            )
-        if located and got.offsets != (places := [tuple(place) for place in expected["offset_mapping"][0]]):
-            at = next(i for i, (a, b) in enumerate(zip(got.offsets, places, strict=True)) if a != b)
-            raise WrongAnswer(
-                f"tokenizer.json must place tokens where transformers does; token {at} of {str(text)[:60]!r}: expected characters "
-                f"{places[at]}, got {got.offsets[at]}: save the tokenizer again with the installed transformers"
-            )
-    # What many texts are read by is another function of the tokenizers library.
-    found = ours.flat(texts).flat
-    types_found = np.zeros_like(found.ids) if found.types is None else found.types
-    for text, start, end, (ids, types) in zip(texts, found.starts, found.starts[1:], read, strict=False):
-        if found.ids[start:end].tolist() != ids or (typed and types_found[start:end].tolist() != types):
-            raise WrongAnswer(f"{str(text)[:60]!r} is tokenised differently among other texts than alone: install another version of tokenizers")
