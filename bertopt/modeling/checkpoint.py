@@ -15,6 +15,7 @@ import torch
 from bertopt.core import Eager, Spec, Task
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import dense
+from bertopt.modeling.checkpoint_files import read_json, weight_files
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.network import Network
 from bertopt.modeling.sentence_transformers import (
@@ -27,7 +28,7 @@ from bertopt.modeling.sentence_transformers import (
     read_sentence_transformers,
     warn_of_other_scores,
 )
-from bertopt.modeling.source import read_json, resolve, scrub, weight_files
+from bertopt.modeling.source import resolve, scrub
 from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
 from bertopt.system.untrusted import plain

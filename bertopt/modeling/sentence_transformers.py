@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.modeling.source import read_json
+from bertopt.modeling.checkpoint_files import read_json
 from bertopt.spec import DenseLayer
 from bertopt.system.untrusted import plain
 
@@ -42,47 +43,77 @@ class Modules(NamedTuple):
     max_seq_length: int | None = None
 
 
+@dataclass(frozen=True)
+class _Module:
+    """One entry of modules.json."""
+
+    kind: str
+    path: Any
+    name: str | None
+
+    @property
+    def beside(self) -> bool:
+        """Whether its files lie beside modules.json, in no folder."""
+        return self.path in ("", ".")
+
+    @property
+    def folder(self) -> str:
+        """Raises IntegrityError where the path is not that of a folder beside modules.json."""
+        folder = self.path.removeprefix("./").removesuffix("/") if isinstance(self.path, str) else ""
+        if folder == "" or folder.startswith(".") or Path(folder).name != folder:
+            raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(self.path))}; restore the checkpoint")
+        return folder
+
+    def config(self, directory: Path) -> dict[str, Any]:
+        found = read_json(directory / self.folder / "config.json")
+        if not isinstance(found, dict):
+            raise IntegrityError(f"{self.folder}/config.json must be a JSON object; restore the checkpoint")
+        return found
+
+
 def read_sentence_transformers(directory: Path) -> Modules:
     """Return what modules.json and the files that it names say. Raises Unsupported and IntegrityError."""
     if not (directory / MODULES).is_file():
         return Modules()
     modules = _modules(directory)
-    for module in modules:
-        if _kind(module) not in _KINDS or (_kind(module) == "Transformer" and module["path"] not in ("", ".")):
-            shown = f"{plain(_kind(module))} at {plain(ascii(module['path']))}"
-            raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense or Normalize; got {shown}: {_ADVICE}")
-    # Dropout does something in training alone.
-    if not re.fullmatch("(TPD*N*|T)?", "".join(_kind(module)[0] for module in modules if _kind(module) != "Dropout")):
-        shown = plain(", ".join(map(_kind, modules)))
-        raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize; got {shown}: {_ADVICE}")
-    fields = {
-        _folder(module["path"]): (_kind(module), _read(directory / _folder(module["path"]) / "config.json"))
-        for module in modules if _kind(module) in ("Pooling", "Dense")
-    }  # fmt: skip
+    _check_order(modules)
+    configs = [(module, module.config(directory)) for module in modules if module.kind in ("Pooling", "Dense")]
     for module in modules:
         # Older versions write no folder for it.
-        if _kind(module) == "Normalize" and (directory / str(module["path"]) / "config.json").is_file() and module["path"] not in ("", "."):
-            folder = _folder(module["path"])
-            _check_usual(folder, _read(directory / folder / "config.json"))
-    folders = [_folder(module["path"]) for module in modules if _kind(module) in ("Pooling", "Dense")]
-    for key, stated in (("name", [str(module["name"]) for module in modules if "name" in module]), ("path", folders)):
-        if len(set(stated)) < len(stated):
-            raise Unsupported(f"modules.json: each module must have its own {key}; got {plain(ascii(', '.join(stated)))}: {_ADVICE}")
-    name, settings = _settings(directory)
-    length = _length(name, settings)
+        if module.kind == "Normalize" and not module.beside and (directory / str(module.path) / "config.json").is_file():
+            _check_usual(module.folder, module.config(directory))
+    _check_distinct("name", [module.name for module in modules if module.name is not None])
+    _check_distinct("path", [module.folder for module, _ in configs])
+    length = _length(*_settings(directory))
     _warn_of_dropped(directory)
     return Modules(
-        next((_pooling_mode(config) for kind, config in fields.values() if kind == "Pooling"), None),
-        tuple(_dense(folder, config) for folder, (kind, config) in fields.items() if kind == "Dense"),
-        any(_kind(module) == "Normalize" for module in modules), length,
+        next((_pooling_mode(config) for module, config in configs if module.kind == "Pooling"), None),
+        tuple(_dense(module.folder, config) for module, config in configs if module.kind == "Dense"),
+        any(module.kind == "Normalize" for module in modules), length,
     )  # fmt: skip
+
+
+def _check_order(modules: list[_Module]) -> None:
+    """Raise Unsupported for a module that bertopt does not have, or where it does not have it."""
+    for module in modules:
+        if module.kind not in _KINDS or (module.kind == "Transformer" and not module.beside):
+            shown = f"{plain(module.kind)} at {plain(ascii(module.path))}"
+            raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense or Normalize; got {shown}: {_ADVICE}")
+    # Dropout does something in training alone.
+    if not re.fullmatch("(TPD*N*|T)?", "".join(module.kind[0] for module in modules if module.kind != "Dropout")):
+        shown = plain(", ".join(module.kind for module in modules))
+        raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize; got {shown}: {_ADVICE}")
+
+
+def _check_distinct(key: str, stated: list[str]) -> None:
+    if len(set(stated)) < len(stated):
+        raise Unsupported(f"modules.json: each module must have its own {key}; got {plain(ascii(', '.join(stated)))}: {_ADVICE}")
 
 
 def module_files(directory: Path) -> list[str]:
     """Return the names of the files in folders beside the checkpoint that say what follows the transformer."""
     files = {"Pooling": ("config.json",), "Dense": ("config.json", WEIGHTS), "Dropout": ("config.json",)}
-    modules = _modules(directory) if (directory / MODULES).is_file() else []
-    return [f"{_folder(module['path'])}/{name}" for module in modules for name in files.get(_kind(module), ())]
+    return [f"{module.folder}/{name}" for module in _modules(directory) for name in files.get(module.kind, ())]
 
 
 def dense_weights(directory: Path) -> list[Path]:
@@ -116,8 +147,7 @@ def read_prompts(directory: Path) -> dict[str, str]:
 
 def leaves_prompts_out(directory: Path) -> bool:
     """Return whether the pooling takes the tokens after a prompt alone, as INSTRUCTOR's does. The networks here pool all of a text's."""
-    modules = _modules(directory) if (directory / MODULES).is_file() else []
-    poolings = [_read(directory / _folder(each["path"]) / "config.json") for each in modules if _kind(each) == "Pooling"]
+    poolings = [module.config(directory) for module in _modules(directory) if module.kind == "Pooling"]
     return not all(config.get("include_prompt", True) for config in poolings)
 
 
@@ -131,30 +161,12 @@ def _prompt_fields(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _modules(directory: Path) -> list[dict[str, Any]]:
-    found = read_json(directory / MODULES)
+def _modules(directory: Path) -> list[_Module]:
+    """Return what modules.json lists, nothing where it is not there."""
+    found = read_json(directory / MODULES) if (directory / MODULES).is_file() else []
     if not isinstance(found, list) or not all(isinstance(each, dict) and {"type", "path"} <= each.keys() for each in found):
         raise IntegrityError(f"{MODULES} must be a list of modules, each with a type and a path; restore the checkpoint")
-    return found
-
-
-def _kind(module: dict[str, Any]) -> str:
-    return str(module["type"]).rsplit(".", 1)[-1]
-
-
-def _folder(path: Any) -> str:
-    folder = path.removeprefix("./").removesuffix("/") if isinstance(path, str) else ""
-    if folder == "" or folder.startswith(".") or Path(folder).name != folder:
-        raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(path))}; restore the checkpoint")
-    return folder
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the fields of a module's configuration."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise IntegrityError(f"{path.parent.name}/{path.name} must be a JSON object; restore the checkpoint")
-    return found
+    return [_Module(str(each["type"]).rsplit(".", 1)[-1], each["path"], str(each["name"]) if "name" in each else None) for each in found]
 
 
 def _settings(directory: Path) -> tuple[str, dict[str, Any]]:

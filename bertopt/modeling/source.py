@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
+from bertopt.modeling.checkpoint_files import check_fetched, check_whole, read_json, weight_files
 from bertopt.modeling.config_checks import check_config, check_size
 from bertopt.system.untrusted import first_line, plain
 
@@ -24,13 +24,7 @@ ADAPTER = "adapter_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
 )  # fmt: skip
-#: How a file begins that Git LFS puts in the place of one that was not fetched.
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-#: Where weights lie that transformers does not read.
-_OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.*", "*.gguf", "*.onnx", "onnx/*.onnx", "openvino/*.xml")
 _NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; check the path or the name"
-#: Bytes of a header of safetensors at most, as its own library takes it.
-_LONGEST_HEADER = 100_000_000
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.
 HUB_TIMEOUT_S = 5.0
 #: Fields of config.json and tokenizer_config.json that can name code to run.
@@ -150,9 +144,9 @@ def examine(directory: Path) -> dict[str, Any]:
     fields = _read_config(directory)
     tokenizers = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     for path in (*weight_files(directory), *tokenizers):
-        _check_fetched(path)
+        check_fetched(path)
         if path.suffix == ".safetensors":
-            _check_whole(path)
+            check_whole(path)
     check_size(fields, sum(path.stat().st_size for path in weight_files(directory)))
     if not tokenizers:
         raise UsageError(
@@ -176,7 +170,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
             # What is in there alone would be the model without its pooling.
             advice = f"its transformer is in '{inside.name}', as sentence-transformers once wrote it; save it anew: SentenceTransformer(DIR).save(NEW)"
         raise UsageError(f"'{directory}' has no config.json; {advice}")
-    _check_fetched(path)
+    check_fetched(path)
     return check_config(read_json(path))
 
 
@@ -189,29 +183,6 @@ def _refuse_adapter(directory: Path) -> None:
             f"'{directory}' is a PEFT adapter for {plain(ascii(base))}; merge the two and give the result, with a tokenizer: "
             "PeftModel.from_pretrained(BASE, DIR).merge_and_unload().save_pretrained(NEW)"
         )
-
-
-def _check_fetched(path: Path) -> None:
-    """Raise IntegrityError where Git LFS has left a pointer in the place of a file."""
-    try:
-        with path.open("rb") as file:
-            pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
-    if pointer:
-        raise IntegrityError(f"'{path}' is a Git LFS pointer, not the file itself; fetch the file: git lfs pull")
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is not there or not JSON."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise IntegrityError(f"'{path}' is not there; restore the checkpoint") from error
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, nested too deeply
-        raise IntegrityError(f"'{path}' must be UTF-8 JSON ({_why(error)}); restore the checkpoint") from error
 
 
 def _why(error: Exception) -> str:
@@ -230,69 +201,6 @@ def scrub(fields: Any) -> tuple[Any, list[str]]:
         return [clean(item) for item in value] if isinstance(value, list) else value
 
     return clean(fields), dropped
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, sharded or not. Anything else is refused."""
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        content = read_json(index)
-        placed = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
-            raise IntegrityError(f"{index.name} must map tensors to file names under weight_map; restore the checkpoint")
-        names = sorted(set(placed.values()))
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise IntegrityError(f"{index.name} must name files beside it; got '{outside[0]}'")
-        missing = [name for name in names if not (directory / name).is_file()]
-        if missing or not names:
-            raise IntegrityError(f"{index.name} names {missing or 'no files'}, which are not there; fetch the shards")
-        return [index, *(directory / name for name in names)]
-    found = sorted(
-        path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".h5", ".msgpack"}
-    )
-    if found:
-        raise IntegrityError(
-            f"expected model.safetensors; got {', '.join(found)}, which can run code when loaded; "
-            f"if you trust it, convert it with transformers: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    if single.is_symlink():
-        raise UsageError(
-            f"'{single}' is a link to a file that is not there, as after an interrupted download; fetch the model again, with the "
-            "network (HF_HUB_OFFLINE unset), or restore the file"
-        )
-    others = sorted(path.relative_to(directory).as_posix() for pattern in _OTHER_WEIGHTS for path in directory.glob(pattern))
-    instead = f", but {plain(', '.join(others[:3]))}" if others else ""
-    raise UsageError(f"'{directory}' has no model.safetensors{instead}; give the directory of a transformers checkpoint")
-
-
-def _class_name(directory: Path) -> str:
-    """Return transformers' class for a checkpoint with its head: AutoModel would leave that out."""
-    fields = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
-    names = fields.get("architectures") if isinstance(fields, dict) else None
-    name = names[0] if isinstance(names, list) and names else None
-    return name if isinstance(name, str) and name.isascii() and name.isidentifier() else "AutoModel"
-
-
-def _check_whole(path: Path) -> None:
-    """Raise IntegrityError where a safetensors file is shorter or longer than its header says: a download that broke off."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(size - 8, _LONGEST_HEADER):
-                raise IntegrityError(f"'{path}' is damaged (its header does not fit into it); fetch the checkpoint again")
-            header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"'{path}' is damaged (its header is not that of safetensors); fetch the checkpoint again") from error
-    expected = 8 + length + max((end for end in ends if isinstance(end, int)), default=0)
-    if size != expected:
-        raise IntegrityError(f"'{path}' is damaged: it must have {expected:,} bytes; got {size:,}; fetch the checkpoint again")
 
 
 def sha256(path: Path) -> str:

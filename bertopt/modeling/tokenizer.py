@@ -9,7 +9,8 @@ from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import sentence_transformers
-from bertopt.modeling.source import read_json, scrub
+from bertopt.modeling.checkpoint_files import read_json
+from bertopt.modeling.source import scrub
 from bertopt.system import temporary_directory
 from bertopt.system.untrusted import first_line, plain
 

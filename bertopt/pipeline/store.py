@@ -16,8 +16,9 @@ from filelock import FileLock, Timeout
 from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
+from bertopt.modeling.checkpoint_files import weight_files
 from bertopt.modeling.sentence_transformers import dense_weights
-from bertopt.modeling.source import examine, hub_commit, resolve, sha256, weight_files
+from bertopt.modeling.source import examine, hub_commit, resolve, sha256
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
@@ -72,26 +73,28 @@ class Store:
                 f"bertopt verify '{self.out / 'artifact'}'"
             ) from error
         try:
-            self._take_over()
+            self._refuse_foreign()
+            self._clear_up()
         except BaseException:
             self._lock.release()
             raise
         return self
 
-    def _take_over(self) -> None:
-        """Clear up after interrupted runs, and refuse a directory that holds somebody else's files under our names."""
+    def _refuse_foreign(self) -> None:
+        """Raise UsageError for a directory that holds somebody else's files under our names."""
         for folder, ours in ((self.stages, _is_stage), (self.checks, _is_record)):
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"'{folder}' must be a directory of bertopt's; it is a file: choose another --out")
-            foreign = [path for path in folder.iterdir() if not ours(path)] if folder.is_dir() else []
-            if foreign and not any(ours(path) for path in folder.iterdir()):
-                raise UsageError(
-                    f"'{folder}' holds '{foreign[0].name}', which is not bertopt's; choose another directory with --out"
-                )
+            paths = list(folder.iterdir()) if folder.is_dir() else []
+            if paths and not any(map(ours, paths)):
+                raise UsageError(f"'{folder}' holds '{paths[0].name}', which is not bertopt's; choose another directory with --out")
         for name in ("report.json", "report.html"):
             path = self.out / name
             if path.exists() and not (path.is_file() and b"bertopt" in path.read_bytes()):
                 raise UsageError(f"'{path}' is not bertopt's and would be replaced; choose another directory with --out")
+
+    def _clear_up(self) -> None:
+        """Remove what interrupted runs left; with `fresh`, what was built and measured too."""
         artifact.recover(self.out)
         self.stages.mkdir(exist_ok=True)
         for path in self.stages.iterdir():
