@@ -19,7 +19,15 @@ from bertopt.modeling.source import HUB_ID
 from bertopt.recipe import waivers
 from bertopt.recipe.messages import format_value, validate_model
 from bertopt.recipe.overrides import apply as apply_overrides
-from bertopt.recipe.steps import REFERENCE, RESERVED_STEP_NAMES, STEP_NAME, StepDraft, check_names, check_order
+from bertopt.recipe.steps import (
+    REFERENCE,
+    RESERVED_STEP_NAMES,
+    STEP_NAME,
+    StepDraft,
+    check_inputs,
+    check_names,
+    check_order,
+)
 from bertopt.recipe.suggest import closest, nearest
 from bertopt.recipe.yaml_document import Document, KeyPath
 from bertopt.results import Limits, Waiver
@@ -162,12 +170,7 @@ def _recipe(doc: Document, overrides: Sequence[str]) -> Recipe:
     drafts = [_draft(doc, index, step) for index, step in enumerate(steps)]
     check_names(doc, drafts, head.deliver)
     check_order(doc, drafts)
-    for draft in drafts:
-        if draft.pass_ and not doc.mistaken(draft.path):
-            shape = None if doc.mistaken(("inputs",)) else draft.pass_.shape_conflict(head.inputs.shapes)
-            device = draft.parent and draft.pass_.device_conflict(head.device, draft.parent.line())
-            for reason in filter(None, (shape, device)):
-                doc.report(draft.path, f"{draft.label}: {reason}")
+    check_inputs(doc, drafts, head.inputs.shapes, head.device)
     head = _located(doc, head, Path(doc.source).parent)
     waiving = waivers.read(doc, waived, [draft.name for draft in drafts if draft.name])
     doc.raise_problems()
@@ -192,16 +195,22 @@ def _draft(doc: Document, index: int, data: Any) -> StepDraft:
     draft.keys = validate_model(StepKeys, keys, doc, path, who)
     options = {key: value for key, value in data.items() if key not in RESERVED_KEYS}
     draft.cls = passes.get(pass_name) if pass_name else None
-    if draft.cls is not None:
+    if draft.cls is None:
+        _report_no_pass(doc, path, data)
+    else:
         draft.pass_ = validate_model(draft.cls, options, doc, path, who, noun="option", other_keys=RESERVED_KEYS)
-    elif "pass" in data:
+    return draft
+
+
+def _report_no_pass(doc: Document, path: KeyPath, data: Mapping[str, Any]) -> None:
+    """Report a step whose pass is unknown or not named."""
+    if "pass" in data:
         got = data["pass"]
         doc.report((*path, "pass"), f"unknown pass {format_value(got)}{nearest(str(got), passes.all_passes())}")
-    else:
-        typo = next((key for key in options if closest(key, ["pass"])), None)
-        message = f"unknown key '{typo}'; did you mean 'pass'?" if typo else "a step must name its pass; add pass: NAME"
-        doc.report((*path, typo or "pass"), message, key=True)
-    return draft
+        return
+    typo = next((key for key in data if key not in RESERVED_KEYS and closest(key, ["pass"])), None)
+    message = f"unknown key '{typo}'; did you mean 'pass'?" if typo else "a step must name its pass; add pass: NAME"
+    doc.report((*path, typo or "pass"), message, key=True)
 
 
 def _step(draft: StepDraft) -> Step:

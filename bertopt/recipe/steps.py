@@ -87,6 +87,17 @@ def check_order(doc: Document, drafts: Sequence[StepDraft]) -> None:
             doc.report(draft.path, f"{draft.label}: {reason}")
 
 
+def check_inputs(doc: Document, drafts: Sequence[StepDraft], shapes: Sequence[tuple[int, int]], device: str) -> None:
+    """Whether each pass can work for the recipe's shapes, and on its device."""
+    for draft in drafts:
+        if draft.pass_ is None or doc.mistaken(draft.path):
+            continue
+        shape = None if doc.mistaken(("inputs",)) else draft.pass_.shape_conflict(shapes)
+        where = draft.parent and draft.pass_.device_conflict(device, draft.parent.line())
+        for reason in filter(None, (shape, where)):
+            doc.report(draft.path, f"{draft.label}: {reason}")
+
+
 def _parent(doc: Document, draft: StepDraft, earlier: Sequence[StepDraft], later: Sequence[str]) -> StepDraft | None:
     if doc.mistaken((*draft.path, "after")):
         return None
