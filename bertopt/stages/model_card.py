@@ -71,19 +71,7 @@ def _lines(row: Stage, manifest: Manifest, called: str, model: str, quick: bool)
     yield ""
     yield "Against the fp32 checkpoint, in a fresh process, from the committed files:"
     yield ""
-    if row.parity is not None:
-        worst = row.parity.worst
-        yield f"- parity: {worst.metric} {worst.value:.6g}, limit {worst.limit:g}"
-    if row.nearest is not None:
-        nearest = row.nearest
-        yield f"- of all limits, nearest: {nearest.metric} {nearest.value:.6g}, limit {nearest.limit:g}" + (f" ({nearest.where})" if nearest.where else "")
-    if row.invariance is not None:
-        yield f"- a text's output alone and among others differs by at most {row.invariance.max_abs:.3g}"
-    if row.ranking is not None:
-        yield f"- ranking of texts: Spearman's correlation {row.ranking.spearman:.4f}"
-    if row.quality is not None:
-        yield f"- {row.quality.metric}: {row.quality.value:.4f} (checkpoint {row.quality.reference:.4f}, {row.quality.n} texts)"
-    yield from (f"- accepted although it misses a limit: {text}" for text in row.waived)
+    yield from _checks(row)
     if quick:
         yield "- speed: timed briefly (`quick`), so no figures here; `bertopt bench DIR` measures them"
     else:
@@ -100,6 +88,22 @@ def _lines(row: Stage, manifest: Manifest, called: str, model: str, quick: bool)
     if spec.layout == "padded" and form in BACKENDS:
         yield from _elsewhere(form, spec, _PRECISION if form == "openvino" and manifest.precision != "bfloat16" else ())
     yield "`bertopt verify DIR --against CHECKPOINT` repeats the checks on the machine that serves it."
+
+
+def _checks(row: Stage) -> Iterator[str]:
+    if row.parity is not None:
+        worst = row.parity.worst
+        yield f"- parity: {worst.metric} {worst.value:.6g}, limit {worst.limit:g}"
+    if row.nearest is not None:
+        nearest = row.nearest
+        yield f"- of all limits, nearest: {nearest.metric} {nearest.value:.6g}, limit {nearest.limit:g}" + (f" ({nearest.where})" if nearest.where else "")
+    if row.invariance is not None:
+        yield f"- a text's output alone and among others differs by at most {row.invariance.max_abs:.3g}"
+    if row.ranking is not None:
+        yield f"- ranking of texts: Spearman's correlation {row.ranking.spearman:.4f}"
+    if row.quality is not None:
+        yield f"- {row.quality.metric}: {row.quality.value:.4f} (checkpoint {row.quality.reference:.4f}, {row.quality.n} texts)"
+    yield from (f"- accepted although it misses a limit: {text}" for text in row.waived)
 
 
 def example(spec: Spec, directory: Path) -> str:
