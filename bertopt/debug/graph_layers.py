@@ -31,24 +31,17 @@ def layers_of(nodes: Sequence[Node], layers: int) -> dict[str, str]:
     What is computed only to be read by an attention belongs to the layer of that attention, whatever else follows an
     attention to the layer of the last one before it. After the last normalisation begins the head.
     """
-    readers: dict[str, list[str]] = {node.name: [] for node in nodes}
-    for node in nodes:
-        for name in node.inputs:
-            if name in readers:
-                readers[name].append(node.name)
+    readers = _readers(nodes)
     kinds = {node.name: node.kind for node in nodes}
     marks = list(dict.fromkeys(mark for node in nodes if (mark := _attention(node, readers, kinds))))
     if len(marks) != layers:
         return {}
-    depth: dict[str, int] = {}
-    for node in nodes:
-        depth[node.name] = max([depth.get(name, 0) for name in node.inputs], default=0) + (node.name in marks)
     ends = [node.name for node in nodes if not readers[node.name]]
     inputs = {node.name: node.inputs for node in nodes}
     around = [_reaching(ends, inputs, mark) for mark in marks]
     normed = _reaching([name for name, kind in kinds.items() if kind in _NORM], inputs, None)
-    found = {}
-    for name, passed in depth.items():
+    found: dict[str, str] = {}
+    for name, passed in _attentions_passed(nodes, marks).items():
         if name in marks:
             found[name] = f"layer {passed - 1}"
         elif passed < layers and name not in around[passed]:
@@ -58,6 +51,24 @@ def layers_of(nodes: Sequence[Node], layers: int) -> dict[str, str]:
         else:
             found[name] = f"layer {passed - 1}" if passed else BEFORE
     return found
+
+
+def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """The names of the nodes that read each node's values."""
+    readers: dict[str, list[str]] = {node.name: [] for node in nodes}
+    for node in nodes:
+        for name in node.inputs:
+            if name in readers:
+                readers[name].append(node.name)
+    return readers
+
+
+def _attentions_passed(nodes: Sequence[Node], marks: Sequence[str]) -> dict[str, int]:
+    """How many of `marks` lie on a way to each node, itself included; on the way with most of them."""
+    passed: dict[str, int] = {}
+    for node in nodes:
+        passed[node.name] = max((passed.get(name, 0) for name in node.inputs), default=0) + (node.name in marks)
+    return passed
 
 
 def _attention(node: Node, readers: Mapping[str, list[str]], kinds: Mapping[str, str]) -> str | None:
