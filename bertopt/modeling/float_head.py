@@ -65,10 +65,7 @@ class FloatHead:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
         if spec.task == "feature-extraction":
             return cls._after_pooling(spec, tensors) if spec.dense else None
-        per_token = _MODERNBERT if spec.family == "modernbert" else _PER_TOKEN
-        steps = _CLASSIFIERS.get(spec.family) if spec.task == "text-classification" else per_token.get(spec.task)
-        if steps is None:
-            raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
+        steps = _steps(spec)
         if spec.family == "modernbert":
             tensors = _modernbert(tensors, config)
         if spec.family == "deberta-v2" and spec.granularity == "text":
@@ -112,6 +109,14 @@ class FloatHead:
             else:
                 values = linear(values, self.tensors[f"{step}.weight"], self.tensors[f"{step}.bias"])
         return np.asarray(values)
+
+
+def _steps(spec: Spec) -> tuple[str, ...]:
+    """The layers and functions of a task's head. Raises Unsupported for a task that has none here."""
+    heads = {"text-classification": _CLASSIFIERS[spec.family], **(_MODERNBERT if spec.family == "modernbert" else _PER_TOKEN)}
+    if spec.task not in heads:
+        raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
+    return heads[spec.task]
 
 
 def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Array]]:
