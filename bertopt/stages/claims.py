@@ -6,6 +6,7 @@ multiplied by zero counts as used, and how a runtime's own kernels round inside.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -98,22 +99,26 @@ def _in_graph(model: Onnx) -> Iterator[tuple[str, int]]:
         index = _WEIGHTS.get(node.op_type)
         if index is None or len(node.inputs) <= index or (node.op_type == "Attention" and not node.domain):
             continue
-        value = taken = node.inputs[index]
-        quantised = False
-        while value is not None and not value.is_initializer() and (made := value.producer()) is not None:
-            if made.op_type not in _THROUGH:
-                break
-            quantised |= made.op_type == "DequantizeLinear"
-            value = made.inputs[0]
-        if value is None or not value.is_initializer() or len(value.shape or ()) < 2:
+        taken = node.inputs[index]
+        constant, dequantised = _constant(taken)
+        if constant is None or len(constant.shape or ()) < 2:
             continue
-        size = 1
-        for dim in value.const_value.shape:
-            size *= int(dim)
-        kind = value.dtype if value.dtype in names else taken.dtype or value.dtype
-        if quantised and _floating(node.inputs[0]):
+        kind = constant.dtype if constant.dtype in names else taken.dtype or constant.dtype
+        if dequantised and _floating(node.inputs[0]):
             kind = ir.DataType.FLOAT  # weights alone are quantised: floats are multiplied
-        yield names.get(kind, kind.name.lower()), size
+        yield names.get(kind, kind.name.lower()), math.prod(map(int, constant.const_value.shape))
+
+
+def _constant(value: Any) -> tuple[Any, bool]:
+    """The initializer that `value` is made of, None where it is computed, and whether it is dequantised on the way."""
+    dequantised = False
+    while value is not None and not value.is_initializer():
+        made = value.producer()
+        if made is None or made.op_type not in _THROUGH:
+            return None, dequantised
+        dequantised |= made.op_type == "DequantizeLinear"
+        value = made.inputs[0]
+    return value, dequantised
 
 
 def _floating(value: Any) -> bool:
