@@ -15,7 +15,7 @@ from bertopt.serve import kserve_binary
 from bertopt.serve.call import Call, Raw
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import KServeInfer
+from bertopt.serve.payloads import KServeInfer, KServeTensor
 
 #: The only version of each model, as metadata and answers name it.
 VERSION = "1"
@@ -83,31 +83,42 @@ def _model(call: Call) -> ServedModel:
 
 def _columns(asked: KServeInfer, tail: bytes) -> list[list[str]]:
     """Return the one or two tensors of texts; `tail` holds those that came as bytes, in their order."""
-    columns, place = [], 0
+    columns: list[list[str]] = []
+    place = 0
     for number, tensor in enumerate(asked.inputs[:3]):
         field, data = f"inputs[{number}]", tensor.data
         if tensor.datatype != "BYTES":
             raise RequestError(400, f"{field}: expected datatype BYTES with texts; got {ascii(tensor.datatype)[:40]}", field)
         if data is None:
-            size = (tensor.parameters or {}).get("binary_data_size")
-            if not isinstance(size, int) or not 0 <= size <= len(tail) - place:
-                raise RequestError(400, f"{field}: expected data, or a binary_data_size of at most {len(tail) - place}; got {ascii(size)[:40]}", field)
+            size = _binary_size(tensor, len(tail) - place, field)
             data = kserve_binary.texts(tail[place : place + size], field)
             place += size
-        for _ in tensor.shape[1:8]:  # nested as its shape is, or flat
-            data = list(chain.from_iterable(data)) if all(isinstance(row, list) for row in data) else data
-        if wrong := [item for item in data if not isinstance(item, str)][:1]:
-            raise RequestError(400, f"{field}.data: expected texts; got {ascii(wrong[0])[:40]}", f"{field}.data")
-        # Bounded before they are multiplied or shown: products of large numbers take time.
-        if len(tensor.shape) > 8 or any(not 0 <= n <= len(data) for n in tensor.shape) or math.prod(tensor.shape) != len(data):
-            raise RequestError(400, f"{field}.shape: expected one that holds {len(data)} texts; got {str(tensor.shape[:8])[:60]}", f"{field}.shape")
-        columns.append(data)
+        columns.append(_flat(data, tensor.shape, field))
     if len(columns) > 2 or len({len(column) for column in columns}) != 1:
         raise RequestError(400, "inputs: expected one tensor of texts, or two of the same length for pairs", "inputs")
     if place != len(tail):
         raise RequestError(400, f"inputs: {len(tail) - place} bytes follow the last tensor, which no binary_data_size counts", "inputs")
     # By name where these are the names of `bertopt deploy triton`, else by order.
     return columns[::-1] if [tensor.name for tensor in asked.inputs] == [_PAIR, "text"] else columns
+
+
+def _binary_size(tensor: KServeTensor, most: int, field: str) -> int:
+    size = (tensor.parameters or {}).get("binary_data_size")
+    if not isinstance(size, int) or not 0 <= size <= most:
+        raise RequestError(400, f"{field}: expected data, or a binary_data_size of at most {most}; got {ascii(size)[:40]}", field)
+    return size
+
+
+def _flat(data: list[Any], shape: list[int], field: str) -> list[str]:
+    """Return the texts of a tensor, nested as its `shape` is or flat. Raises RequestError (400) for another content or number."""
+    for _ in shape[1:8]:
+        data = list(chain.from_iterable(data)) if all(isinstance(row, list) for row in data) else data
+    if wrong := [item for item in data if not isinstance(item, str)][:1]:
+        raise RequestError(400, f"{field}.data: expected texts; got {ascii(wrong[0])[:40]}", f"{field}.data")
+    # Bounded before they are multiplied or shown: products of large numbers take time.
+    if len(shape) > 8 or any(not 0 <= n <= len(data) for n in shape) or math.prod(shape) != len(data):
+        raise RequestError(400, f"{field}.shape: expected one that holds {len(data)} texts; got {str(shape[:8])[:60]}", f"{field}.shape")
+    return data
 
 
 def _wants_binary(asked: KServeInfer, name: str) -> bool:
