@@ -32,3 +32,10 @@ QUESTIONS = TEXT.model_copy(update={"task": "question-answering", "labels": ()})
 SWEPT = spec(vocabulary=20_000, hidden=32, pad_id=0, max_length=512, text_length=512, labels=("bad", "good"))
 MINILM = SWEPT.model_copy(update={"layers": 6, "hidden": 384, "vocabulary": 30_522})
 WHOLE = ShapeLimits(longest=512)
+
+#: A classifier without token types.
+TWO_LABELS = Spec(
+    family="bert", task="text-classification", inputs=("input_ids", "attention_mask"), outputs=("logits",), layers=2,
+    heads=2, hidden=32, vocabulary=85, token_types=0, pad_id=0, max_length=64, text_length=64,
+    labels=("bad", "good"), parameters=1,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""A texts file with mistakes, from the command line: line number, what is wrong, exit 2. (What is read: test_stage.)"""
+"""Texts files: what is read, and what is said of mistakes, from the command line too: line number, what is wrong, exit 2."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from bertopt.commands.export import check_inputs
 from bertopt.errors import UsageError
 from bertopt.modeling.source import examine
 from bertopt.recipe import Recipe, from_dict, texts
+from bertopt.recipe.texts import Texts
+from tests.support.specs import TWO_LABELS as SPEC
 from tests.support.tiny_models import Tiny
 
 
@@ -145,3 +147,81 @@ def test_a_very_long_line_is_cut(tmp_path: Path) -> None:
     for name, content in (("t.txt", long), ("t.jsonl", f'{{"text": "{long}"}}')):
         (text,) = texts.read(write(tmp_path, content, name)).texts
         assert len(text) == texts.LONGEST and long.startswith(text)
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_plain_texts(tmp_path: Path) -> None:
+    found = texts.read(written(tmp_path / "a.txt", "one\n  two \nथ्री\n"))
+    assert found.texts == ("one", "  two ", "थ्री")
+    assert found.labels is None
+    assert found.source == str(tmp_path / "a.txt")
+
+
+def test_labelled_texts(tmp_path: Path) -> None:
+    lines = ['{"text": "one", "label": "good"}', '{"text": "", "label": 0, "other": [1]}']
+    found = texts.read(written(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert (found.texts, found.labels) == (("one", ""), ("good", "0"))
+    assert found.digest == Texts(("one", ""), ("good", "0"), "elsewhere").digest
+    assert found.digest != Texts(("one", "")).digest
+
+
+def test_a_text_may_hold_any_character_but_a_newline(tmp_path: Path) -> None:
+    line = "one\u2028two\x0bthree\x85four"
+    assert texts.read(written(tmp_path / "a.txt", line + "\n")).texts == (line,)
+    entry = json.dumps({"text": line}, ensure_ascii=False)
+    assert texts.read(written(tmp_path / "a.jsonl", entry + "\r\n")).texts == (line,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", "one\n\nthree\n  \n", ["a.txt:2: the line is empty; remove it", "a.txt:4: the line is empty"]),
+        ("a.txt", "", ["a.txt: expected at least one text; the file is empty"]),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', ["a.jsonl:2: expected a JSON object; Expecting value at column 10"]),
+        ("a.jsonl", '["a"]\n"b"\n{}\n', ["a.jsonl:1: expected", "a.jsonl:2: expected", "a.jsonl:3: expected"]),
+        ("a.jsonl", '{"text": 3}\n{"text": null}', ["a.jsonl:1: text must be text in quotes; got 3", "a.jsonl:2: text must be text in quotes; got null"]),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "b"}', ["a.jsonl:2: no label, but other lines have one"]),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "label": "x"}', ["a.jsonl:1: no label, but other lines have one"]),
+    ],
+)
+def test_bad_lines_are_all_named(tmp_path: Path, name: str, content: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        texts.read(written(tmp_path / name, content))
+    assert len(caught.value.problems) == len(words)
+    for problem, expected in zip(caught.value.problems, words, strict=True):
+        assert problem.startswith(f"{tmp_path}/{expected}")
+
+
+def test_ten_bad_lines_are_enough(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        texts.read(written(tmp_path / "a.jsonl", "x\n" * 25))
+    assert len(caught.value.problems) == 11
+    assert caught.value.problems[-1] == "and 15 more"
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9\n", None])
+def test_unreadable_texts(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.txt"
+    if content is not None:
+        written(path, content)
+    with pytest.raises(UsageError, match=r"cannot be read|expected UTF-8"):
+        texts.read(path)
+
+
+def test_labels_must_be_the_models() -> None:
+    wrong = Texts(("a", "b", "c"), ("good", "ugly", "Bad"), "t.jsonl")
+    with pytest.raises(UsageError) as caught:
+        wrong.check_labels(SPEC)
+    assert caught.value.problems == (
+        "t.jsonl:2: label must be one of bad, good; got 'ugly'",
+        "t.jsonl:3: label must be one of bad, good; got 'Bad'",
+    )
+    Texts(("a",), ("good",)).check_labels(SPEC)
+    Texts(("a",)).check_labels(SPEC)
+    wrong.check_labels(SPEC.model_copy(update={"task": "feature-extraction"}))
+    with pytest.raises(UsageError, match="and 10 more"):
+        Texts(("a",) * 20, ("x",) * 20, "t").check_labels(SPEC)
