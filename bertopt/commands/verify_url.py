@@ -6,14 +6,11 @@ under load, and texts other than those sent.
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel
@@ -21,18 +18,17 @@ from pydantic import BaseModel
 from bertopt import stages
 from bertopt.checks import gates, probes
 from bertopt.checks.probes import Text
+from bertopt.commands.running_server import RunningServer
 from bertopt.core import Precision, Spec
-from bertopt.errors import Unsupported, UsageError
+from bertopt.errors import UsageError
 from bertopt.recipe.texts import read
 from bertopt.results import Limits, holds
 from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
 
 if TYPE_CHECKING:
+    from bertopt.commands.running_server import Ask
     from bertopt.core import Array
-
-    #: Vectors [N, D] of N texts or pairs, of one request.
-    Ask = Callable[[Sequence[Text]], Array]
 
 #: Requests at once while answers are compared, so that texts are batched with others; latency is measured with one.
 CLIENTS = 8
@@ -40,7 +36,6 @@ CLIENTS = 8
 IN_ONE_REQUEST = 32
 #: Single texts whose latency is taken; the 95th percentile of fewer says little.
 LATENCY_REQUESTS = 200
-TIMEOUT_S = 30.0
 
 
 class UrlCheck(BaseModel):
@@ -76,31 +71,40 @@ def verify_url(
     predictor, manifest = load(directory), stages.read_manifest(directory)
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
-    spec, client = predictor.spec, _Client(url.rstrip("/"), api_key)
+    spec, server = predictor.spec, RunningServer(url.rstrip("/"), api_key)
     given = list(read(texts).asked(spec.task)) if texts else _built_in(spec)
-    classifies = spec.task == "text-classification"
     pairs: list[Text] = [text for text in given if not isinstance(text, str)]
     # Single texts of a file have no other route than /predict.
-    ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(given)) and client.has_rerank()
+    ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(given)) and server.has_rerank()
     sent = pairs if ranks else given
-    ask: Ask = client.ranks if ranks else client.scores(spec.labels) if classifies else client.embedding(spec.normalize)
-    several = [sent[i] for i in np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)]
-    if ranks:  # one request has one query
-        several = [(several[0][0], text[1]) for text in several]
+    several = _in_one_request(sent, ranks)
+    ask = _route(server, spec, ranks)
     expected = np.concatenate([predictor.logits([text]) for text in (*sent, *several)])
     got = _answers(ask, sent, several, expected.shape[-1], url)
-    if client.openai and np.allclose(np.linalg.norm(got, axis=1), 1, atol=1e-3):  # that route normalises for all models
+    if server.openai and np.allclose(np.linalg.norm(got, axis=1), 1, atol=1e-3):  # that route normalises for all models
         expected = expected / np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    logits = (expected, got) if ranks else None
+    classifies = spec.task == "text-classification"
+    logits = _both_logits(spec, expected, got, ranks)
     if classifies:
-        expected = task_outputs.label_scores(spec, expected)
-        got = task_outputs.label_scores(spec, got) if ranks else got
-    if spec.ranks and not spec.regression:
-        logits = logits or (_logits(expected), _logits(got))
-    recorded = (manifest.gates or {}).get("parity") or {}
-    limits = Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
+        expected, got = task_outputs.label_scores(spec, expected), task_outputs.label_scores(spec, got) if ranks else got
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    return _judged(url, expected, got, classifies, limits, manifest.precision, times, latency_ms, logits)
+    return _judged(url, expected, got, classifies, _limits(manifest), manifest.precision, times, latency_ms, logits)
+
+
+def _route(server: RunningServer, spec: Spec, ranks: bool) -> Ask:
+    if ranks:
+        return server.ranks
+    return server.scores(spec.labels) if spec.task == "text-classification" else server.embedding(spec.normalize)
+
+
+def _in_one_request(sent: Sequence[Text], ranks: bool) -> list[Text]:
+    several = [sent[i] for i in np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)]
+    return [(several[0][0], text[1]) for text in several] if ranks else several  # such a request has one query
+
+
+def _limits(manifest: stages.Manifest) -> Limits:
+    recorded = (manifest.gates or {}).get("parity") or {}
+    return Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
 
 
 def _answers(ask: Ask, sent: Sequence[Text], several: Sequence[Text], size: int, url: str) -> Array:
@@ -113,6 +117,15 @@ def _answers(ask: Ask, sent: Sequence[Text], several: Sequence[Text], size: int,
         return np.concatenate([got, ask(several)])
     except UsageError as error:
         raise UsageError(f"single texts were answered, but not {len(several)} in one request: {error}") from error
+
+
+def _both_logits(spec: Spec, expected: Array, got: Array, ranks: bool) -> tuple[Array, Array] | None:
+    """Return the logits of a model with one score a text: of the artefact here, and of the server's answers."""
+    if ranks:
+        return expected, got
+    if not spec.ranks or spec.regression:
+        return None
+    return _logits(task_outputs.label_scores(spec, expected)), _logits(got)
 
 
 def _logits(scores: Array) -> Array:
@@ -173,113 +186,3 @@ def _timed(ask: Ask, text: Text) -> float:
     start = time.perf_counter()
     ask([text])
     return (time.perf_counter() - start) * 1e3
-
-
-class _Client:
-    def __init__(self, url: str, api_key: str | None) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--url must begin with http:// or https://; got '{url}'")
-        self.url = url
-        #: Whether embeddings are asked for at OpenAI's route, for want of another.
-        self.openai = False
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-
-    def embedding(self, normalize: bool) -> Ask:
-        """Return the function that asks for embeddings, by the route that the server has."""
-        options = {"truncate": True, "normalize": normalize}
-        try:
-            self._post("/embed", {"inputs": "a", **options})
-        except _Missing:
-            self.openai = True
-
-            def ask(texts: Sequence[Text]) -> Array:
-                def vectors(answer: Any) -> list[list[float]]:
-                    return [row["embedding"] for row in sorted(answer["data"], key=lambda row: row["index"])]
-
-                return self._numbers("/v1/embeddings", {"input": list(texts), "model": "default"}, texts, vectors)
-
-            return ask
-        return lambda texts: self._numbers("/embed", {"inputs": list(texts), **options}, texts, list)
-
-    def has_rerank(self) -> bool:
-        try:
-            self.ranks([("a", "b")])
-        except _Missing:
-            return False
-        return True
-
-    def ranks(self, pairs: Sequence[Text]) -> Array:
-        """Return the logits [N, 1] of pairs with one query."""
-        body = {"query": pairs[0][0], "texts": [pair[1] for pair in pairs], "raw_scores": True, "truncate": True}
-
-        def scores(answer: Any) -> list[list[float]]:
-            by_index = {row["index"]: row["score"] for row in answer}
-            return [[by_index[i]] for i in range(len(pairs))]
-
-        return self._numbers("/rerank", body, pairs, scores)
-
-    def scores(self, labels: Sequence[str]) -> Ask:
-        """Return the function that asks for texts' scores, in the order of `labels`."""
-
-        def scores(answer: Any) -> list[list[float]]:
-            rows = [{row["label"]: row["score"] for row in ([one] if isinstance(one, dict) else one)} for one in answer]
-            for row in rows:
-                if row.keys() != set(labels):
-                    raise self._other_labels(row.keys(), labels)
-            return [[row[label] for label in labels] for row in rows]
-
-        def ask(texts: Sequence[Text]) -> Array:
-            inputs = [[text] if isinstance(text, str) else list(text) for text in texts]
-            return self._numbers("/predict", {"inputs": inputs, "truncate": True}, texts, scores)
-
-        return ask
-
-    def _other_labels(self, got: Set[str], labels: Sequence[str]) -> UsageError:
-        shown = ", ".join(sorted(got))
-        if got and got < set(labels):
-            how = "all are compared: have it answer all, as text-embeddings-inference does and transformers' pipelines with top_k=None"
-            return UsageError(f"{self.url} answers {len(got)} of {len(labels)} labels ({shown}); {how}")
-        return UsageError(f"{self.url} answers the labels {shown}; the artefact has {', '.join(labels)}")
-
-    def _numbers(self, path: str, body: Any, texts: Sequence[Text], found_in: Callable[[Any], list[list[float]]]) -> Array:
-        """Return the numbers `found_in` the answer, some for each of `texts` [N, D]. Raises UsageError where it is not there."""
-        answer = self._post(path, body)
-        try:
-            found = np.array(found_in(answer), np.float64)
-        except (TypeError, KeyError, ValueError, AttributeError):
-            found = np.empty(0)
-        if found.ndim != 2 or len(found) != len(texts):
-            wanted = f"expected an item with numbers for each of {len(texts)} text(s)"
-            raise UsageError(f"{self.url}{path} does not answer as text-embeddings-inference does: {wanted}; got {json.dumps(answer)[:100]}")
-        return found
-
-    def _post(self, path: str, body: Any) -> Any:
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), self._headers)  # noqa: S310  (checked above)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 405):
-                raise _Missing(f"{self.url} has no {path}; {self._instead(path)}") from error
-            said = error.read(500).decode(errors="replace")
-            said += "; give the server's key with --api-key or BERTOPT_API_KEY" if error.code in (401, 403) else ""
-            raise UsageError(f"{self.url}{path} answered {error.code}: {said}") from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise Unsupported(f"{self.url} does not answer ({getattr(reason, 'strerror', None) or reason}); is the server ready?") from error
-
-
-    def _instead(self, path: str) -> str:
-        """Return what to do where the server has no route `path`."""
-        root = "give the server's root"
-        if path == "/predict":
-            try:
-                self.ranks([("a", "b")])
-            except (UsageError, Unsupported):
-                return root
-            return "it has /rerank, which answers pairs alone: give --texts a file of pairs, or leave it out"
-        return root
-
-
-class _Missing(UsageError):
-    """The server has no such route."""
