@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Parts = Mapping[str, Mapping[str, Any]]
+#: What was measured of one case, by name.
+Rows = Mapping[str, Mapping[str, Any]]
 #: Shapes shown; all are in the files.
 SHOWN = ("1x128", "8x128", "32x128", "128x128", "32x512")
 QUICK_SHOWN = ("1x16", "4x16")
@@ -80,27 +82,53 @@ def _peaks(parts: Parts) -> dict[str, float]:
 
 
 def _smoke(parts: Parts) -> list[str]:
-    lines = [f"- copies, {key}: {row['gb_per_s']:.4g} GB/s" for key, row in _rows(parts, "smoke", "copies").items() if "gb_per_s" in row]
-    lines += [f"- {key}: {1e3 * row['p50_ms']:.4g} µs" for key, row in _rows(parts, "smoke", "small_kernels").items() if "p50_ms" in row]
-    lines += [f"- package, {key}: exit code {row['exit_code']}, in stage '{row.get('stage')}'"
-              for key, row in _rows(parts, "smoke", "package").items() if "exit_code" in row]  # fmt: skip
-    masked = _rows(parts, "smoke", "masked_rows")
-    bad = [key for key, row in masked.items() if row.get("finite") is False]
-    if masked:
-        lines.append(f"- fully masked rows: {'NOT finite in ' + ', '.join(bad) if bad else 'finite'} ({len(masked)} cases)")
-    for row in _rows(parts, "smoke", "graphs").values():
-        if "graphs" in row:
-            lines.append(f"- compile_torch over {len(row['lengths'])} lengths: {row['graphs']} graphs")
-    if tests := _rows(parts, "smoke", "pytest"):
-        ended = Counter(str(row["outcome"]) for row in tests.values() if "outcome" in row)
-        whole = tests.get("pytest", {})
+    lines = [f"- {line}" for case, described in _SMOKE.items() for line in described(_rows(parts, "smoke", case))]
+    return [*lines, ""] if lines else []
+
+
+def _copies(rows: Rows) -> Iterator[str]:
+    yield from (f"copies, {key}: {row['gb_per_s']:.4g} GB/s" for key, row in rows.items() if "gb_per_s" in row)
+
+
+def _small_kernels(rows: Rows) -> Iterator[str]:
+    yield from (f"{key}: {1e3 * row['p50_ms']:.4g} µs" for key, row in rows.items() if "p50_ms" in row)
+
+
+def _package(rows: Rows) -> Iterator[str]:
+    for key, row in rows.items():
+        if "exit_code" in row:
+            yield f"package, {key}: exit code {row['exit_code']}, in stage '{row.get('stage')}'"
+
+
+def _masked_rows(rows: Rows) -> Iterator[str]:
+    bad = [key for key, row in rows.items() if row.get("finite") is False]
+    if rows:
+        yield f"fully masked rows: {'NOT finite in ' + ', '.join(bad) if bad else 'finite'} ({len(rows)} cases)"
+
+
+def _graphs(rows: Rows) -> Iterator[str]:
+    yield from (f"compile_torch over {len(row['lengths'])} lengths: {row['graphs']} graphs" for row in rows.values() if "graphs" in row)
+
+
+def _tests(rows: Rows) -> Iterator[str]:
+    if rows:
+        ended, whole = Counter(str(row["outcome"]) for row in rows.values() if "outcome" in row), rows.get("pytest", {})
         counts = [f"{number} {outcome}" for outcome, number in sorted(ended.items())]
         counts += [f"{whole['collected']} collected"] if "collected" in whole else []
-        lines.append(f"- pytest -m gpu: {', '.join(counts) or 'nothing ran'}, exit code {whole.get('exit_code', '–')}")
-    races = [row for row in _rows(parts, "smoke", "aa").values() if "verdict" in row]
+        yield f"pytest -m gpu: {', '.join(counts) or 'nothing ran'}, exit code {whole.get('exit_code', '–')}"
+
+
+def _races(rows: Rows) -> Iterator[str]:
+    races = [row for row in rows.values() if "verdict" in row]
     if races:
-        lines.append(f"- A/A races: {sum(row['false_verdict'] for row in races)} of {len(races)} gave a verdict that is false")
-    return [*lines, ""] if lines else []
+        yield f"A/A races: {sum(row['false_verdict'] for row in races)} of {len(races)} gave a verdict that is false"
+
+
+#: What is said of each case of the part `smoke`.
+_SMOKE: dict[str, Callable[[Rows], Iterator[str]]] = {
+    "copies": _copies, "small_kernels": _small_kernels, "package": _package, "masked_rows": _masked_rows, "graphs": _graphs,
+    "pytest": _tests, "aa": _races,
+}  # fmt: skip
 
 
 def _times(parts: Parts, peaks: Mapping[str, float]) -> list[str]:
