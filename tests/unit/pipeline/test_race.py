@@ -1,4 +1,4 @@
-"""Races of workers that only record their calls."""
+"""Races of workers that only record their calls, and what a race is given."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from bertopt.checks import latency
+from bertopt.checks import latency, ratio
 from bertopt.checks.latency import Contender, Turn
 from bertopt.checks.ratio import MIN_ROUNDS
 from bertopt.core import Spec
-from bertopt.pipeline.race import Budget, race
+from bertopt.pipeline.race import Budget, race, race_case
+from bertopt.recipe.parser import Timing
+from bertopt.system import cpu_contention
+from bertopt.system.cpu_contention import MachineWatch
 
 SPEC = Spec(family="bert", task="text-classification", inputs=("input_ids", "attention_mask"), outputs=("logits",),
             layers=1, heads=1, hidden=4, vocabulary=50, token_types=0, pad_id=0, max_length=16, text_length=16,
@@ -101,3 +104,24 @@ def test_workers_are_resumed_after_a_race_that_fails(track: Track, monkeypatch: 
     with pytest.raises(RuntimeError, match="lost"):
         race(racing, SPEC, [(1, 8)], [], Budget(), None)
     assert {worker.state for worker in racing.values()} == {"awake"}
+
+
+def test_a_race_of_workers_reads_the_cpu_steal_and_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    given: dict[str, Any] = {}
+
+    def begin(contenders: Any, seconds: float, **options: Any) -> float:
+        given.update(options, seconds=seconds)
+        raise Begun
+
+    monkeypatch.setattr(latency, "race", begin)
+    monkeypatch.setattr(MachineWatch, "_cpu_seconds", lambda _: cpu_contention._CpuSeconds(9.0, 3.0, 5.0, 1.0))
+    monkeypatch.setattr("bertopt.system.cpu_contention.os.cpu_count", lambda: 2)
+    with pytest.raises(Begun):
+        race_case({}, (1, 8), [], Budget(2.0, 9.0), 1.0, None)
+    assert (given["seconds"], given["min_rounds"], given["stolen"]()) == (3.0, ratio.MIN_ROUNDS, 2.0)
+    with pytest.raises(Begun):
+        race_case({}, None, [], Budget.of(Timing(quick=True)), 0.0, None)
+    assert (given["seconds"], given["min_rounds"]) == (0.0, ratio.QUICK_ROUNDS)
