@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertopt.checks import probes, span_metrics, task_metrics
 from bertopt.checks.probes import Text
@@ -56,6 +56,14 @@ class Texts:
         _raise_first([f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake])
 
 
+class _Line(NamedTuple):
+    """What one line of a file says."""
+
+    text: str
+    label: Label | None = None
+    text_pair: str | None = None
+
+
 def read_or_built_in(path: str | Path | None) -> Texts:
     """Return the texts in a file, or the built-in ones where none is given. Raises UsageError as `read` does."""
     return read(path) if path else Texts(tuple(probes.built_in_texts()))
@@ -77,23 +85,20 @@ def read(path: str | Path) -> Texts:
     lines = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removesuffix(b"\n").split(b"\n")
     parse = _plain if path.suffix == ".txt" else _json
     problems: list[str] = []
-    parsed: dict[int, tuple[str, Label | None, str | None]] = {}
+    parsed: dict[int, _Line] = {}
     for number, line in enumerate(lines, 1):
         try:
             parsed[number] = parse(line)
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
-    entries = list(parsed.values())
-    labels = [label for _, label, _ in entries if label is not None]
-    second = [text for _, _, text in entries if text is not None]
-    if 0 < len(labels) < len(entries):
-        first = next(number for number, (_, label, _) in parsed.items() if label is None)
-        problems.append(f"{path}:{first}: no label, but other lines have one; label all lines or none")
-    if 0 < len(second) < len(entries):
-        first = next(number for number, (_, _, text) in parsed.items() if text is None)
-        problems.append(f"{path}:{first}: no text_pair, but other lines have one; give all lines one or none")
+    for key, advice in (("label", "label all lines or none"), ("text_pair", "give all lines one or none")):
+        without = [number for number, line in parsed.items() if getattr(line, key) is None]
+        if 0 < len(without) < len(parsed):
+            problems.append(f"{path}:{without[0]}: no {key}, but other lines have one; {advice}")
     _raise_first(problems)
-    return Texts(tuple(text for text, _, _ in entries), tuple(labels) or None, str(path), tuple(second) or None)
+    labels = tuple(line.label for line in parsed.values() if line.label is not None)
+    second = tuple(line.text_pair for line in parsed.values() if line.text_pair is not None)
+    return Texts(tuple(line.text for line in parsed.values()), labels or None, str(path), second or None)
 
 
 def _raise_first(mistakes: Sequence[str]) -> None:
@@ -133,7 +138,7 @@ def _shown(label: Label) -> str:
     return f"'{label}'" if isinstance(label, str) else f"a list of {len(label)}"
 
 
-def _plain(line: bytes) -> tuple[str, None, None]:
+def _plain(line: bytes) -> _Line:
     """Return the text of a line of a .txt file. Raises ValueError with what is wrong."""
     try:
         text = line.decode()
@@ -141,12 +146,12 @@ def _plain(line: bytes) -> tuple[str, None, None]:
         raise ValueError(f"expected UTF-8; byte {error.start + 1} of the line is not; save the file as UTF-8") from error
     if not text.strip():
         raise ValueError("the line is empty; remove it")
-    return text[:LONGEST], None, None
+    return _Line(text[:LONGEST])
 
 
-def _json(line: bytes) -> tuple[str, Label | None, str | None]:
+def _json(line: bytes) -> _Line:
     """Return text, label and second text of a line of a .jsonl file. Raises ValueError with what is wrong."""
-    text, _, _ = _plain(line)
+    _plain(line)
     try:
         entry: Any = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
@@ -168,7 +173,7 @@ def _json(line: bytes) -> tuple[str, Label | None, str | None]:
         "".join([text, second or "", *map(str, every)]).encode()
     except UnicodeEncodeError as error:
         raise ValueError("half a surrogate pair (\\ud800 to \\udfff) is not a character; write the character itself") from error
-    return text[:LONGEST], label, None if second is None else second[:LONGEST]
+    return _Line(text[:LONGEST], label, None if second is None else second[:LONGEST])
 
 
 def _refuse(constant: str) -> None:
