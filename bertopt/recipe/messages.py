@@ -50,15 +50,10 @@ def validate_model(
     typos = {(*m["loc"][:-1], closest(str(m["loc"][-1]), _keys(schema, m["loc"]))) for m in mistakes if _unknown(m)}
     for mistake in mistakes:
         loc = tuple(part for part in mistake["loc"] if part != "[key]")
-        if _unknown(mistake):
-            known = [*_keys(schema, mistake["loc"]), *(other_keys if len(loc) == 1 else ())]
-            what = f"{noun} '{loc[-1]}'" if len(loc) == 1 else f"key '{loc[-1]}' in {_dotted(loc[:-1])}"
-            doc.report((*path, *loc), f"{prefix}unknown {what}{nearest(str(loc[-1]), known)}", key=True)
-        elif mistake["type"] == "missing" and isinstance(loc[-1], str):
-            if loc not in typos:
-                doc.report((*path, *loc), f"{prefix}missing {noun} '{_dotted(loc)}'; add {_TOLD.get(_dotted(loc), 'it')}")
-        else:
-            doc.report((*path, *loc), prefix + _sentence(mistake, loc))
+        if mistake["type"] == "missing" and loc in typos:
+            continue
+        known = [*_keys(schema, mistake["loc"]), *(other_keys if len(loc) == 1 else ())] if _unknown(mistake) else []
+        doc.report((*path, *loc), prefix + _said(mistake, loc, noun, known), key=_unknown(mistake))
     bad = {mistake["loc"][0] for mistake in mistakes if mistake["loc"]}
     rest = {**(fallbacks or {}), **{key: value for key, value in data.items() if key not in bad}}
     try:
@@ -71,6 +66,16 @@ def format_value(value: Any) -> str:
     """Return a value as a recipe would have it, shortened."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _said(mistake: Mapping[str, Any], loc: KeyPath, noun: str, known: Iterable[str]) -> str:
+    """What is said of a mistake; `known` are the keys that an unknown one may be meant for."""
+    if _unknown(mistake):
+        what = f"{noun} '{loc[-1]}'" if len(loc) == 1 else f"key '{loc[-1]}' in {_dotted(loc[:-1])}"
+        return f"unknown {what}{nearest(str(loc[-1]), known)}"
+    if mistake["type"] == "missing" and isinstance(loc[-1], str):
+        return f"missing {noun} '{_dotted(loc)}'; add {_TOLD.get(_dotted(loc), 'it')}"
+    return _sentence(mistake, loc)
 
 
 def _sentence(mistake: Mapping[str, Any], loc: KeyPath) -> str:
