@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -79,6 +80,18 @@ def bulk(
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
         "prompt_name": prompt_name,
     }  # fmt: skip
+    call = _Bulk(
+        source, suffix, manifest.spec.task, out, columns=(column,) if pair is None else (column, pair), prompt=prompts.get(prompt_name or "", ""),
+        part_rows=part_rows, key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None,
+    )  # fmt: skip
+    with _alone(out):
+        _check_state(out, wanted)
+        return call.run(artefact, public_key, threads, progress, actors)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other calls out of a directory, without what one that was killed left half written. Raises UsageError for somebody else's."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / STATE).is_file() and not {*out.iterdir()} <= {out / LOCK, *_half_written(out)}:
         raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
@@ -90,10 +103,7 @@ def bulk(
     try:
         for left in _half_written(out):
             left.unlink()
-        _check_state(out, wanted)
-        key = "embedding" if embeds else "answer"
-        columns, prompt = (column,) if pair is None else (column, pair), prompts.get(prompt_name or "", "")
-        return _Bulk(source, suffix, manifest.spec.task, out, columns, prompt, part_rows, key, wanted, usual if pair is None else None).run(artefact, public_key, threads, progress, actors)
+        yield
     finally:
         lock.release()
 
