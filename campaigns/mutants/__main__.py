@@ -26,14 +26,33 @@ def show(finding: Finding) -> None:
     )
 
 
-def chosen(names: list[str]) -> list[Mutant]:
-    known = table()
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"no mutant {', '.join(unknown)}; known: {', '.join(known)}")
+def chosen(names: list[str], new: bool, known: Path | None, every: int) -> list[Mutant]:
+    """Return the mutants to plant: those named or all, of the second round's tables if `new`, one of `every`, none that the file `known` has."""
+    there = table()
+    if unknown := [name for name in names if name not in there]:
+        raise SystemExit(f"no mutant {', '.join(unknown)}; known: {', '.join(there)}")
+    done = {json.loads(line)["name"] for line in known.read_text("utf-8").splitlines()} if known and known.exists() else set()
+    mutants = [there[name] for name in names or there if name not in done]
     # Those on one checkpoint together: their stages are shared.
-    return sorted(
-        (known[name] for name in names or known), key=lambda mutant: (mutant.deed, str(mutant.on), str(mutant.line))
-    )
+    mutants.sort(key=lambda mutant: (mutant.deed, str(mutant.on), str(mutant.line)))
+    return [mutant for mutant in mutants if not new or mutant.table in NEW][::every]
+
+
+def refused_control(bench: Bench) -> str | None:
+    """Return what was said of a right model that a gate refuses, None where all pass."""
+    for name, checkpoint, steps in CONTROLS:
+        caught, said = judged(bench.recipe(checkpoint, steps))
+        print(f"   {name:28} {', '.join(caught) or 'nobody'}: a control, which must pass every gate", flush=True)
+        if caught:
+            return f"the control '{name}' was refused, so no finding would prove anything: {said}"
+    return None
+
+
+def write(path: Path, findings: list[Finding]) -> None:
+    document = {"environment": environment.describe(), "findings": [finding.record() for finding in findings]}
+    # Without the temporary folder's name.
+    text = re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", json.dumps(document, indent=1, ensure_ascii=False))
+    path.write_text(text + "\n", "utf-8")
 
 
 def main() -> int:
@@ -46,13 +65,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the findings here, such as benchmarks/results/mutants.json")
     parser.add_argument("--list", action="store_true", help="name every mutant and what it does wrong")
     arguments = parser.parse_args()
-    mutants = chosen(arguments.names)
-    if arguments.new:
-        mutants = [mutant for mutant in mutants if mutant.table in NEW]
-    if arguments.known and arguments.known.exists():
-        known = {json.loads(line)["name"] for line in arguments.known.read_text("utf-8").splitlines()}
-        mutants = [mutant for mutant in mutants if mutant.name not in known]
-    mutants = mutants[:: arguments.every]
+    mutants = chosen(arguments.names, arguments.new, arguments.known, arguments.every)
     if arguments.list:
         for mutant in mutants:
             print(f"{mutant.name:28} {mutant.gate:12} {mutant.about}")
@@ -62,12 +75,9 @@ def main() -> int:
     findings = []
     with tempfile.TemporaryDirectory(prefix="bertopt-mutants-") as scratch, cheap_workers("pipeline", new_interpreter=True):
         bench = Bench(Path(scratch))
-        for name, checkpoint, steps in CONTROLS:
-            caught, said = judged(bench.recipe(checkpoint, steps))
-            print(f"   {name:28} {', '.join(caught) or 'nobody'}: a control, which must pass every gate", flush=True)
-            if caught:
-                print(f"the control '{name}' was refused, so no finding would prove anything: {said}")
-                return 1
+        if refused := refused_control(bench):
+            print(refused)
+            return 1
         for mutant in mutants:
             findings.append(bench.plant(mutant))
             show(findings[-1])
@@ -75,10 +85,7 @@ def main() -> int:
                 with arguments.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(findings[-1].record()) + "\n")
     if arguments.json:
-        document = {"environment": environment.describe(), "findings": [finding.record() for finding in findings]}
-        # Without the temporary folder's name.
-        text = re.sub(r"[^\s'\"]*bertopt-mutants-\w+/", "", json.dumps(document, indent=1, ensure_ascii=False))
-        arguments.json.write_text(text + "\n", "utf-8")
+        write(arguments.json, findings)
     good, expected = sum(f.good for f in findings), sum(f.good and f.expected in f.caught_by for f in findings)
     seconds = time.monotonic() - started
     print(f"{good} of {len(findings)} end with another exit code than 0 ({expected} by the expected gate), {seconds:.0f} s")
