@@ -176,42 +176,39 @@ def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) ->
     IntegrityError names tensors of another shape, that are missing, or that are left; Unsupported one of relative positions, which the
     installed transformers ignores. `prefix` stands before the encoder's names in a model with a head.
     """
-    problems = [
-        f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json"
-        for name, found, expected in info["mismatched_keys"]
-    ]
-    mismatched = {name for name, *_ in info["mismatched_keys"]}
-    problems += [
-        f"tensor '{name}' is missing from the checkpoint and would be freshly initialised"
-        for name in sorted(set(info["missing_keys"]) - mismatched)
-    ]
     relative = next((name for name in sorted(info["unexpected_keys"]) if name.endswith("attention.self.distance_embedding.weight")), None)
     if relative:
         raise Unsupported(
             f"the checkpoint has relative positions (position_embedding_type: {plain(str(getattr(config, 'position_embedding_type', 'relative_key')))}), and the installed "
             f"transformers would ignore tensor '{plain(relative)}'; give a checkpoint with absolute positions, or one of deberta-v2, mpnet and modernbert"
         )
-    unused = (name.removeprefix(f"{prefix}.") for name in sorted(info["unexpected_keys"]))
-    problems += [
-        f"tensor '{name}' is in the checkpoint but not in the model of config.json"
-        for name in unused
-        if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers") and not name.endswith(BUFFERS)
-    ]
     wrapper = _wrapper(sorted(info["missing_keys"]), info["unexpected_keys"])
     if wrapper:
         raise IntegrityError(
             f"tensor names begin with '{plain(wrapper)}' in the checkpoint, as if the model were wrapped in another (DataParallel, "
             "torch.compile, Lightning); save the inner model with its save_pretrained"
         )
-    head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(f"{prefix}.") and expected[0] == config.num_labels)
-    classes = next(head, None) if task.endswith("classification") else None
-    if problems:
+    if problems := _misfits(info, prefix):
+        head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(f"{prefix}.") and expected[0] == config.num_labels)
+        classes = next(head, None) if task.endswith("classification") else None
         raise IntegrityError(
             "weights and configuration must fit each other; " + "; ".join(problems[:5])
             + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
             + (f"; config.json must have an id2label with {classes} names: its classes" if classes else
                f"; task is '{task}': state the task the checkpoint was trained for, or restore the checkpoint")
         )  # fmt: skip
+
+
+def _misfits(info: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return what is wrong with each tensor that is of another shape, missing, or left over of an encoder."""
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    left = (name.removeprefix(f"{prefix}.") for name in sorted(info["unexpected_keys"]) if not name.endswith(BUFFERS))
+    return [
+        *(f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json" for name, found, expected in info["mismatched_keys"]),
+        *(f"tensor '{name}' is missing from the checkpoint and would be freshly initialised" for name in sorted(set(info["missing_keys"]) - mismatched)),
+        *(f"tensor '{name}' is in the checkpoint but not in the model of config.json"
+          for name in left if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers")),
+    ]  # fmt: skip
 
 
 def _wrapper(missing: list[str], unexpected: Collection[str]) -> str:
