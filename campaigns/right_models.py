@@ -26,7 +26,7 @@ from bertopt.recipe import parser as recipes
 from bertopt.stages import source_hash
 from bertopt.system import native_import
 from bertopt.workers.client import Workers
-from campaigns.examination import examine
+from campaigns.examination import StageVerdict, examine
 from campaigns.mutants.checkpoints import HEADS
 from campaigns.mutants.checkpoints import write as write_head
 from campaigns.mutants.plant import Checkpoint
@@ -133,13 +133,21 @@ def models(checkpoints: list[Path], tiny: int, scratch: Path, heads: int = 0) ->
                 yield f"tiny {family} {head} {seed}", partial(write_head, out, of, seed)
 
 
+def read_lines(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    lines = path.read_text("utf-8").splitlines()
+    texts = [json.loads(line)["text"] for line in lines] if path.suffix == ".jsonl" else lines
+    return [" ".join(text.split()) for text in texts if text.strip()]
+
+
 def draws(lines: list[str] | None, count: int) -> list[list[str]]:
     if lines is None:
         return []
     return [random.Random(seed).sample(lines, min(TEXTS, len(lines))) for seed in range(count)]
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT", help="directories with model.safetensors")
     parser.add_argument("--texts", type=Path, help=".txt or .jsonl to draw texts from; default: the built-in ones alone")
@@ -153,12 +161,27 @@ def main() -> int:
     parser.add_argument("--steps", default="", help="stages to examine, by name and comma; those before them are built")
     parser.add_argument("--recipe", type=Path, help="a recipe whose steps to take instead")
     parser.add_argument("--out", type=Path, help="append the findings here, a JSON object a model; its models of this code and these options are not run again")
-    arguments = parser.parse_args()
-    lines = None
-    if arguments.texts:
-        raw = arguments.texts.read_text("utf-8").splitlines()
-        lines = [json.loads(line)["text"] for line in raw] if arguments.texts.suffix == ".jsonl" else raw
-        lines = [" ".join(line.split()) for line in lines if line.strip()]
+    return parser.parse_args()
+
+
+def verdicts(arguments: argparse.Namespace, name: str, model: Path, out: Path, workers: Workers, lines: list[str] | None) -> Iterator[StageVerdict]:
+    """Give the verdict on each stage of one model, and show it."""
+    if name.startswith("tiny "):
+        lines = [" ".join(random.Random(i).choices(WORDS, k=1 + i % 40)) for i in range(1000)]
+    recipe = {
+        "schema_version": 1, "model": str(model), "device": "cpu", "inputs": {"shapes": SHAPES},
+        "steps": [dict(step, on_fail="skip") for step in steps(arguments.recipe, arguments.steps)],
+    }  # fmt: skip
+    only = set(filter(None, arguments.steps.split(",")))
+    for verdict in examine(recipe, out, workers, arguments.seeds, arguments.sweeps, draws(lines, arguments.draws), only):
+        mark, said = "!!" if verdict.refused else "  ", verdict.note or next(iter(verdict.refused.values()), verdict.worst)
+        print(f"{mark} {name:44} {verdict.name:16} {len(verdict.refused)} of {verdict.pairs} refused  {said}", flush=True)
+        yield verdict
+
+
+def main() -> int:
+    arguments = parsed()
+    lines = read_lines(arguments.texts)
     how = {
         "seeds": arguments.seeds, "sweeps": arguments.sweeps, "draws": arguments.draws, "texts": arguments.texts and arguments.texts.name,
         "recipe": arguments.recipe and arguments.recipe.name,
@@ -175,20 +198,9 @@ def main() -> int:
                 print(f"   {name:44} {refusals} of {pairs} refused, as {arguments.out} says", flush=True)
                 continue
             start = time.monotonic()
-            tiny = name.startswith("tiny ")
-            words = [" ".join(random.Random(i).choices(WORDS, k=1 + i % 40)) for i in range(1000)]
-            chosen = draws(words if tiny else lines, arguments.draws)
-            recipe = {
-                "schema_version": 1, "model": str(make()), "device": "cpu", "inputs": {"shapes": SHAPES},
-                "steps": [dict(step, on_fail="skip") for step in steps(arguments.recipe, arguments.steps)],
-            }  # fmt: skip
-            found = []
-            only = set(filter(None, arguments.steps.split(",")))
-            for verdict in examine(recipe, folder / "out", workers, arguments.seeds, arguments.sweeps, chosen, only):
-                found.append(verdict)
-                examined, refused = examined + verdict.pairs, refused + len(verdict.refused)
-                mark, said = "!!" if verdict.refused else "  ", verdict.note or next(iter(verdict.refused.values()), verdict.worst)
-                print(f"{mark} {name:44} {verdict.name:16} {len(verdict.refused)} of {verdict.pairs} refused  {said}", flush=True)
+            found = list(verdicts(arguments, name, make(), folder / "out", workers, lines))
+            examined += sum(one.pairs for one in found)
+            refused += sum(len(one.refused) for one in found)
             for path in (folder / "model", folder / "out"):
                 shutil.rmtree(path)
             if arguments.out:
