@@ -99,33 +99,35 @@ def requests(command: list[str], known: Known, folder: Path, total: int, cache_m
 
 def restarts(command: list[str], known: Known, folder: Path, times: int) -> dict[str, Any]:
     rng = random.Random(1)
-    rows: list[dict[str, Any]] = []
-    for number in range(times):
-        log = folder / f"restart-{number}.log"
-        server = Server([*command, "--drain", str(rng.choice((0, 0.2))), "--port"], log)
-        count: Counter[str] = Counter()
-        ids: dict[str, str] = {}
-
-        async def loaded(server: Server = server, count: Counter[str] = count, ids: dict[str, str] = ids) -> None:
-            more = lambda: True  # noqa: E731
-            clients = [asyncio.create_task(_client(server.port, known, i, more, count, False, ids)) for i in range(16)]
-            await asyncio.sleep(0.5 + rng.random())
-            server.process.send_signal(signal.SIGTERM)
-            await asyncio.gather(*clients)
-
-        asyncio.run(loaded())
-        # A second signal would end it without grace.
-        code, lines = server.wait(), log.read_text().splitlines()
-        answered = [entry["request_id"] for line in lines if line.startswith("{") for entry in [json.loads(line)] if entry["path"] == "/embed"]
-        lost = [name for name in answered if ids.get(name) != "right"]
-        said = [line for line in lines if "Traceback" in line or "ancel" in line]
-        rows.append({"accepted": len(answered), "lost": len(lost), "unread": count["unanswered"], "refused": count["refused"],
-                     "partial": count["partial"], "wrong": sum(many for name, many in count.items() if name.startswith("wrong")),
-                     "exit_code": code, "said": said[:3]})  # fmt: skip
-        log.unlink()
+    rows = [_restart(command, known, folder / f"restart-{number}.log", rng) for number in range(times)]
     bad = [row for row in rows if row["lost"] or row["partial"] or row["wrong"] or row["exit_code"] or row["said"] or not row["accepted"]]
     total = {name: sum(row[name] for row in rows) for name in ("accepted", "lost", "unread", "partial", "wrong")}
     return {"restarts": times, **total, "bad": bad, "holds": not bad}
+
+
+def _restart(command: list[str], known: Known, log: Path, rng: random.Random) -> dict[str, Any]:
+    """Return what became of the requests to a server that is told to end under load."""
+    server = Server([*command, "--drain", str(rng.choice((0, 0.2))), "--port"], log)
+    count: Counter[str] = Counter()
+    ids: dict[str, str] = {}
+
+    async def loaded() -> None:
+        more = lambda: True  # noqa: E731
+        clients = [asyncio.create_task(_client(server.port, known, i, more, count, False, ids)) for i in range(16)]
+        await asyncio.sleep(0.5 + rng.random())
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*clients)
+
+    asyncio.run(loaded())
+    # A second signal would end it without grace.
+    code, lines = server.wait(), log.read_text().splitlines()
+    log.unlink()
+    answered = [entry["request_id"] for line in lines if line.startswith("{") for entry in [json.loads(line)] if entry["path"] == "/embed"]
+    lost = [name for name in answered if ids.get(name) != "right"]
+    said = [line for line in lines if "Traceback" in line or "ancel" in line]
+    return {"accepted": len(answered), "lost": len(lost), "unread": count["unanswered"], "refused": count["refused"],
+            "partial": count["partial"], "wrong": sum(many for name, many in count.items() if name.startswith("wrong")),
+            "exit_code": code, "said": said[:3]}  # fmt: skip
 
 
 def kills(command: list[str], known: Known, folder: Path, times: int) -> dict[str, Any]:
