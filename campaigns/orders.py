@@ -43,7 +43,7 @@ LEFT_OUT = ("capture_graphs",)
 FOLLOWS: dict[str, Order] = {"quantize_fp8": ("cast_half",)}
 SHAPES = [[1, 8], [3, 8]]
 TEXTS = ["the cat sat on the mat", "a very good film , not bad !", "it was bad", "they ran", "the dog is not good"] * 8
-#: A tiny random model's labels are close to each other: a few flip in reduced precision, as in tests/unit/passes/test_passes.py.
+#: A tiny random model's labels are close to each other: a few flip in reduced precision, as in tests/support/lab.py.
 LIMITS = {
     "bfloat16": {"label_flips_max": 0.1, "cosine_min": 0.998},
     "float16": {"label_flips_max": 0.06},
