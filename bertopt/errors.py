@@ -63,11 +63,15 @@ class StepTimeout(BertoptError):
 
 
 class WorkerCrashed(BertoptError):
-    """A worker process died or raised something nobody foresaw. `log` holds its last lines."""
+    """A worker process died, or raised something nobody foresaw. `log` holds its last lines."""
+
+
+class WorkerRaised(WorkerCrashed):
+    """A worker process raised something nobody foresaw, which `log` traces."""
 
 
 _WORKERS_RAISE: tuple[type[BertoptError], ...] = (
-    UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, PassFailed, StepTimeout, WorkerCrashed, BertoptError,
+    UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, PassFailed, StepTimeout, WorkerCrashed, WorkerRaised, BertoptError,
 )  # fmt: skip
 
 BY_NAME = {error.__name__: error for error in _WORKERS_RAISE}

@@ -79,7 +79,7 @@ def at_work(apply: AnyPass) -> Iterator[None]:
         yield
     except BertoptError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_own(type(apply)):
             raise
         file = source_file(type(apply))

@@ -23,7 +23,7 @@ from bertopt.errors import (
     WorkerCrashed,
     WrongAnswer,
 )
-from bertopt.pipeline import baselines, clean_run, labelled, rows
+from bertopt.pipeline import baselines, clean_run, labelled, own_passes, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
@@ -135,8 +135,9 @@ class Job:
 
     def _run_step(self, step: Step, start: Done) -> Done:
         build, measurements, path = None, None, None
+        assert start.path is not None
         try:
-            build, path = self._build(step, start)
+            build, path = self._build(step, start.path)
             reason = None if step.allow_noop else gates.noop_reason(build.changes)
             if reason:
                 outcome = GateOutcome("noop", reason, gates.FAILED)
@@ -148,18 +149,17 @@ class Job:
             if build:
                 outcome = replace(outcome, reason=f"built, but not run: {error}")
         except BertoptError as error:
-            outcome = GateOutcome.of_error(error)
+            outcome = GateOutcome.of_error(own_passes.explained(error, step.pass_, start.path))
         outcome = self._handle_failure(step, outcome)
         stage = start.row.name if step.on_fail == "revert" and outcome.status in ("reverted", "unsupported") else step.name
         row = self._row(len(self.done), step, outcome, build, measurements)
         return Done(row, stage, start.row.name, path, outcome.exit_code, build)
 
-    def _build(self, step: Step, start: Done) -> tuple[StageBuild, Path]:
+    def _build(self, step: Step, parent: Path) -> tuple[StageBuild, Path]:
         """Build and commit the step, or find it committed; the store verifies either."""
-        assert start.path is not None
         self.on_progress(f"{step.name}: building")
         with self.examiner.sweeping(), self.workers.start() as worker:
-            stage = self.store.build(worker, step, start.path, self.device, self.recipe.inputs.shapes, self.texts)
+            stage = self.store.build(worker, step, parent, self.device, self.recipe.inputs.shapes, self.texts)
         return StageBuild.of(stage.manifest, self._relative(stage.path), stage.reused), stage.path
 
     def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
@@ -224,7 +224,7 @@ class Job:
             measurements = self.examiner.sweep(step.name, done.path, start.path, step.timeout)
             outcome = self._judge(step, start, done.build, measurements)
         except BertoptError as error:
-            outcome = GateOutcome.of_error(error)
+            outcome = GateOutcome.of_error(own_passes.explained(error, step.pass_, start.path))
         outcome = self._handle_failure(step, outcome)
         row = self._row(done.row.index, step, outcome, done.build, measurements)
         stage = start.row.name if outcome.status == "reverted" else step.name

@@ -15,6 +15,11 @@ _OF_FORM = {
     "eager": _WEIGHTS, "compiled": _WEIGHTS, "onnx": r"onnx/model\.onnx(_data)?",
     "openvino": r"openvino/openvino_model\.(xml|bin)", "engine": r"engines/[^/]+/model\.plan",
 }  # fmt: skip
+#: The same in words. Loaders of other libraries look for these names.
+_NAMED = {
+    "eager": "*.safetensors", "compiled": "*.safetensors", "onnx": "onnx/model.onnx and onnx/model.onnx_data",
+    "openvino": "openvino/openvino_model.xml and openvino/openvino_model.bin", "engine": "engines/*/model.plan",
+}  # fmt: skip
 
 
 #: What of a specification decides how texts are read and answers are worded, as manifests of every version have it.
@@ -67,5 +72,6 @@ def check(parent: Manifest, made: Manifest) -> None:
             raise IntegrityError(f"'{name}' must be the parent's; the pass wrote another: do not write it, bertopt adds the parent's")
         if name not in inherited and not re.fullmatch(allowed, name):
             raise IntegrityError(
-                f"a stage of form '{made.form}' may hold its parent's files and {allowed}; the pass wrote '{name}': leave it out"
+                f"a stage of form '{made.form}' may hold its parent's files and {_NAMED.get(made.form, 'files in folders')}; the pass wrote '{name}': "
+                "give it such a name, or leave it out"
             )

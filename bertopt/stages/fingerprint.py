@@ -145,7 +145,15 @@ def _graph_hash(model: Onnx) -> str:
     loaded = onnx_ir.load(model.path)
     digest = hashlib.sha256(repr(sorted(loaded.opset_imports.items())).encode())
     _feed_graph(digest, loaded.graph, {})
-    for function in loaded.functions.values():
+    digest.update(functions_hash(loaded).encode())
+    return digest.hexdigest()
+
+
+def functions_hash(loaded: Any) -> str:
+    """Return the hash of what the functions of a loaded ONNX model compute, which its nodes call by name."""
+    digest = hashlib.sha256()
+    for identifier, function in sorted(loaded.functions.items()):
+        digest.update(f"{identifier} {sorted(function.opset_imports.items())}\n".encode())
         _feed_graph(digest, function, {})
     return digest.hexdigest()
 

@@ -11,6 +11,7 @@ from bertopt.core import Eager, Onnx
 from bertopt.quantization.qdq import NORMS
 from bertopt.results.fidelity import Certificate, contradiction
 from bertopt.stages import onnx_smoothing
+from bertopt.stages.fingerprint import functions_hash
 from bertopt.stages.onnx_products import Product, constant_of, dequantised, product_of, through
 
 if TYPE_CHECKING:
@@ -63,10 +64,12 @@ def rewritten(model: Onnx, parent: Onnx) -> Certificate:
     import onnx_ir as ir
 
     walk = _Walk()
-    mine, theirs = ir.load(model.path).graph, ir.load(parent.path).graph
-    outputs = {value.name: value for value in theirs.outputs}
+    mine, theirs = ir.load(model.path), ir.load(parent.path)
+    outputs = {value.name: value for value in theirs.graph.outputs}
     try:
-        for value in mine.outputs:
+        if functions_hash(mine) != functions_hash(theirs):
+            raise _Differs("functions that its nodes call are others")
+        for value in mine.graph.outputs:
             if value.name not in outputs:
                 raise _Differs(f"the parent has no output '{value.name}'")
             walk.equal(value, outputs[value.name])
@@ -146,6 +149,8 @@ class _Walk:
         return []
 
     def _nodes(self, pair: _Pair) -> list[_Pair]:
+        import onnx_ir as ir
+
         one, other = pair.mine.producer(), pair.theirs.producer()
         if (one.domain, one.op_type) != (other.domain, other.op_type) or len(one.inputs) != len(other.inputs):
             raise _Differs(f"{one.op_type} '{one.name}' stands where the parent has {other.op_type} '{other.name}'")
@@ -158,7 +163,8 @@ class _Walk:
             if hasattr(attribute.value, "numpy"):
                 self._constants(f"{one.name}.{name}", attribute.value.numpy(), before.numpy(), 0.0)
             elif attribute.value != before:
-                raise _Differs(f"{name} of {one.op_type} '{one.name}' is {attribute.value}, the parent's {before}")
+                inside = "holds a graph" if isinstance(before, ir.Graph) else f"is {attribute.value}, the parent's {before}"
+                raise _Differs(f"{name} of {one.op_type} '{one.name}' {inside}")
         pairs = list(zip(one.inputs, other.inputs, strict=True))
         # The other outputs of a normalisation, its mean among them, do not depend on its weight and bias.
         affine = NORMS.get(one.op_type, ()) if pair.divisor is not None or pair.mine.index() else ()

@@ -7,10 +7,10 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsInt
+from typing import TYPE_CHECKING, Any, SupportsInt, get_args
 
 from bertopt import stages
-from bertopt.core import Context, Pass, Result, Rewrite
+from bertopt.core import Context, Pass, Precision, Result, Rewrite
 from bertopt.errors import PassFailed
 from bertopt.passes import registry
 from bertopt.runtime import text_inputs
@@ -110,10 +110,22 @@ def check_result(by: Pass[Any, Any], result: Any) -> None:
         )
     if not isinstance(result.model, given):
         raise wrong(f"pass '{name}' must give {given.__name__}; it gave {type(result.model).__name__}")
+    if result.model.precision not in get_args(Precision):
+        raise wrong(f"pass '{name}' must give a model whose precision is {', '.join(get_args(Precision))}; got {plain(repr(result.model.precision))}")
+    if isinstance(result.model, stages.FileModel):
+        _check_files(name, result.model, wrong)
     changes: Any = result.changes
     if not isinstance(changes, Mapping) or not all(isinstance(count, SupportsInt) for count in changes.values()):
         got = plain(repr(dict(changes))) if isinstance(changes, Mapping) else type(changes).__name__
         raise wrong(f"pass '{name}' must count what it changed and return that, such as {{'layers': 6}}, from rewrite or in its Result; got {got}")
+
+
+def _check_files(name: str, model: stages.FileModel, wrong: type[Exception]) -> None:
+    if not isinstance(model.path, Path):
+        raise wrong(f"pass '{name}' must give a model whose path is a pathlib.Path; got {plain(repr(model.path))}")
+    missing = [path for path in [model.path] if not path.is_file()] or [path for path in stages.files_beside(model) if not path.exists()]
+    if missing:
+        raise wrong(f"pass '{name}' must write the files of the model that it gives, or keep its parent's; '{missing[0]}' is not there")
 
 
 def _fault(by: Pass[Any, Any]) -> type[Exception]:

@@ -168,7 +168,7 @@ def _describe(raised: BaseException) -> dict[str, object]:
         known = ResourceError(f"{type(error).__name__}: {error}; {little}")
     if known is error:
         known = raised
-    kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerCrashed"
+    kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerRaised"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(raised))
     # After an error of the device every later CUDA call of this process fails, whoever asks.

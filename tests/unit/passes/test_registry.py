@@ -111,6 +111,8 @@ def test_an_error_of_a_pass_says_whose_it_is_and_where() -> None:
     assert caught.value.exit_code == 3 and isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(KeyError), registry.at_work(passes.UseSdpa()):
         {}["a"]
+    with pytest.raises(PassFailed, match="raised SystemExit: no such layer"), registry.at_work(DropHead()):
+        sys.exit("no such layer")
     with pytest.raises(Unsupported, match="no such heads"), registry.at_work(DropHead()):
         raise Unsupported("no such heads")
 

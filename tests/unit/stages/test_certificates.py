@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import helper
 
 from bertopt.core import Context, Eager, Engine, Model, Onnx, OpenVino, RuntimeFacts
 from bertopt.modeling import checkpoint
@@ -61,6 +63,29 @@ SMOOTH = QuantizeInt8(scheme="static", smooth_quant=0.5)
 def test_what_the_passes_write_is_certified(make: Make, line: Any) -> None:
     found = certificates.certify(make(*line), make(*line[:-1]))
     assert found.status == "certified" and found.weights > 10, found
+
+
+def test_functions_that_a_graph_calls_are_compared(make: Make, tmp_path: Path) -> None:
+    """A function of another body was certified: a node calls it by name alone."""
+    parent = make(SDPA, EXPORT)
+    assert isinstance(parent, Onnx)
+
+    def called(name: str, **attributes: Any) -> Onnx:
+        graph = onnx.load(parent.path)
+        for node in graph.graph.node:
+            if node.op_type == "Gelu":
+                node.op_type, node.domain = "Activation", "com.acme"
+                del node.attribute[:]
+        body = [helper.make_node("Gelu", ["x"], ["y"], **attributes)]
+        graph.functions.append(helper.make_function("com.acme", "Activation", ["x"], ["y"], body, [helper.make_opsetid("", 23)]))
+        graph.opset_import.append(helper.make_opsetid("com.acme", 1))
+        onnx.save(graph, tmp_path / name)
+        return replace(parent, path=tmp_path / name)
+
+    exact, tanh = called("exact.onnx"), called("tanh.onnx", approximate="tanh")
+    assert certificates.certify(called("again.onnx"), exact).status == "certified"
+    found = certificates.certify(tanh, exact)
+    assert found.status == "none" and "functions that its nodes call" in found.reason
 
 
 @pytest.mark.parametrize(

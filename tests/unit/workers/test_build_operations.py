@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bertopt.core import Eager, Onnx, Result
+from bertopt.core import Context, Eager, Onnx, OpenVino, Pass, Result
 from bertopt.errors import PassFailed
 from bertopt.passes import UseSdpa
 from bertopt.workers import build_operations
@@ -36,3 +38,34 @@ def test_what_a_pass_returns_is_named_where_it_is_no_result(model: Eager) -> Non
             build_operations.check_result(Touch(), returned)
     with pytest.raises(TypeError, match="must return a Result"):
         build_operations.check_result(UseSdpa(), None)
+
+
+class Draw(Pass[Onnx, Onnx]):
+    """Gives a graph."""
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
+        raise NotImplementedError
+
+
+class Draft(Pass[Onnx, OpenVino]):
+    """Gives another form."""
+
+    def __call__(self, model: Onnx, ctx: Context) -> Result[OpenVino]:
+        raise NotImplementedError
+
+
+def test_a_model_of_files_names_files_that_are_there(model: Eager, tmp_path: Path) -> None:
+    """These ended with AttributeError, or as a damaged manifest that says to export again."""
+    path = tmp_path / "model.onnx"
+    path.touch()
+    right = Onnx(model.spec, "float32", path)
+    build_operations.check_result(Draw(), Result(right, {"nodes": 1}))
+    wrong: list[tuple[Any, Any, str]] = [
+        (Draw(), replace(right, path=str(path)), "'draw' must give a model whose path is a pathlib.Path; got '"),  # type: ignore[arg-type]
+        (Draw(), replace(right, path=tmp_path / "other.onnx"), "must write the files of the model .*other.onnx' is not there"),
+        (Draw(), replace(right, precision="fp32"), "whose precision is float32, float16, bfloat16, int8, float8; got 'fp32'"),  # type: ignore[arg-type]
+        (Draft(), OpenVino(model.spec, "float32", path), "model.bin' is not there"),
+    ]
+    for by, made, words in wrong:
+        with pytest.raises(PassFailed, match=words):
+            build_operations.check_result(by, Result(made, {"nodes": 1}))

@@ -1,0 +1,29 @@
+"""Whose fault an error is where passes that are not part of bertopt made what is built or run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bertopt import stages
+from bertopt.core import Pass
+from bertopt.errors import BertoptError, PassFailed, WorkerRaised
+from bertopt.passes import registry
+
+
+def explained(error: BertoptError, by: Pass[Any, Any], parent: Path) -> BertoptError:
+    """Return `error`, met with the stage that `by` makes of the one in `parent`.
+
+    Where nobody foresaw it and passes of somebody else's are part of the stage, no bug of bertopt is shown: the last of them is named.
+    """
+    if not isinstance(error, WorkerRaised):
+        return error
+    names = [*(record.name for record in stages.read_manifest(parent).passes), by.name()]
+    foreign = [name for name in names if not registry.is_own(registry.require(name))]
+    if not foreign:
+        return error
+    return PassFailed(
+        f"{error}; pass '{foreign[-1]}', which is not part of bertopt, made this model or one that it comes from: mend the pass, or run "
+        "the recipe without it to see whether bertopt is at fault",
+        error.log,
+    )
