@@ -79,7 +79,7 @@ def judge(
     files.
     """
     compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
-    failures = find_failures(measurements, limits) + speed_limits.failures(measurements, size_bytes, limits)
+    failures = _failures(measurements, limits, size_bytes)
     reasons, waived = [], []
     located = _located(failures, compared) if compared else None
     for failure in failures:
@@ -89,9 +89,12 @@ def judge(
             reasons.append(f"{failure.text}{place}")
         elif waiver.expires < today:
             reasons.append(f"{failure.text} (its waiver expired on {waiver.expires}: {waiver.reason}){place}")
+        elif waiver.limit is not None and _beyond(failure, waiver.limit, measurements, limits, size_bytes):
+            reasons.append(f"{failure.text} (its waiver's limit is {waiver.limit:g}: {waiver.reason}){place}")
         else:
             failure.waiver = waiver
-            waived.append(f"{failure.text}, waived until {waiver.expires}: {waiver.reason}")
+            to = "" if waiver.limit is None else f"to {waiver.limit:g} "
+            waived.append(f"{failure.text}, waived {to}until {waiver.expires}: {waiver.reason}")
     status: Status = "failed" if reasons else "ok"
     reason = "; ".join(reasons) or None
     if reasons and measurements.proven is not None and measurements.proven < PROVEN:
@@ -100,6 +103,17 @@ def judge(
         status = "noop"
     nearest = margins.nearest(measurements, compared, size_bytes, limits)
     return GateOutcome(status, reason, 0 if status == "ok" else FAILED, tuple(failures), tuple(waived), compared, nearest)
+
+
+def _failures(measurements: StageMeasurements, limits: Limits, size_bytes: int | None) -> list[Failure]:
+    return find_failures(measurements, limits) + speed_limits.failures(measurements, size_bytes, limits)
+
+
+def _beyond(failure: Failure, limit: float, measurements: StageMeasurements, limits: Limits, size_bytes: int | None) -> bool:
+    """Whether a gate would still miss a failure's metric if its limit were `limit`."""
+    assert failure.metric is not None, "who waives names a metric"
+    waived = limits.model_copy(update={failure.metric: limit})
+    return any((left.gate, left.metric) == (failure.gate, failure.metric) for left in _failures(measurements, waived, size_bytes))
 
 
 def _located(failures: Sequence[Failure], compared: Parity) -> Failure | None:

@@ -103,13 +103,17 @@ class BuildNative(Pass[Eager, Native]):
 
 
 def _other_code(model: Eager) -> str | None:
-    """Return the name of a module, or of what hangs on one, that a pass left otherwise than the checkpoint's code has it; None where passes
-    changed weights alone, or how attention is computed."""
+    """Return the name of a module, of what hangs on one, or of a field of the configuration, that a pass left otherwise than the checkpoint's
+    code has it; None where passes changed weights alone, or how attention is computed."""
     from bertopt.modeling import checkpoint
 
     if all(record.name == "use_sdpa" for record in model.rewrites):
         return None
-    plain = checkpoint.open_directory(model.checkpoint, rewrites_spec=model.spec).network
+    plain: Any = checkpoint.open_directory(model.checkpoint, rewrites_spec=model.spec).network
+    # The encoder reads it; torch's layers have read theirs.
+    configured, found = (_configuration(network) for network in (plain, model.network))
+    if other := next((key for key in sorted({*configured, *found}) if configured.get(key) != found.get(key)), None):
+        return f"'encoder.config.{other}'"
     theirs = dict(plain.named_modules())
     for name, module in model.network.named_modules():
         if type(module) is not type(theirs.get(name)):
@@ -117,7 +121,13 @@ def _other_code(model: Eager) -> str | None:
         before, after = vars(theirs[name]), vars(module)
         changed = [key for key, value in before.items() if isinstance(value, bool | int | float | str) and after.get(key) != value]
         changed += [key for key in ("_forward_hooks", "_forward_pre_hooks") if len(after[key]) != len(before[key])]
-        changed += ["forward"] if "forward" in after and "forward" not in before else []
+        changed += [key for key, value in after.items() if key not in before and callable(value)]
         if changed:
             return f"'{name}.{changed[0]}'"
     return None
+
+
+def _configuration(network: Any) -> dict[str, Any]:
+    """What a network is configured with, but for how attention is computed."""
+    fields: dict[str, Any] = network.encoder.config.to_dict()
+    return {key: value for key, value in fields.items() if not key.startswith("_")}

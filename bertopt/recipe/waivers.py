@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from bertopt.recipe.messages import format_value, validate_model
 from bertopt.recipe.suggest import nearest
 from bertopt.recipe.yaml_document import Document, KeyPath
@@ -41,6 +43,13 @@ def _one(doc: Document, path: KeyPath, data: Any, stages: Sequence[str]) -> Waiv
     known = list(Limits.model_fields)
     if isinstance(metric, str) and metric not in known:
         doc.report((*path, "metric"), f"{who}metric must be a limit; got {format_value(metric)}{nearest(metric, known)}")
+    limit = data.get("limit")
+    if limit is not None and isinstance(metric, str) and metric in known:
+        try:
+            Limits.model_validate({metric: limit}, strict=True)
+        except ValidationError as error:
+            why = "is true or false: a waiver of it has no limit" if metric == "certified" else str(error.errors()[0]["msg"])
+            doc.report((*path, "limit"), f"{who}limit must be a limit of {metric}; got {format_value(limit)}: {metric} {why}")
     if isinstance(reason, str) and reason and not reason.strip():
         doc.report((*path, "reason"), f"{who}reason must say why; got only spaces")
     return waiver

@@ -166,6 +166,8 @@ class Waiver(_Result):
     reason: str = Field(min_length=1)
     expires: datetime.date
     """Last day on which it holds."""
+    limit: float | None = None
+    """What holds in place of the limit until then; None: a miss of any size is accepted."""
 
 
 class Failure(_Result):

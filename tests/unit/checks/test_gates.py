@@ -15,6 +15,7 @@ from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.errors import StepTimeout
 from bertopt.pipeline import rows
 from bertopt.results import Invariance, Limits, Quality, Ranking, Waiver
+from bertopt.results.coverage import Coverage, SweptOutput
 from tests.support.measured import measured
 
 TODAY = datetime.date(2026, 6, 1)
@@ -93,6 +94,32 @@ def test_a_waiver_holds_through_its_last_day(day: int, holds: bool) -> None:
         assert outcome.waived == () and outcome.status == "failed"
         assert "got 0.07 (its waiver expired on 2026-05-30: issue 12) at logits[0, 1]" in (outcome.reason or "")
     assert "waiver" not in (judge(measured(rel_l2=0.07), limits, "fp16", waivers=known, today=today).reason or "waiver")
+
+
+def test_a_waiver_with_a_limit_covers_no_more_than_that() -> None:
+    """A waiver of rel_l2, written for a miss of a few per cent, covered a later fault of any size."""
+    known = [waiver(limit=0.1)]
+    outcome = judge(measured(rel_l2=0.07), waivers=known)
+    assert outcome.waived == ("rel_l2 must be at most 0.06; got 0.07, waived to 0.1 until 2999-01-01: issue 12",)
+    outcome = judge(measured(rel_l2=0.2), waivers=known)
+    assert (outcome.status, outcome.waived) == ("failed", ())
+    assert (outcome.reason or "").startswith("rel_l2 must be at most 0.06; got 0.2 (its waiver's limit is 0.1: issue 12)")
+    assert judge(measured(rel_l2=0.2), waivers=[waiver()]).status == "ok"
+    low = [waiver(metric="cosine_min", limit=0.7)]
+    found = [judge(measured(cosine_min=least), Limits(cosine_min=0.9), waivers=low).status for least in (0.8, 0.6)]
+    assert found == ["ok", "failed"]
+
+
+def test_a_waiver_s_limit_holds_for_what_coverage_sweeps_run() -> None:
+    """Every gate that misses `rel_l2` is covered, a wrong id among the sweeps' too."""
+    known, limits = [waiver(limit=1e-4)], DEFAULT_LIMITS["float32"]
+    fine = {"max_abs": 1e-5, "cosine_min": 1.0, "cosine_mean": 1.0}
+    shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
+    for worst, status in ((6e-5, "ok"), (1.1, "failed")):
+        swept = {"logits": SweptOutput(median=1e-6, worst=worst, where="logits[3], ids")}
+        covered = Coverage(seed=0, rows=9, tokens=99, finite=True, outputs=swept, **shares)
+        outcome = judge(measured(rel_l2=2e-5, coverage=covered, **fine), limits, waivers=known)
+        assert (outcome.status, len(outcome.failures)) == (status, 2), outcome
 
 
 def test_nan_values_that_are_not_finite_and_missing_effects_cannot_be_waived() -> None:

@@ -231,6 +231,18 @@ class ReplacesAModule(_Own):
         return {"modules": 1}
 
 
+class ChangesConfiguration(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.encoder.config.hidden_act = "gelu_new"
+        return {"fields": 1}
+
+
+class ReplacesAMethod(_Own):
+    def rewrite(self, network: Any) -> dict[str, int]:
+        network.base.create_position_ids = lambda *_: None
+        return {"methods": 1}
+
+
 class MovesWeights(_Own):
     def rewrite(self, network: Any) -> dict[str, int]:
         network.note = "harmless"
@@ -242,12 +254,14 @@ class MovesWeights(_Own):
 @pytest.mark.parametrize(
     ("change", "where"),
     [(FoldsScale, "'encoder.bert.encoder.layer.0.attention.self.scaling'"), (AddsInAHook, "'encoder.classifier._forward_hooks'"),
-     (ReplacesAModule, "'encoder.bert.pooler.activation'"), (MovesWeights, None)],
+     (ReplacesAModule, "'encoder.bert.pooler.activation'"), (ChangesConfiguration, "'encoder.config.hidden_act'"),
+     (ReplacesAMethod, "'encoder.bert.create_position_ids'"), (MovesWeights, None)],
 )  # fmt: skip
 def test_what_a_pass_changes_besides_weights_is_refused(
     change: type[_Own], where: str | None, tiny: Tiny, tmp_path: Path
 ) -> None:
-    """The encoder runs its own code: a scale that was folded into the query was applied twice, and the model delivered."""
+    """The encoder runs its own code: a scale that was folded into the query was applied twice, and the model delivered. So was one of
+    another activation function, which torch's layers no longer read from the configuration."""
     reference = UseSdpa()(checkpoint.load(tiny(task="text-classification")), Context(tmp_path)).model
     with torch.no_grad():
         changed = change()(reference, Context(tmp_path)).model

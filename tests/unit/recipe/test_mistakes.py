@@ -189,6 +189,8 @@ def test_waivers_are_read_and_written() -> None:
     day = datetime.date(2026, 12, 31)
     assert read.waivers == (Waiver(stage="use_sdpa", metric="rel_l2", reason="known since May", expires=day),)
     assert from_dict(json.loads(json.dumps(read.resolved()))) == read
+    bounded = parse(f"{WAIVED}{entry}    limit: 2e-5\n", "r.yaml")
+    assert bounded.waivers[0].limit == 2e-5 and from_dict(json.loads(json.dumps(bounded.resolved()))) == bounded
     assert parse(f"{HEAD}waivers:\n  # none yet\nsteps:\n  - pass: use_sdpa\n", "r.yaml").waivers == ()
 
 
@@ -203,6 +205,8 @@ def test_every_mistake_in_waivers_is_named() -> None:
   - {stage: reference, metric: rel_l2, reason: ' ', expires: 2026-12-31, untl: soon}
   - {stage: use_sdpa, metric: rel_l2, reason: because, expires: 2026-12-31}
   - {stage: use_sdpa, metric: rel_l2, reason: because, expires: 2026-12-30}
+  - {stage: use_sdpa, metric: cosine_min, reason: because, expires: 2026-12-30, limit: 1.5}
+  - {stage: use_sdpa, metric: certified, reason: because, expires: 2026-12-30, limit: 0.5}
 """
     found = problems(WAIVED + entries)
     assert [line.partition(" ")[2] for line in found] == [
@@ -215,10 +219,12 @@ def test_every_mistake_in_waivers_is_named() -> None:
         "waiver 3: expected a mapping with stage, metric, reason and expires; got 'use_sdpa'",
         "waiver 4: stage must be a step's name; got 'reference'; known: use_sdpa",
         "waiver 4: reason must say why; got only spaces",
-        "waiver 4: unknown key 'untl'; known: stage, metric, reason, expires",
+        "waiver 4: unknown key 'untl'; known: stage, metric, reason, expires, limit",
         "waiver 6: rel_l2 of 'use_sdpa' is waived above; keep one",
+        "waiver 7: limit must be a limit of cosine_min; got 1.5: cosine_min Input should be less than or equal to 1",
+        "waiver 8: limit must be a limit of certified; got 0.5: certified is true or false: a waiver of it has no limit",
     ]
-    assert found[0].startswith("r.yaml:6:12: ") and found[-1].startswith("r.yaml:14:5: ")
+    assert found[0].startswith("r.yaml:6:12: ") and found[-3].startswith("r.yaml:14:5: ")
     assert problems(WAIVED.replace("waivers:", "waivers: 3")) == (
         "r.yaml:5:10: waivers must be a list of '- stage: NAME'; got 3",
     )
