@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,26 +36,25 @@ if TYPE_CHECKING:
 Answers = tuple[dict[str, "Array"], bool]
 
 #: Right models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json): error_ratio up to 1.04, slope_error 0.14, bias 1.1,
-#: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 1.3 and 1.53. worst_ratio was
-#: 1.17 at most in 6 forms of tiny models and of 2 checkpoints; of wrong models that no other figure showed 3.1, which passes, to 26.
-#: column_ratio was 1.9 beside the costliest of 6 twins, 2.6 beside any one, in simulated roundings of 12 tiny models; of right INT8 models of
-#: all-MiniLM-L6-v2 and 2 others in 3 forms 1.2, and of the former with a dimension that is halved, lost, swapped or negated 3.6, 7, 10 and 14.
+#: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 1.3 and 1.53. worst_ratio was 1.17 at most in 6
+#: forms of tiny models and of 2 checkpoints; of wrong models that no other figure showed 3.1, which passes, to 26. column_ratio was 1.9 beside
+#: the costliest of 6 twins, 2.6 beside any one, in simulated roundings of 12 tiny models; of right INT8 models of all-MiniLM-L6-v2 and 2 others in
+#: 3 forms 1.2, and of the former with a dimension that is halved, lost, swapped or negated 3.6, 7, 10 and 14.
 _REDUCED = Limits(
     error_ratio_max=1.3, worst_ratio_max=4.0, parent_ratio_max=1.4, slope_error_max=2.0, bias_max=2.5, column_ratio_max=3.0,
     flip_margin_max=8.0, rank_ratio_max=2.0, certified=True,
 )
-#: Reduced precision is held to its twin on real texts; random rows have to be finite and right on the whole, as what rounding
-#: costs them differs by the row (limits of rel_l2 and cosine_min refused right models by the seed of the probes).
-#: Measured on all-MiniLM-L6-v2 and the 12-class classifier, with room from 1.8 (int8) to 7 (float32) in rel_l2 (benchmarks/results).
-#: Invariance was 7e-6 at worst in float32 over nine families; reduced precision rounds otherwise beside other padding, and
-#: dynamic INT8 takes its scales from the whole batch, so that for these a limit is the recipe's decision.
-DEFAULT_LIMITS: dict[Precision, Limits] = {
+#: Reduced precision is held to its twin on real texts; random rows have to be finite and right on the whole, as what rounding costs them
+#: differs by the row (limits of rel_l2 and cosine_min refused right models by the seed of the probes). Measured on all-MiniLM-L6-v2 and the
+#: 12-class classifier, with room from 1.8 (int8) to 7 (float32) in rel_l2 (benchmarks/results). Invariance was 7e-6 at worst in float32 over nine
+#: families; reduced precision rounds otherwise beside other padding, and dynamic INT8's scales are the batch's: a limit is the recipe's decision.
+DEFAULT_LIMITS: Mapping[Precision, Limits] = MappingProxyType({
     "float32": Limits(max_abs=1e-4, rel_l2=1e-5, cosine_min=0.999999, label_flips_max=0.0, invariance_max=1e-4),
     "float16": _REDUCED.over(Limits(cosine_median_min=0.999)),
     "bfloat16": _REDUCED.over(Limits(cosine_median_min=0.99)),
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
     "int8": _REDUCED.over(Limits(cosine_median_min=0.91)),
-}
+})
 #: Share of the largest output by which float32 may differ where that is more than a default limit: elements as large as 1,000 are
 #: stored in steps of 6e-5. A right classifier with such logits differed by 1.2e-7 of the largest.
 OF_PEAK = 1e-5
@@ -294,7 +294,7 @@ def worst_case(cases: Sequence[Case], metric: str) -> Case:
     def badness(case: Case) -> float:
         if metric == "label_flips_max":
             return (case.label_flips or 0) / max(case.compared, 1)
-        value = _median(case) if metric == "cosine_median_min" else float(getattr(case, metric))
+        value: float = _median(case) if metric == "cosine_median_min" else getattr(case, metric)
         return nan_as_inf(-value if is_least(metric) else value)
 
     return max(_probed(cases), key=badness)

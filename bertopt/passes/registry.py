@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertopt.core import RESERVED_KEYS, Pass, Rewrite
+from bertopt.core import RESERVED_KEYS, Int8Rounding, Pass, Rewrite
 from bertopt.errors import BertoptError, PassFailed, UsageError
 
 AnyPass = Pass[Any, Any]
@@ -91,13 +91,29 @@ def at_work(apply: AnyPass) -> Iterator[None]:
         ) from error
 
 
+def int8_rounding(by: AnyPass) -> Int8Rounding | None:
+    """Return what a pass says of the INT8 products that it writes. Raises PassFailed where one that is not part of bertopt cannot."""
+    with at_work(by):
+        how: Any = by.int8_rounding()
+    if how is not None and not isinstance(how, Int8Rounding):
+        raise PassFailed(f"pass '{by.name()}' must return a bertopt.core.Int8Rounding or None from int8_rounding; got {type(how).__name__}")
+    return how
+
+
 def all_passes() -> dict[str, type[AnyPass]]:
-    """Every registered pass by name, those of installed packages included."""
+    """Every registered pass by name, those of installed packages included. Raises UsageError for a package whose pass cannot be imported."""
     from importlib.metadata import entry_points
 
     for point in entry_points(group=ENTRY_POINTS):
         if point.name not in _registered:
-            register(point.load())
+            try:
+                found = point.load()
+            except Exception as error:
+                package = point.dist.name if point.dist is not None else "an installed package"
+                raise UsageError(
+                    f"pass '{point.name}' ({point.value}), which {package} offers, cannot be imported: {type(error).__name__}: {error}; mend or uninstall it"
+                ) from error
+            register(found)
     return dict(_registered)
 
 

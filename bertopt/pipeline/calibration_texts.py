@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bertopt.passes import registry
 from bertopt.recipe.parser import Step
 from bertopt.results import Stage
 
@@ -15,7 +16,7 @@ def warnings(steps: Sequence[Step], rows: Sequence[Stage], texts: int) -> list[s
     """Return a warning for each stage whose ranges come from so few texts that they may not fit others."""
     if texts >= FEWEST:
         return []
-    roundings = {step.name: step.pass_.int8_rounding() for step in steps}
+    roundings = {step.name: registry.int8_rounding(step.pass_) for step in steps}
     calibrated = [row.name for row in rows if row.precision == "int8" and (how := roundings.get(row.name)) and how.scales == "static"]
     return [
         f"the INT8 ranges of '{name}' come from {texts} text{'' if texts == 1 else 's'} of inputs.texts and may not fit others, which shows as "

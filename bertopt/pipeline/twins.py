@@ -95,7 +95,7 @@ class Twins:
 def _int8_rounding(manifest: Manifest) -> Int8Rounding:
     """Return how the INT8 products of a stage round, as the first of its passes says that writes such."""
     known = [record for record in manifest.passes if registry.get(record.name) is not None]
-    stated = (registry.restore(record).int8_rounding() for record in known)
+    stated = (registry.int8_rounding(registry.restore(record)) for record in known)
     how = next((one for one in stated if one is not None), Int8Rounding())
     if how.weight_bits is None:
         saturates = manifest.device == "cpu" and environment.saturates_int8(" ".join(manifest.environment["isa"]))

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from bertopt import passes
 from bertopt.core import Eager, Model, Pass
+from bertopt.passes import registry
 from bertopt.recipe.messages import format_value
 from bertopt.recipe.suggest import nearest
 from bertopt.recipe.yaml_document import Document, KeyPath
@@ -83,7 +84,7 @@ def check_order(doc: Document, drafts: Sequence[StepDraft]) -> None:
             wrong = f"takes {_a(takes)} model, but {given} {_a(draft.parent.gives)} one"
             where: KeyPath = (*draft.path, "after") if draft.after is not None else draft.path
             doc.report(where, f"{draft.label} {wrong}; {_instead(draft, takes, earlier)}")
-        elif draft.pass_ is not None and (reason := draft.pass_.conflict(draft.parent.line())):
+        elif reason := _conflict(draft, draft.parent):
             doc.report(draft.path, f"{draft.label}: {reason}")
 
 
@@ -92,8 +93,9 @@ def check_inputs(doc: Document, drafts: Sequence[StepDraft], shapes: Sequence[tu
     for draft in drafts:
         if draft.pass_ is None or doc.mistaken(draft.path):
             continue
-        shape = None if doc.mistaken(("inputs",)) else draft.pass_.shape_conflict(shapes)
-        where = draft.parent and draft.pass_.device_conflict(device, draft.parent.line())
+        with registry.at_work(draft.pass_):
+            shape = None if doc.mistaken(("inputs",)) else draft.pass_.shape_conflict(shapes)
+            where = draft.parent and draft.pass_.device_conflict(device, draft.parent.line())
         for reason in filter(None, (shape, where)):
             doc.report(draft.path, f"{draft.label}: {reason}")
 
@@ -115,10 +117,17 @@ def _parent(doc: Document, draft: StepDraft, earlier: Sequence[StepDraft], later
     return found
 
 
+def _conflict(draft: StepDraft, parent: StepDraft) -> str | None:
+    if draft.pass_ is None:
+        return None
+    with registry.at_work(draft.pass_):
+        return draft.pass_.conflict(parent.line())
+
+
 def _instead(draft: StepDraft, takes: type[Model], earlier: Sequence[StepDraft]) -> str:
     """What to do about a step whose form does not fit: the nearest earlier step that would do, or a pass to add."""
     fitting = [step for step in reversed(earlier) if step.gives is not None and issubclass(step.gives, takes)]
-    free = [step for step in fitting if draft.pass_ is None or not draft.pass_.conflict(step.line())]
+    free = [step for step in fitting if not _conflict(draft, step)]
     if fitting:
         return f"{'add' if draft.after is None else 'use'} after: {(free or fitting)[0].name}"
     forms = {name: cls.forms() for name, cls in passes.all_passes().items()}

@@ -67,7 +67,11 @@ def _in_network(network: Any) -> list[tuple[str, int]]:
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
-            if name in _PRODUCTS or name.startswith("_scaled_mm"):
+            if func.namespace == "quantized" and name.startswith("linear"):
+                # torch's own INT8 layers multiply by weights that are packed into an object.
+                weights = args[1].unpack()[0]
+                found.append((_named(weights.dtype), weights.numel()))
+            elif name in _PRODUCTS or name.startswith("_scaled_mm"):
                 # Scales of fp8 products are matrices too, and follow the two that are multiplied.
                 factors = args[:2] if name.startswith("_scaled_mm") else args
                 matrices = [arg for arg in factors if isinstance(arg, torch.Tensor) and arg.dim() == 2]

@@ -32,10 +32,11 @@ def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effect
     if records:
         last = registry.restore(records[-1])
         with registry.at_work(last):
-            own = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
+            shown = last.effects(model, facts.model_copy(update={"passes": tuple(record.name for record in records)}))
+            own = {name: (int(wanted), int(found)) for name, (wanted, found) in shown.items()}
     proven = claims.proven(model, facts)
     placed = placement(facts) | claimed(model, facts, proven)
-    return Effects({name: (int(wanted), int(found)) for name, (wanted, found) in own.items()}, placed, proven)
+    return Effects(own, placed, proven)
 
 
 def placement(facts: RuntimeFacts) -> Counts:

@@ -37,7 +37,7 @@ def test_a_cell_of_the_matrix_is_built_opened_and_compared() -> None:
 
 def test_a_cell_of_the_matrix_fails_where_reduced_precision_costs_more_than_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     tight = DEFAULT_LIMITS["bfloat16"].model_copy(update={"error_ratio_max": 0.5})
-    monkeypatch.setitem(DEFAULT_LIMITS, "bfloat16", tight)
+    monkeypatch.setattr("bertopt.checks.parity.DEFAULT_LIMITS", {**DEFAULT_LIMITS, "bfloat16": tight})
     (half,) = matrix.cells(["distilbert"], ["token-classification"], ["cast_half"])
     assert half.outcome.startswith("FAILED: error_ratio: the mean error on real texts must be at most 0.5 times that of the simulated rounding")
 

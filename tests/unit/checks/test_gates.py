@@ -133,6 +133,12 @@ def test_nan_values_that_are_not_finite_and_missing_effects_cannot_be_waived() -
     assert reason(effects={"heads": (12, 0), "nodes": (1, 1)}) == "the committed model must show 12 heads; got 0"
 
 
+def test_values_that_are_not_finite_are_not_said_to_be_where_the_largest_error_is() -> None:
+    """A masked row that was NaN was said to be in another row, and introduced by the pass before."""
+    outcome = judge(measured(finite=False), ancestors={"use_sdpa": 0.5})
+    assert outcome.failures[0].metric is None and (outcome.reason or "") == outcome.failures[0].text
+
+
 def test_a_waiver_that_is_not_needed_is_named() -> None:
     for rel_l2, count in ((0.07, 0), (0.01, 1)):
         outcome = judge(measured(rel_l2=rel_l2), waivers=[waiver()])

@@ -14,6 +14,7 @@ from bertopt import passes
 from bertopt.core import Context, Eager, Model, Onnx, Pass, Result, Rewrite
 from bertopt.errors import PassFailed, Unsupported, UsageError
 from bertopt.passes import CastHalf, UseSdpa, registry
+from bertopt.recipe.parser import from_dict
 
 AnyPass = Pass[Any, Any]
 
@@ -99,6 +100,27 @@ def test_register_says_what_a_class_lacks(own_registry: dict[str, type[AnyPass]]
     assert not own_registry.keys() & {"silent", "started"}
 
 
+class Rounds(DropHead):
+    """Says what its INT8 products do, in words."""
+
+    def int8_rounding(self) -> Any:
+        return {"scales": "token"}
+
+    def conflict(self, before: Any) -> str | None:
+        raise KeyError("no such step")
+
+
+def test_what_a_pass_says_of_itself_is_its_own_fault(own_registry: dict[str, type[AnyPass]]) -> None:
+    """These ended as bugs in bertopt."""
+    assert registry.int8_rounding(DropHead()) is None and registry.int8_rounding(passes.BuildNative()) is not None
+    with pytest.raises(PassFailed, match=r"'rounds' must return a bertopt\.core\.Int8Rounding or None from int8_rounding; got dict"):
+        registry.int8_rounding(Rounds())
+    passes.register(Rounds)
+    recipe = {"schema_version": 1, "model": "m", "steps": [{"pass": "use_sdpa"}, {"pass": "rounds"}]}
+    with pytest.raises(PassFailed, match="'rounds', which is not part of bertopt, raised KeyError: 'no such step'"):
+        from_dict(recipe)
+
+
 def test_a_pass_without_rewrite_says_what_it_lacks() -> None:
     with pytest.raises(PassFailed, match=r"'drop_head' must define rewrite\(self, network\), which changes the network in place"):
         DropHead().rewrite(torch.nn.Identity())
@@ -115,6 +137,15 @@ def test_an_error_of_a_pass_says_whose_it_is_and_where() -> None:
         sys.exit("no such layer")
     with pytest.raises(Unsupported, match="no such heads"), registry.at_work(DropHead()):
         raise Unsupported("no such heads")
+
+
+def test_a_package_whose_pass_cannot_be_imported_is_named(own_registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bertopt passes`, and every recipe with an unknown pass, ended as a bug in bertopt, with a traceback."""
+    point = EntryPoint("gone", "no_such_module:Gone", registry.ENTRY_POINTS)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    assert registry.get("use_sdpa") is passes.UseSdpa
+    with pytest.raises(UsageError, match=r"'gone' \(no_such_module:Gone\), which an installed package offers, cannot be imported: ModuleNotFoundError: .*uninstall it"):
+        registry.get("fold_scaling")
 
 
 def test_installed_packages_offer_passes(own_registry: dict[str, type[AnyPass]], monkeypatch: pytest.MonkeyPatch) -> None:

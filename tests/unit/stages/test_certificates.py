@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,17 @@ def test_a_foreign_weight_of_an_export_is_not_certified(make: Make, tmp_path: Pa
 
 def _unused(graph: Any) -> None:
     graph.register_initializer(ir.val("unused", const_value=ir.tensor(np.ones((2, 2), np.int8), name="unused")))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_torchs_own_int8_layers_prove_a_claim(make: Make) -> None:
+    """A pass that quantised layers so was refused: no weight was seen to be INT8."""
+    parent = make(SDPA)
+    assert isinstance(parent, Eager)
+    network: Any = copy.deepcopy(parent.network)
+    torch.ao.quantization.quantize_dynamic(network.base.encoder, {torch.nn.Linear}, inplace=True)
+    found = claims.proven(replace(parent, precision="int8", network=network), RuntimeFacts())
+    assert found is not None and 0.5 < found <= 1.0
 
 
 def test_weights_that_are_used_prove_a_claim_and_others_do_not(make: Make, tmp_path: Path) -> None:
