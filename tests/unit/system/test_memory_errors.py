@@ -33,7 +33,7 @@ def test_little_is_left_where_over_half_was_used(little: None, used: int, said: 
 def test_without_a_limit_nothing_is_blamed_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert limits.little_address_space("VmPeak:\t 999999999 kB\n") is None
-    assert _describe(ODD)["type"] == "WorkerCrashed"
+    assert _describe(ODD)["type"] == "WorkerRaised"
 
 
 @pytest.mark.usefixtures("little")

@@ -48,7 +48,7 @@ def test_memory_that_ends_is_a_resource(error: Exception) -> None:
 )
 def test_a_lost_device_ends_the_worker(error: Exception) -> None:
     described = _describe(error)
-    assert described["ends"] and described["type"] == "WorkerCrashed"
+    assert described["ends"] and described["type"] == "WorkerRaised"
 
 
 @pytest.mark.parametrize(
