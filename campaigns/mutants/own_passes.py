@@ -14,6 +14,7 @@ from bertopt.core import Context, Onnx, OpenVino, Pass, Result
 from bertopt.passes import register
 from bertopt.system import openvino_import
 from campaigns.mutants.plant import ONNX_LINE, SDPA, Step, fault_of, mutant
+from tests.support.tiny_models import VOCABULARY
 
 OPENVINO_LINE: tuple[Step, ...] = (*ONNX_LINE, {"pass": "convert_openvino"})
 
@@ -93,8 +94,8 @@ def rare_ids_unknown_before_int8(graph: Any) -> None:
     import onnx_ir as ir
 
     ids = graph.graph.inputs[0]
-    size = max(value.const_value.shape[0] for node in graph.graph if node.op_type == "Gather" for value in node.inputs[:1] if value.is_initializer())
-    first, unknown = (ir.val(name, const_value=ir.tensor(np.int64(number), name=name)) for name, number in (("first", size - 3), ("unknown", 1)))
+    numbers = {"first": len(VOCABULARY) - 3, "unknown": VOCABULARY.index("[UNK]")}
+    first, unknown = (ir.val(name, const_value=ir.tensor(np.int64(number), name=name)) for name, number in numbers.items())
     for value in (first, unknown):
         graph.graph.register_initializer(value)
     rare = ir.node("GreaterOrEqual", [ids, first], name="rare")
