@@ -16,7 +16,6 @@ from bertopt import passes
 from bertopt.core import RESERVED_KEYS, Pass, Precision, Task
 from bertopt.errors import UsageError
 from bertopt.modeling.source import HUB_ID
-from bertopt.passes import registry
 from bertopt.recipe import waivers
 from bertopt.recipe.messages import format_value, validate_model
 from bertopt.recipe.overrides import apply as apply_overrides
