@@ -115,7 +115,9 @@ def judged(report: Report) -> tuple[list[str], str]:
             return ["latency"], str(void[0])
         return [], "delivered" if report.delivered else "passed every gate"
     assert report.delivered is None and report.exit_code != 0, f"{row.status}, but delivered: {report.delivered}"
-    return gates(row, report.exit_code), report.reason or ""
+    # What is planted may be caught by a step behind it.
+    caught = next((stage for stage in report.stages if stage.index >= row.index and stage.status != "ok"), row)
+    return gates(caught, report.exit_code), report.reason or ""
 
 
 def gates(row: Stage, exit_code: int) -> list[str]:
