@@ -75,11 +75,11 @@ def _said(mistake: Mapping[str, Any], loc: KeyPath, noun: str, known: Iterable[s
         return f"unknown {what}{nearest(str(loc[-1]), known)}"
     if mistake["type"] == "missing" and isinstance(loc[-1], str):
         return f"missing {noun} '{_dotted(loc)}'; add {_TOLD.get(_dotted(loc), 'it')}"
-    return _sentence(mistake, loc)
+    return sentence(mistake, loc)
 
 
-def _sentence(mistake: Mapping[str, Any], loc: KeyPath) -> str:
-    """pydantic's own sentence, after the key it is about."""
+def sentence(mistake: Mapping[str, Any], loc: KeyPath) -> str:
+    """Return pydantic's own sentence, after the key it is about."""
     name, said = _dotted(loc) or "options", mistake["msg"]
     if mistake["type"] == "value_error":
         return f"{name}: {mistake['ctx']['error']}"

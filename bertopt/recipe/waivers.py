@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bertopt.recipe.messages import format_value, validate_model
+from bertopt.recipe.messages import format_value, sentence, validate_model
 from bertopt.recipe.suggest import nearest
 from bertopt.recipe.yaml_document import Document, KeyPath
 from bertopt.results import Limits, Waiver
@@ -43,13 +43,19 @@ def _one(doc: Document, path: KeyPath, data: Any, stages: Sequence[str]) -> Waiv
     known = list(Limits.model_fields)
     if isinstance(metric, str) and metric not in known:
         doc.report((*path, "metric"), f"{who}metric must be a limit; got {format_value(metric)}{nearest(metric, known)}")
-    limit = data.get("limit")
-    if limit is not None and isinstance(metric, str) and metric in known:
-        try:
-            Limits.model_validate({metric: limit}, strict=True)
-        except ValidationError as error:
-            why = "is true or false: a waiver of it has no limit" if metric == "certified" else str(error.errors()[0]["msg"])
-            doc.report((*path, "limit"), f"{who}limit must be a limit of {metric}; got {format_value(limit)}: {metric} {why}")
+    if waiver is not None and waiver.limit is not None and metric in known:
+        _check_limit(doc, path, who, waiver.metric, data["limit"])
     if isinstance(reason, str) and reason and not reason.strip():
         doc.report((*path, "reason"), f"{who}reason must say why; got only spaces")
     return waiver
+
+
+def _check_limit(doc: Document, path: KeyPath, who: str, metric: str, limit: float) -> None:
+    if metric == "certified":
+        doc.report((*path, "limit"), f"{who}certified is true or false; a waiver of it takes no limit: leave it out")
+        return
+    try:
+        Limits.model_validate({metric: limit}, strict=True)
+    except ValidationError as error:
+        for mistake in error.errors():
+            doc.report((*path, "limit"), f"{who}{sentence(mistake, ('limit',))}, as every limit of {metric}")
