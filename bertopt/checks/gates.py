@@ -118,8 +118,8 @@ def _beyond(failure: Failure, limit: float, measurements: StageMeasurements, lim
 
 def _located(failures: Sequence[Failure], compared: Parity) -> Failure | None:
     """Return the failure that the worst case is of; another one of parity where that limit is not among those missed."""
-    # Those without a metric name their own place.
-    of_parity = [failure for failure in failures if failure.gate == "parity" and failure.metric is not None]
+    # Those without a metric, and what was sampled under the clock, name their own place.
+    of_parity = [one for one in failures if one.gate == "parity" and one.metric is not None and parity.UNDER_THE_CLOCK not in one.text]
     return next((one for one in of_parity if one.text.startswith(compared.worst.metric)), next(iter(of_parity), None))
 
 

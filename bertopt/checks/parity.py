@@ -58,9 +58,9 @@ DEFAULT_LIMITS: Mapping[Precision, Limits] = MappingProxyType({
 #: Share of the largest output by which float32 may differ where that is more than a default limit: elements as large as 1,000 are
 #: stored in steps of 6e-5. A right classifier with such logits differed by 1.2e-7 of the largest.
 OF_PEAK = 1e-5
-#: `rel_l2` of cases that were sampled while the stage was timed may be this many times its limit, up to the
-#: size at which outputs have nothing to do with each other.
+#: `rel_l2` of cases sampled while a stage is timed may be this many times its limit, up to where outputs have nothing to do with each other.
 TIMED_ROOM, TIMED_GROSS = 10, 0.7
+UNDER_THE_CLOCK = "outputs computed under the clock"
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
 _TINY = 1e-30
 #: Difference from 1 of a normalised embedding's length, which 8 bits of bf16 may make.
@@ -247,13 +247,13 @@ def _under_the_clock(cases: Sequence[Case], limits: Limits) -> list[Failure]:
         wrong = next((case for case in cases if not case.rel_l2 <= allowed), None)
         if wrong is None:
             return []
-        text = f"rel_l2 of outputs computed under the clock must be at most {allowed:g}; got {wrong.rel_l2:.6g} ({wrong.where})"
+        text = f"rel_l2 of {UNDER_THE_CLOCK} must be at most {allowed:g}; got {wrong.rel_l2:.6g} ({wrong.where})"
         return [Failure.of_figure("parity", "rel_l2", wrong.rel_l2, text)]
     # Reduced precision has no limit of rel_l2 unless a recipe states one.
     median = cosine_median(cases)
     if limits.cosine_median_min is None or median >= limits.cosine_median_min:
         return []
-    text = f"the median cosine of outputs computed under the clock must be at least {limits.cosine_median_min:g}; got {median:.6g}"
+    text = f"the median cosine of {UNDER_THE_CLOCK} must be at least {limits.cosine_median_min:g}; got {median:.6g}"
     return [Failure.of_figure("parity", "cosine_median_min", median, text)]
 
 

@@ -14,9 +14,9 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.errors import StepTimeout
 from bertopt.pipeline import rows
-from bertopt.results import Invariance, Limits, Quality, Ranking, Waiver
+from bertopt.results import TIMED, Invariance, Limits, Quality, Ranking, Waiver
 from bertopt.results.coverage import Coverage, SweptOutput
-from tests.support.measured import measured
+from tests.support.measured import case, measured
 
 TODAY = datetime.date(2026, 6, 1)
 LIMITS = Limits(rel_l2=0.06)
@@ -191,6 +191,16 @@ def test_the_place_stands_beside_the_limit_it_is_of() -> None:
     outcome = judge(measured(rel_l2=0.07, ranking=ranking), Limits(max_abs=1.0, rel_l2=0.06, spearman_min=0.9))
     assert outcome.reason == (
         "rel_l2 must be at most 0.06; got 0.07 at logits[0, 1], 1 × 8, none; spearman must be at least 0.9; got 0.8"
+    )
+
+
+def test_what_was_sampled_under_the_clock_names_its_own_place() -> None:
+    """The place of the worst probe stood behind it, beside its own."""
+    sampled = case(rel_l2=0.8).model_copy(update={"padding": TIMED, "where": "logits[2, 0], 8 × 16, under the clock"})
+    outcome = judge(measured(cases=[case(rel_l2=0.07), sampled]), Limits(max_abs=1.0, rel_l2=0.06))
+    assert outcome.reason == (
+        "rel_l2 of outputs computed under the clock must be at most 0.6; got 0.8 (logits[2, 0], 8 × 16, under the clock); "
+        "rel_l2 must be at most 0.06; got 0.07 at logits[0, 1], 1 × 8, none"
     )
 
 
