@@ -106,7 +106,7 @@ def restarts(command: list[str], known: Known, folder: Path, times: int) -> dict
 
 
 def _restart(command: list[str], known: Known, log: Path, rng: random.Random) -> dict[str, Any]:
-    """Return what became of the requests to a server that is told to end under load."""
+    """Return what became of the requests to a server that is stopped under load."""
     server = Server([*command, "--drain", str(rng.choice((0, 0.2))), "--port"], log)
     count: Counter[str] = Counter()
     ids: dict[str, str] = {}
