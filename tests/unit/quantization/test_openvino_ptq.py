@@ -51,3 +51,13 @@ def test_products_with_a_channel_of_small_weights_are_found(channels: list[float
     product = op.matmul(tokens, op.constant(matrix if transposed else matrix.T.copy()), False, transposed)
     product.set_friendly_name("head")
     assert openvino_ptq.uneven_products(ov.Model([product], [tokens])) == ["head"] * uneven
+
+
+def test_they_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the options say."""
+    monkeypatch.setattr(openvino_ptq, "products", lambda graph: [])
+    monkeypatch.setattr(openvino_ptq, "uneven_products", lambda graph: ["head", "named"])
+    monkeypatch.setattr(openvino_ptq, "_answers", lambda graph, spec, samples: [])
+    monkeypatch.setattr(openvino_ptq, "_once", lambda graph, samples, kept, options: kept)
+    options = openvino_ptq.Options("mixed", "minmax", None, False, (), min_cosine=None)
+    assert openvino_ptq.quantize(None, SPEC, [{"row": 0}], options) == (("head", "named"), ("head", "named"))
