@@ -1,8 +1,9 @@
-"""Batches that are padded as few others of the sweeps are: not at all, in every row, most of them, and the longest row first.
+"""Batches as few others of the sweeps are: without padding, padded in every row, mostly padding, with the longest row first, of documents.
 
 Sessions and kernels choose code by the mask: without padding there is none, a batch is cut to its longest row, and texts are taken out of
 their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, one long text
-among short ones makes most of a batch padding, and the predictor sorts texts by length.
+among short ones makes most of a batch padding, and the predictor sorts texts by length. Documents are cut into parts as long as a
+model takes, and fill the largest batches.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ ROW_TILE, TOKEN_TILE = 8, 16
 TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
 #: Tokens of the shortest row: a text of one token and what frames it.
 SHORTEST = 3
+#: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
+DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
 
-def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
-    """Yield what is said of a batch, and its mask [B, S]."""
+def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: int = 0) -> Iterator[tuple[str, Array]]:
+    """Yield what is said of a batch of at most `most_tokens`, and its mask [B, S]; of documents, of `affordable` tokens at most."""
     for least, most in SIZES:
         batch = int(rng.integers(least, most + 1))
         rows = batch if most <= ROW_TILE else -(-batch // ROW_TILE) * ROW_TILE
@@ -47,6 +50,13 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tu
             yield "short rows beside a long one", _mask(lengths, longest)
             yield "longest first", _mask(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int), longest)
             yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
+    for least, most, tokens in DOCUMENTS:
+        if spec.text_length > LONGEST and tokens <= min(most_tokens, affordable):
+            batch = int(rng.integers(least, most + 1))
+            columns = int(rng.integers(LONGEST, min(spec.text_length, tokens // batch))) + 1
+            lengths = rng.integers(LONGEST, columns, batch, endpoint=True)
+            lengths[int(rng.integers(batch))] = columns
+            yield "documents", _mask(lengths, columns)
 
 
 def _mask(lengths: Array, columns: int) -> Array:

@@ -51,7 +51,8 @@ BUDGET = 8e12
 #: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
 #: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
-#: Those of rows of one text that every stage runs, and of the longest row if every stage is to run it: bge-m3's 8,192 tokens take 1.2e13.
+#: Those of rows of one text that every stage runs, and of the longest row if every stage is to run it (bge-m3's 8,192 tokens take 1.2e13);
+#: as much may a batch of documents take, on a GPU as many times as much as its batches are larger.
 STAGE_LENGTHS_BUDGET, LONGEST_BUDGET = 5e10, 2e12
 #: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
 SHORT_ROWS = "ids in short rows"
@@ -130,7 +131,8 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
-    probes += _padded(spec, most_tokens, ids, len(probes), np.random.default_rng([seed, 21]), frame)
+    affordable = int(LONGEST_BUDGET / token_cost * most_tokens / (MAX_BATCH * LARGEST_LENGTH))
+    probes += _padded(spec, most_tokens, affordable, ids, len(probes), np.random.default_rng([seed, 21]), frame)
     probes += _many_texts(spec, most_tokens, ids, len(probes), rng, frame)
     room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
@@ -261,9 +263,9 @@ def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generat
     return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
 
 
-def _padded(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
+def _padded(spec: Spec, most: int, affordable: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
     """Yield batches of `padded_batches`, from number `number` on."""
-    for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most_tokens), number):
+    for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most, affordable), number):
         valid = np.resize(ids, int(framing.free(mask, frame).sum()))
         probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
         yield near_copies.sharing(spec, replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}"), what, frame)

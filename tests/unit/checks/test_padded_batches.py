@@ -47,6 +47,20 @@ def test_calls_of_pairs_alone_and_of_none_have_long_rows() -> None:
     assert all(each[:, 0].max() == 0 for each in types if len(each) > 8 and (each.max(axis=1) > 0).all() and each.shape[1] > 60), "pairs have a first text"
 
 
+def test_documents_fill_a_batch_where_it_takes_seconds_at_most() -> None:
+    """A model that was wrong for more than 8 rows of more than 256 tokens could be delivered."""
+    reads_256, large = MINILM.model_copy(update={"text_length": 256}), MINILM.model_copy(update={"layers": 24, "hidden": 1024})
+    for spec, most_tokens, expected in ((reads_256, 8192, 0), (MINILM, 8192, 1), (large, 8192, 0), (large, 65_536, 1), (MINILM, 65_536, 2)):
+        for seed in range(20):
+            plan = sweep_plan.plan(spec, seed, most_tokens, (101, 102))
+            documents = [probe for probe in plan.of(True, WHOLE) if probe.name.endswith("documents")]
+            assert len(documents) == expected and not {probe.name for probe in documents} & plan.first
+            for probe, (least, most, tokens) in zip(documents, padded_batches.DOCUMENTS, strict=False):
+                lengths = probe.inputs["attention_mask"].sum(axis=1)
+                assert least <= len(lengths) <= most and 256 <= lengths.min() and 257 <= lengths.max() == probe.shape[1] <= 512
+                assert lengths.max() * len(lengths) <= tokens
+
+
 @pytest.mark.parametrize("longest", [1, 2, 3, 4, 5, 12, 512])
 @pytest.mark.parametrize("most_tokens", [64, 8192])
 def test_rows_are_padded_on_the_right_and_have_tokens(longest: int, most_tokens: int) -> None:
