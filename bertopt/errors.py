@@ -70,6 +70,10 @@ class WorkerRaised(WorkerCrashed):
     """A worker process raised something nobody foresaw, which `log` traces."""
 
 
+class CheckpointWarning(UserWarning):
+    """What an artefact does otherwise than the files beside a checkpoint say. A run's report lists these."""
+
+
 _WORKERS_RAISE: tuple[type[BertoptError], ...] = (
     UsageError, Unsupported, ResourceError, IntegrityError, WrongAnswer, PassFailed, StepTimeout, WorkerCrashed, WorkerRaised, BertoptError,
 )  # fmt: skip

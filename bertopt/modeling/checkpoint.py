@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from bertopt.core import Eager, Spec, Task
-from bertopt.errors import IntegrityError, Unsupported, UsageError
-from bertopt.modeling import dense
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
+from bertopt.modeling import dense, other_fields
 from bertopt.modeling.checkpoint_files import read_json, weight_files
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.network import Network
@@ -138,10 +138,12 @@ def _config(directory: Path) -> Any:
     if fields["model_type"] not in CONFIG_MAPPING:
         raise Unsupported(f"transformers {__version__} does not have {fields['model_type']}, which later versions have: pip install -U transformers")
     if dropped:
-        warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", stacklevel=2)
+        warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", CheckpointWarning, stacklevel=2)
     # Networks are read by the names of their outputs, and run at every length: neither tuples nor chunks change a number.
     fields = {**fields, "return_dict": True, "chunk_size_feed_forward": 0}
-    return AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
+    config = AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
+    other_fields.check(fields, config)
+    return config
 
 
 def _encoder(directory: Path, config: Any, task: Task) -> Any:

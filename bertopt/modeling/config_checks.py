@@ -146,6 +146,8 @@ def _check_family(fields: Mapping[str, Any]) -> None:
         raise UsageError("config.json says is_decoder or add_cross_attention: bertopt is for encoders only")
     if fields.get("quantization_config"):
         raise UsageError("config.json has a quantization_config: give bertopt the full-precision checkpoint instead")
+    if named := fields.get("transformers_weights"):
+        raise UsageError(f"config.json has transformers_weights: rename {_shown(named)} model.safetensors and take the field out, so that all read the same weights")
 
 
 def _sizes(fields: Mapping[str, Any]) -> list[str]:

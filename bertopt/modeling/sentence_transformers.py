@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bertopt.errors import IntegrityError, Unsupported
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported
 from bertopt.modeling.checkpoint_files import read_json
 from bertopt.spec import DenseLayer
 from bertopt.system.untrusted import plain
@@ -20,6 +20,8 @@ SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", 
 OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs", "processing_kwargs")
 #: Settings that cut or lengthen queries and documents, each in its own way.
 _TASKS = ("query_length", "document_length", "query_expansion")
+#: Where SetFit keeps its classifier.
+SETFIT = "model_head.pkl"
 #: The modules that bertopt has.
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 #: Where a Dense has its weights.
@@ -28,6 +30,8 @@ WEIGHTS = "model.safetensors"
 _ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
 #: Options of a Dense or Normalize that change what it computes, and their values without effect.
 _DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
+#: What a transformer may be asked for, by its task: its last layer or its scores, under these names.
+_GIVES = {"feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores")}
 #: What is said where a prompt would be put before a text and pooled with it.
 NO_PROMPTS = "cannot put a prompt before a text, since the model's pooling leaves prompts out (include_prompt: false)"
 #: What to do with a model whose last steps bertopt does not have.
@@ -84,6 +88,7 @@ def read_sentence_transformers(directory: Path) -> Modules:
             _check_usual(module.folder, module.config(directory))
     _check_distinct("name", [module.name for module in modules if module.name is not None])
     _check_distinct("path", [module.folder for module, _ in configs])
+    _check_output(*_settings(directory))
     length = _length(*_settings(directory))
     _warn_of_dropped(directory)
     return Modules(
@@ -192,13 +197,32 @@ def _length(name: str, settings: dict[str, Any]) -> Any:
     check_length(where, length)
     if unread:
         shown = plain(ascii(", ".join(unread)))
-        warnings.warn(f"{name}: bertopt does not read {shown}; compare a few vectors with sentence-transformers'", stacklevel=4)
+        warnings.warn(f"{name}: bertopt does not read {shown}; compare a few vectors with sentence-transformers'", CheckpointWarning, stacklevel=4)
     return length
+
+
+def _check_output(name: str, settings: dict[str, Any]) -> None:
+    """Raise Unsupported where the transformer gives something else than its last layer, or a classifier's scores."""
+    task, modalities = settings.get("transformer_task", "feature-extraction"), settings.get("modality_config")
+    if task not in _GIVES:
+        raise Unsupported(f"{name}: transformer_task must be {' or '.join(_GIVES)}; got {plain(ascii(task))}: {_ADVICE}")
+    output, called = _GIVES[task]
+    expected = {"module_output_name": called}
+    stated = {"module_output_name": settings.get("module_output_name", called)}
+    if modalities is not None:
+        text = modalities.get("text") if isinstance(modalities, dict) else None
+        expected |= {"method": "forward", "method_output_name": output}
+        stated |= {key: text.get(key) if isinstance(text, dict) else None for key in ("method", "method_output_name")}
+    for key, value in stated.items():
+        if value not in (expected[key], [expected[key]]):
+            raise Unsupported(f"{name}: {key} must be {expected[key]}; got {plain(ascii(value))}: {_ADVICE}")
 
 
 def _warn_of_dropped(directory: Path) -> None:
     """Name what sentence-transformers does around the model by default, and an artefact does not: it puts a prompt before
-    every text, where who asks an artefact says which text is a query, and cuts vectors off."""
+    every text, where who asks an artefact says which text is a query, and cuts vectors off; or what SetFit does behind it."""
+    if (directory / SETFIT).is_file():
+        warnings.warn(f"{SETFIT}: bertopt does not read SetFit's classifier: an artefact gives the vectors that it reads", CheckpointWarning, stacklevel=4)
     fields = _prompt_fields(directory)
     name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
     if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
@@ -207,10 +231,10 @@ def _warn_of_dropped(directory: Path) -> None:
             said = f"{NO_PROMPTS}: its vectors are those of sentence-transformers with prompt=''"
         if fields.get("model_type") == "CrossEncoder":
             said = f"puts no prompt before a text by default: put {plain(ascii(prompts[name]))} before the first text of each pair yourself"
-        warnings.warn(f"{PROMPTS}: an artefact {said}", stacklevel=4)
+        warnings.warn(f"{PROMPTS}: an artefact {said}", CheckpointWarning, stacklevel=4)
     if dimensions is not None:
         shown = plain(ascii(dimensions))
-        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", stacklevel=4)
+        warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", CheckpointWarning, stacklevel=4)
 
 
 def warn_of_other_scores(config: Any, directory: Path) -> None:
@@ -223,7 +247,7 @@ def warn_of_other_scores(config: Any, directory: Path) -> None:
     usual, given = ("Identity", "the value itself") if config.problem_type == "regression" else ("Sigmoid", "the sigmoid")
     if config.num_labels == 1 and isinstance(function, str) and (shown := function.rpartition(".")[2]) != usual:
         shown = plain(ascii(shown))
-        warnings.warn(f"{name}: CrossEncoder scores by {shown}, an artefact by {given}, in the same order: predictor.logits gives raw scores", stacklevel=4)
+        warnings.warn(f"{name}: CrossEncoder scores by {shown}, an artefact by {given}, in the same order: predictor.logits gives raw scores", CheckpointWarning, stacklevel=4)
 
 
 def check_length(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from bertopt.core import Spec, Task
-from bertopt.errors import IntegrityError, UsageError
+from bertopt.errors import CheckpointWarning, IntegrityError, UsageError
 from bertopt.modeling.config_checks import OFFSET_POSITIONS, ROTARY, classifier_pooling
 from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
@@ -102,7 +102,7 @@ def _labels(names: Mapping[int, Any]) -> tuple[str, ...]:
     again = [label for label, count in Counter(labels).items() if count > 1]
     if again:
         shown = ", ".join(plain(ascii(label))[:60] for label in again[:3])
-        warnings.warn(f"config.json: id2label names several classes {shown}: answers do not tell them apart, and labels of texts mean the first of them", stacklevel=2)
+        warnings.warn(f"config.json: id2label names several classes {shown}: answers do not tell them apart, and labels of texts mean the first of them", CheckpointWarning, stacklevel=2)
     return labels
 
 

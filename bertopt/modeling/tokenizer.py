@@ -59,12 +59,15 @@ def special_token(directory: Path, key: str) -> str:
     return str((token["content"] if isinstance(token, dict) else token) or _USUAL[key])
 
 
-def told(tokenizer: Any) -> dict[str, str]:
+def told(tokenizer: Any) -> dict[str, Any]:
     """Return what transformers' tokenizer takes from its class or from tokenizer.json where tokenizer_config.json leaves it out: unusual tokens
-    for a mask and for what it does not know, and that texts lose their beginning (by default their end). An artefact is read without that class."""
+    for a mask and for what it does not know, that texts lose their beginning (by default their end), and that they have no types. An artefact is
+    read without that class."""
     tokens = {key: getattr(tokenizer, key) for key in _USUAL}
     left = {"truncation_side": "left"} if tokenizer.truncation_side == "left" else {}
-    return {**{key: str(token) for key, token in tokens.items() if token not in (None, _USUAL[key])}, **left}
+    # Of the classes whose files number two segments, the one that gives no types in any version of transformers.
+    untyped = {"model_input_names": list(tokenizer.model_input_names)} if type(tokenizer).__name__.startswith("DistilBertTokenizer") else {}
+    return {**{key: str(token) for key, token in tokens.items() if token not in (None, _USUAL[key])}, **left, **untyped}
 
 
 #: Texts that are encoded to see what the tokenizer adds, and how many tokens a character may become.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt, get_args
 
 from bertopt import stages
 from bertopt.core import Context, Pass, Precision, Result, Rewrite
-from bertopt.errors import PassFailed
+from bertopt.errors import CheckpointWarning, PassFailed
 from bertopt.passes import registry
 from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
@@ -57,7 +57,7 @@ class BuildOps:
             same_tokens.check(Tokenizer(out, model.spec), open_tokenizer(model.checkpoint))
         (out / "rewrites.json").write_text("[]\n")
         entry = stages.describe(model)
-        notes = sorted({str(w.message) for w in caught if "dropped" in str(w.message)})
+        notes = sorted({str(w.message) for w in caught if issubclass(w.category, CheckpointWarning)})
         built = {"changes": {}, "build_s": time.monotonic() - start, "warnings": notes}
         stages.write_manifest(out, {**fields, **entry, **built})
         return None, {}

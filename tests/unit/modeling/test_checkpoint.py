@@ -275,6 +275,7 @@ def test_tokenizer_that_cannot_serve(bert: Path, missing: str) -> None:
         ({"is_decoder": True}, "encoders only"),
         ({"add_cross_attention": True}, "encoders only"),
         ({"quantization_config": {"bits": 4}}, "full-precision"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights: rename 'other.safetensors' model.safetensors"),
     ],
 )
 def test_models_that_are_not_for_us(bert: Path, fields: dict[str, Any], words: str) -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from bertopt.core import Context, Eager
-from bertopt.errors import Unsupported, UsageError
+from bertopt.errors import CheckpointWarning, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 from bertopt.runtime.predictor import Predictor
@@ -124,3 +124,41 @@ def test_remote_code_of_the_same_family_is_not_run(made: Made) -> None:
     (directory / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling.NomicBertModel"}}))
     with pytest.warns(UserWarning, match="dropped auto_map"):
         assert checkpoint.load(directory).spec.family == "nomic_bert"
+
+
+def stated(directory: Path, **fields: Any) -> Path:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **fields}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "words"),
+    [
+        ("nomic_bert", {"rotary_emb_base": 10000}, r"rotary_emb_base is 10000, but transformers' nomic_bert does not read it, and uses 1000\.0; state rope_parameters: "),
+        ("nomic_bert", {"n_head": 4}, "n_head is 4, .* uses 2; state num_attention_heads with 4"),
+        ("nomic_bert", {"prenorm": True}, "prenorm must be False, as transformers' nomic_bert computes; got True"),
+        ("nomic_bert", {"activation_function": "geglu"}, "activation_function must be 'swiglu'"),
+        ("eurobert", {"clf_pooling": "mean"}, "clf_pooling is 'mean', .* uses 'late'; state classifier_pooling with 'mean'"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale must be False"),
+    ],
+)  # fmt: skip
+def test_what_transformers_reads_under_another_name_or_not_at_all_is_named(made: Made, family: str, fields: dict[str, Any], words: str) -> None:
+    """The checkpoint's own code read it, and its tensors fit either way."""
+    with pytest.raises(Unsupported, match=f"^config.json: {words}"):
+        checkpoint.load(stated(made(family), **fields))
+
+
+def test_the_same_under_both_names_is_no_matter(made: Made) -> None:
+    nomic = {
+        "n_embd": 32, "n_head": 2, "n_layer": 2, "n_inner": 64, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "activation_function": "swiglu",
+        "prenorm": False, "causal": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": None,
+    }  # fmt: skip
+    checkpoint.load(stated(made("nomic_bert"), **nomic))
+    checkpoint.load(stated(made("eurobert"), clf_pooling="late"))
+    checkpoint.load(stated(made("gte"), logn_attention_scale=False, layer_norm_type="layer_norm", position_embedding_type="rope"))
+
+
+def test_texts_that_are_cut_sooner_than_the_checkpoint_says_are_named(made: Made) -> None:
+    with pytest.warns(CheckpointWarning, match="n_positions is 8192, .* texts are cut after 64 tokens"):
+        checkpoint.load(stated(made("nomic_bert"), n_positions=8192))

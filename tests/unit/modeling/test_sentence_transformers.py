@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.modeling.source import examine
 from bertopt.runtime.predictor import Predictor
@@ -113,6 +113,44 @@ def test_a_normalisation_of_something_else_is_refused(folder: Path, tmp_path: Pa
     assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
     edited(folder / "2_Normalize" / "config.json", module_input_name="token_embeddings", module_output_name="token_embeddings")
     with pytest.raises(Unsupported, match="2_Normalize: module_input_name must be sentence_embedding; got 'token_embeddings'"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", -2]}}}, r"method_output_name must be last_hidden_state; got \['hidden_states', -2\]"),
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "method_output_name must be last_hidden_state; got 'pooler_output'"),
+        ({"modality_config": {"text": {"method": "get_text_features", "method_output_name": "last_hidden_state"}}}, "method must be forward; got 'get_text_features'"),
+        ({"modality_config": {"image": {"method": "forward", "method_output_name": "last_hidden_state"}}}, "method must be forward; got None"),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name must be token_embeddings; got 'sentence_embedding'"),
+        ({"transformer_task": "fill-mask"}, "transformer_task must be feature-extraction or sequence-classification; got 'fill-mask'"),
+    ],
+)  # fmt: skip
+def test_a_transformer_that_gives_something_else_than_its_last_layer_is_refused(folder: Path, settings: dict[str, Any], words: str) -> None:
+    edited(folder / "sentence_bert_config.json", **settings)
+    with pytest.raises(Unsupported, match=rf"^sentence_bert_config\.json: .*{words}"):
+        checkpoint.load(folder)
+
+
+def test_what_newer_versions_say_of_the_transformer_as_it_is_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    text = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+    settings = {"transformer_task": "feature-extraction", "modality_config": text, "module_output_name": "token_embeddings"}
+    edited(folder / "sentence_bert_config.json", **settings)
+    assert np.allclose(vectors(folder, tmp_path / "out"), theirs(folder), atol=1e-6)
+
+
+def test_a_re_ranker_saved_by_newer_versions_opens(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", extra={"num_labels": 1})
+    (model / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}]))
+    text = {"text": {"method": "forward", "method_output_name": "logits"}}
+    edited(model / "sentence_bert_config.json", transformer_task="sequence-classification", modality_config=text, module_output_name="scores")
+    assert checkpoint.load(model).spec.ranks
+
+
+def test_the_classifier_of_setfit_is_named(folder: Path) -> None:
+    (folder / "model_head.pkl").write_bytes(b"")
+    with pytest.warns(CheckpointWarning, match=r"model_head\.pkl: .* SetFit's classifier"):
         checkpoint.load(folder)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertopt import stages
 from bertopt.core import Context, Eager, Onnx, OpenVino, Pass, Result
 from bertopt.errors import PassFailed
 from bertopt.passes import UseSdpa
 from bertopt.workers import build_operations
 from tests.support.example_passes import Touch
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import Tiny, write_tiny
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +71,19 @@ def test_a_model_of_files_names_files_that_are_there(model: Eager, tmp_path: Pat
     for by, made, words in wrong:
         with pytest.raises(PassFailed, match=words):
             build_operations.check_result(by, Result(made, {"nodes": 1}))
+
+
+def test_what_an_artefact_does_otherwise_is_in_the_report(tmp_path: Path) -> None:
+    """And nothing else that libraries warn of: only what loading the checkpoint says of it."""
+    source, out = write_tiny(tmp_path / "model", task="feature-extraction", pooling="mean"), tmp_path / "out"
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48, "query_length": 8}))
+    prompts = {"prompts": {"query": "the cat: "}, "default_prompt_name": "query", "truncate_dim": 16}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+    out.mkdir()
+    build_operations.BuildOps().op_load_checkpoint({}, str(source), "auto", str(out), {"key": "k", "name": "reference", "device": "cpu"})
+    said = stages.read_manifest(out).warnings
+    for words in ("does not read 'query_length'", "puts no prompt before a text by default", "dropped truncate_dim 16", "dropped auto_map"):
+        assert any(words in warning for warning in said), (words, said)
+    assert len(said) == 4

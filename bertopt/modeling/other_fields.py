@@ -1,0 +1,57 @@
+"""Fields of config.json that a checkpoint's own code read, and transformers' class of the same family does not: it would take its defaults.
+
+Families that came with code of their own first have copies of such checkpoints everywhere; their tensors fit either way.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from bertopt.errors import CheckpointWarning, Unsupported
+from bertopt.system.untrusted import plain
+
+#: By family: the name there, and transformers' own.
+_RENAMED: dict[str, dict[str, str]] = {
+    "nomic_bert": {
+        "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_inner": "intermediate_size",
+        "layer_norm_epsilon": "layer_norm_eps", "rotary_emb_base": "rope_theta",
+    },
+    "eurobert": {"clf_pooling": "classifier_pooling"},
+}  # fmt: skip
+#: By family: the name there, and the one value that transformers' network is for.
+_FIXED: dict[str, dict[str, Any]] = {
+    "nomic_bert": {
+        "activation_function": "swiglu", "prenorm": False, "causal": False, "parallel_block": False, "use_rms_norm": False,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+    },
+    "gte": {"logn_attention_scale": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
+}  # fmt: skip
+
+
+def check(fields: Mapping[str, Any], config: Any) -> None:
+    """Raise Unsupported where config.json, read as `fields`, says under another name what `config`, transformers' reading, has otherwise.
+
+    Warn where texts are cut off sooner than it says.
+    """
+    family = config.model_type
+    for name, own in _RENAMED.get(family, {}).items():
+        used = config.rope_parameters["rope_theta"] if own == "rope_theta" else getattr(config, own)
+        if fields.get(name) not in (None, used):
+            stated, shown = ('rope_parameters: {"rope_type": "default", "rope_theta": …}' if own == "rope_theta" else own), _shown(fields[name])
+            raise Unsupported(f"config.json: {name} is {shown}, but transformers' {family} does not read it, and uses {_shown(used)}; state {stated} with {shown}")
+    for name, only in _FIXED.get(family, {}).items():
+        if name in fields and fields[name] not in (None, only):
+            raise Unsupported(f"config.json: {name} must be {_shown(only)}, as transformers' {family} computes; got {_shown(fields[name])}: give another checkpoint")
+    longest = fields.get("n_positions") if family == "nomic_bert" else None
+    if isinstance(longest, int) and longest > config.max_position_embeddings:
+        warnings.warn(
+            f"config.json: n_positions is {longest}, which transformers' {family} does not read: texts are cut after {config.max_position_embeddings} "
+            "tokens; max_position_embeddings states more",
+            CheckpointWarning, stacklevel=3,
+        )  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    return plain(ascii(value))[:60]
