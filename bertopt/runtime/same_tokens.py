@@ -6,13 +6,16 @@ compared: texts that are not here, and the offsets of tokenizers that transforme
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertopt.errors import WrongAnswer
+from bertopt.errors import CheckpointWarning, WrongAnswer
+from bertopt.modeling import sentence_transformers
 from bertopt.runtime.tokenization import LONG_PARTS, Text, Tokenizer, Tokens
 
 AWKWARD = (
@@ -20,6 +23,8 @@ AWKWARD = (
     "İstanbul ǅ ß ﬁ", "汉字 かな ｶﾅ 한글", "漢\U00020000字", "שלום شكرا\u200e rtl", "हिन्दी ไทย", "🤖👩‍👩‍👧 ❤️", "\u200b\u00a0\ufeff\u2028x\u3000y",
     "a\x00b\x07c\x1b[0m", "\ufffd \ue000 \U0010fffd", "x" * 500, "pneumono" * 30, "https://example.org/a?b=c&d=%20#e", "word " * 600, "ａｂｃ１２３", "a\tb\nc\r\nd",
 )  # fmt: skip
+#: Tokens of an awkward text that are compared with what tokenizer.json says.
+LONGEST = 128
 #: Most of the added tokens that are tried, and what stands around each.
 ADDED, AROUND = 64, ("{}", "a{}b", " {} ", "{}{}")
 
@@ -49,6 +54,42 @@ def check(ours: Tokenizer, theirs: Any) -> None:
         _check_ids(ours, text, got, expected, theirs)
         _check_places(text, got, expected)
     _check_together(ours, texts, readings)
+
+
+def warn_of_class(directory: Path, theirs: Any) -> None:
+    """Warn where `theirs`, transformers' tokenizer of the checkpoint in `directory`, reads a text otherwise than tokenizer.json says.
+
+    Since transformers 5 the classes of many families build normalizer, pre-tokenizer and post-processor themselves, whatever that file has: a model
+    trained before gets other ids than it was trained on. What the same classes always set by tokenizer_config.json is left out.
+    """
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    if not (directory / "tokenizer.json").is_file() or type(theirs) is PreTrainedTokenizerFast:
+        return
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        as_written = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    finally:
+        logging.set_verbosity(verbosity)
+    written, built = as_written.backend_tokenizer, theirs.backend_tokenizer
+    # Lower case and accents, and a space before the first word.
+    if type(written.normalizer).__name__ == "BertNormalizer" or sentence_transformers.lowers(directory):
+        written.normalizer = built.normalizer
+    if type(written.pre_tokenizer).__name__ == "ByteLevel" == type(built.pre_tokenizer).__name__:
+        written.pre_tokenizer = built.pre_tokenizer
+    for text in AWKWARD:
+        expected, got = (one([text], truncation=True, max_length=LONGEST)["input_ids"][0] for one in (as_written, theirs))
+        if got != expected:
+            at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected)))
+            warnings.warn(
+                f"tokenizer.json: transformers' {type(theirs).__name__} sets part of it aside, as versions before 5 did not: {text[:40]!r} differs from token {at} "
+                f"on: {got[at : at + 6]}, by the file {expected[at : at + 6]}; an artefact reads texts as transformers does: if the model was trained "
+                "by the file, state tokenizer_class: PreTrainedTokenizerFast in tokenizer_config.json",
+                CheckpointWarning, stacklevel=2,
+            )  # fmt: skip
+            return
 
 
 def _texts(limit: int, added: Sequence[str]) -> list[Text]:

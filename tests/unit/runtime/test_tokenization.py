@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from tokenizers import Tokenizer as Fast
 
 from bertopt.checks import probes
+from bertopt.errors import CheckpointWarning
 from bertopt.modeling import checkpoint
+from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
 from bertopt.runtime.tokenization import Text, Tokenizer
 from tests.support.tiny_models import Tiny
@@ -132,3 +136,27 @@ def test_a_tokenizer_of_distilbert_gives_no_types_though_no_file_says_so(tiny: T
     pair = ("the cat", "a dog")
     assert "token_type_ids" not in theirs(*pair) and "token_type_ids" in model.spec.inputs
     assert not any(ours.encode([pair])[0].types) and ours.ids(pair)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "content", "words"),
+    [
+        ({}, "pre_tokenizer", {"type": "WhitespaceSplit"}, "BertTokenizer sets part of it aside.*'The Quick BROWN fox.' differs from token"),
+        ({}, "normalizer", {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}, "'naïve café' differs from token"),
+        ({}, "post_processor", None, "'' differs from token 0 on: .*, by the file \\[\\]"),
+        # What was always stated beside the file is no matter.
+        ({"do_lower_case": False}, "normalizer", {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}, None),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "pre_tokenizer", {"type": "WhitespaceSplit"}, None),
+    ],
+)  # fmt: skip
+def test_what_a_class_of_transformers_sets_aside_is_named(tiny: Tiny, tmp_path: Path, config: dict[str, Any], part: str, content: Any, words: str | None) -> None:
+    """A model that was trained by tokenizer.json, as all were before transformers 5, gets other ids from it."""
+    source = shutil.copytree(tiny(), tmp_path / "source")
+    for name, fields in (("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config}), ("tokenizer.json", {part: content})):
+        (source / name).write_text(json.dumps({**json.loads((source / name).read_text()), **fields}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same_tokens.warn_of_class(source, open_tokenizer(source))
+    said = [str(warning.message) for warning in caught if warning.category is CheckpointWarning]
+    assert len(said) == (words is not None)
+    assert words is None or re.search(words, said[0])
