@@ -1,4 +1,5 @@
-"""Batches as few others of the sweeps are: without padding, padded in every row, mostly padding, with the longest row first, of documents.
+"""Batches as few others of the sweeps are: without padding, padded in every row or to whole tiles, mostly padding, with the longest row first,
+of documents.
 
 Sessions and kernels choose code by the mask: without padding there is none, a batch is cut to its longest row, and texts are taken out of
 their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, one long text
@@ -24,6 +25,8 @@ SIZES = ((2, 8), (9, 32))
 ROW_TILE, TOKEN_TILE = 8, 16
 #: Tokens of a batch without padding and of the others, and most of a row.
 TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
+#: Widths of tiles: at their multiples programs choose other code. Of each one batch is that long, with as many rows at most, which are padded but for one.
+TILES, TILED_ROWS = (64, 128, 256, 512), 3
 #: Tokens of the shortest row: a text of one token and what frames it.
 SHORTEST = 3
 #: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
@@ -50,8 +53,19 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
             yield "short rows beside a long one", _mask(lengths, longest)
             yield "longest first", _mask(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int), longest)
             yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
+    yield from _tiled(spec, rng, most_tokens)
+    yield from _documents(spec, rng, min(most_tokens, affordable))
+
+
+def _tiled(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
+    for width in TILES:
+        if width <= spec.text_length and (rows := min(TILED_ROWS, most_tokens // width)) > 1:
+            yield "rows padded to whole tiles", _mask(np.array([width, *rng.integers(SHORTEST, width, rows - 1)]), width)
+
+
+def _documents(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
     for least, most, tokens in DOCUMENTS:
-        if spec.text_length > LONGEST and tokens <= min(most_tokens, affordable):
+        if spec.text_length > LONGEST and tokens <= most_tokens:
             batch = int(rng.integers(least, most + 1))
             columns = int(rng.integers(LONGEST, min(spec.text_length, tokens // batch))) + 1
             lengths = rng.integers(LONGEST, columns, batch, endpoint=True)

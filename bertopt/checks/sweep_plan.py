@@ -17,6 +17,7 @@ import numpy as np
 
 from bertopt.checks import framing, near_copies, padded_batches
 from bertopt.checks.framing import Frame
+from bertopt.checks.padded_batches import TILES
 from bertopt.checks.probes import Probe, longest_row
 from bertopt.core import ShapeLimits, Spec
 
@@ -29,8 +30,6 @@ ID_LENGTH, ID_ROWS = 4, 128
 #: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
 #: no place for what frames a text, and a batch size of such rows alone ran no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: Widths of tiles: at their multiples, one before and one behind, programs choose other code. Of each one such length is a row of one text.
-TILES = (64, 128, 256, 512)
 #: One batch of SHORTEST rows to this number is as long as it has rows: programs that mix up the two are right for no other.
 LARGEST_SQUARE = 16
 #: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
@@ -195,6 +194,7 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     sizes += _more_batches(spec, rng, most_tokens)
     # A length that a batch has is run as one text too: programs choose code by the rows as well.
     others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
+    # At multiples of tiles, one before and one behind, programs choose other code: of each one such length is a row of one text.
     edges = np.intersect1d(np.add(TILES, rng.integers(-1, 2, len(TILES))), others[others <= spec.text_length])
     # From short to long, so that a large model has some of them.
     others = np.concatenate([edges, others[~np.isin(others, edges)]])

@@ -20,7 +20,7 @@ _ATTENTION_PROJECTIONS = 3
 
 
 class CastHalf(Pass[Eager, Eager]):
-    """Cast the encoder to half precision; pooling, normalisation and answers stay float32.
+    """Cast the encoder to half precision; pooling, normalisation, answers and the frequencies of rotary positions stay float32.
 
     `cast` halves the weights; `autocast` keeps them in float32 and casts the inputs of matrix products, LayerNorm
     and softmax staying in float32. Counts the tensors cast, or the linear layers autocast.
@@ -144,7 +144,10 @@ def _each(value: Any, of: tuple[Any, ...], to: Any, dims: int | None) -> Any:
 
 
 def _floats(encoder: Any) -> list[torch.Tensor]:
-    return [t for t in (*encoder.parameters(), *encoder.buffers()) if t.is_floating_point()]
+    """Return what is stored with the weights. Tables that the configuration gives stay float32, as transformers leaves them where it loads a
+    model in half precision: a position times a frequency is an angle of up to thousands, which a rounded frequency turns by whole turns."""
+    stored = {id(tensor): tensor for tensor in encoder.state_dict(keep_vars=True).values()}
+    return [tensor for tensor in stored.values() if tensor.is_floating_point()]
 
 
 def _linear_dtypes(network: Any) -> list[torch.dtype]:

@@ -24,6 +24,8 @@ FAULTS: dict[str, Callable[[np.ndarray], bool]] = {
     "32 rows": lambda mask: len(mask) == 32 and mask.shape[1] > 16 and not mask.all(),
     "a multiple of 32 and one more": lambda mask: len(mask) > 1 and mask.shape[1] > 32 and mask.shape[1] % 32 == 1,
     "a multiple of 64": lambda mask: len(mask) > 1 and mask.shape[1] % 128 == 64,
+    "padded to 128": lambda mask: 1 < len(mask) < 9 and mask.shape[1] == 128 and not mask.all(),
+    "padded to 256": lambda mask: 1 < len(mask) < 9 and mask.shape[1] == 256 and not mask.all(),
     "mostly padding": lambda mask: len(mask) > 8 and mask.shape[1] > 24 and bool((mask.sum(axis=1) * 4 < mask.shape[1]).any()),
 }
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from bertopt.core import Context, Eager
+from bertopt.core import Context, Eager, RuntimeFacts
 from bertopt.errors import CheckpointWarning, Unsupported, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.passes import ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
+from bertopt.passes import CastHalf, ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from tests.support.tiny_models import CLASSES, HEADS, ROTARY_FAMILIES, write_tiny
@@ -162,3 +162,17 @@ def test_the_same_under_both_names_is_no_matter(made: Made) -> None:
 def test_texts_that_are_cut_sooner_than_the_checkpoint_says_are_named(made: Made) -> None:
     with pytest.warns(CheckpointWarning, match="n_positions is 8192, .* texts are cut after 64 tokens"):
         checkpoint.load(stated(made("nomic_bert"), n_positions=8192))
+
+
+@pytest.mark.parametrize("family", [*ROTARY_FAMILIES, "modernbert"])
+def test_half_precision_leaves_the_frequencies_of_positions_as_they_are(made: Made, family: str) -> None:
+    """An angle is a position times a frequency: half of the last bit that bfloat16 has near 1 is a whole turn 3,200 tokens on. The error of 4,000 tokens was 1.8 times as large."""
+    network: Any = checkpoint.load(made(family)).network
+    before = {name: buffer.clone() for name, buffer in network.named_buffers() if name.endswith("inv_freq")}
+    half = CastHalf()
+    half.rewrite(network)
+    after = {name: buffer for name, buffer in network.named_buffers() if name in before}
+    assert before and all(after[name].dtype == torch.float32 and torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.dtype == torch.bfloat16 for parameter in network.encoder.parameters())
+    model = Eager(network.spec, "bfloat16", checkpoint=Path(), network=network)
+    assert all(cast == every for every, cast in half.effects(model, RuntimeFacts()).values())
