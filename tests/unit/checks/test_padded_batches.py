@@ -59,7 +59,7 @@ def test_documents_fill_a_batch_where_it_takes_seconds_at_most() -> None:
             assert len(documents) == expected and not {probe.name for probe in documents} & plan.first
             for probe, (least, most, tokens) in zip(documents, padded_batches.DOCUMENTS, strict=False):
                 lengths = probe.inputs["attention_mask"].sum(axis=1)
-                assert least <= len(lengths) <= most and 256 <= lengths.min() and 257 <= lengths.max() == probe.shape[1] <= 512
+                assert least <= len(lengths) <= most and lengths.min() >= 256 and 257 <= lengths.max() == probe.shape[1] <= 512
                 assert lengths.max() * len(lengths) <= tokens
 
 
