@@ -44,6 +44,7 @@ def check(fields: Mapping[str, Any], config: Any) -> None:
     for name, only in _FIXED.get(family, {}).items():
         if name in fields and fields[name] not in (None, only):
             raise Unsupported(f"config.json: {name} must be {_shown(only)}, as transformers' {family} computes; got {_shown(fields[name])}: give another checkpoint")
+    _check_rotations(config)
     longest = fields.get("n_positions") if family == "nomic_bert" else None
     if isinstance(longest, int) and longest > config.max_position_embeddings:
         warnings.warn(
@@ -51,6 +52,18 @@ def check(fields: Mapping[str, Any], config: Any) -> None:
             "tokens; max_position_embeddings states more",
             CheckpointWarning, stacklevel=3,
         )  # fmt: skip
+
+
+def _check_rotations(config: Any) -> None:
+    """Raise Unsupported for a scaling of rotary positions that transformers does not have, such as GTE's own `ntk`."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    stated = getattr(config, "rope_parameters", None) or {}
+    # ModernBERT states them for each kind of layer.
+    for each in stated.values() if all(isinstance(value, dict) for value in stated.values()) else [stated]:
+        known = ("default", *ROPE_INIT_FUNCTIONS)
+        if (kind := each.get("rope_type", "default")) not in known:
+            raise Unsupported(f"config.json: the rope_type of rope_parameters must be one of {', '.join(known)}, which transformers has; got {_shown(kind)}: give another checkpoint")
 
 
 def _shown(value: Any) -> str:

@@ -141,6 +141,7 @@ def stated(directory: Path, **fields: Any) -> Path:
         ("nomic_bert", {"activation_function": "geglu"}, "activation_function must be 'swiglu'"),
         ("eurobert", {"clf_pooling": "mean"}, "clf_pooling is 'mean', .* uses 'late'; state classifier_pooling with 'mean'"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale must be False"),
+        ("gte", {"rope_parameters": {"rope_type": "ntk", "factor": 2.0, "rope_theta": 10000}}, "the rope_type of rope_parameters must be one of default, .*; got 'ntk'"),
     ],
 )  # fmt: skip
 def test_what_transformers_reads_under_another_name_or_not_at_all_is_named(made: Made, family: str, fields: dict[str, Any], words: str) -> None:
