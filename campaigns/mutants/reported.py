@@ -31,7 +31,7 @@ def frequencies_in_bf16_of_nomic(network: Any) -> None:
 
 @mutant("parity", "plant_torch", LABELS)
 def half_as_many_heads(network: Any) -> None:
-    """Attention has half the heads, each twice as wide, as where a fusion is told another number (microsoft/onnxruntime, `--num_heads`)."""
+    """Attention has half the heads, each twice as wide, as where a fusion gets a wrong `--num_heads` (microsoft/onnxruntime)."""
     for layer in network.base.encoder.layer:
         attention = layer.attention.self
         attention.num_attention_heads //= 2
