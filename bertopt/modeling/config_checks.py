@@ -28,7 +28,9 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_INTERMEDIATE, (1, 1_000_000)), "embedding_size": (1, 65_536), "vocab_size": (1, 10_000_000),
     "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "num_labels": (1, 100_000),
     "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
-    "relative_attention_num_buckets": (1, 1_000_000), "global_attn_every_n_layers": (1, 1_000),
+    "global_attn_every_n_layers": (1, 1_000),
+    # transformers' MPNet reads 32 whatever is stated, and its table has no more rows than stated.
+    "relative_attention_num_buckets": (32, 1_000_000),
 }  # fmt: skip
 #: Fields that transformers takes to be absent when they are null.
 _NULLABLE = ("num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")

@@ -55,7 +55,7 @@ def check(fields: Mapping[str, Any], config: Any) -> None:
 
 
 def _check_rotations(config: Any) -> None:
-    """Raise Unsupported for a scaling of rotary positions that transformers does not have, such as GTE's own `ntk`."""
+    """Raise Unsupported for a scaling of rotary positions that transformers does not have, such as GTE's own `ntk`, and for no base."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     stated = getattr(config, "rope_parameters", None) or {}
@@ -64,6 +64,9 @@ def _check_rotations(config: Any) -> None:
         known = ("default", *ROPE_INIT_FUNCTIONS)
         if (kind := each.get("rope_type", "default")) not in known:
             raise Unsupported(f"config.json: the rope_type of rope_parameters must be one of {', '.join(known)}, which transformers has; got {_shown(kind)}: give another checkpoint")
+        theta = each.get("rope_theta", 1.0)
+        if not isinstance(theta, int | float) or not theta > 0:
+            raise Unsupported(f"config.json: rope_theta of rope_parameters must be a number above 0; got {_shown(theta)}: state it, for ModernBERT as global_rope_theta and local_rope_theta")
 
 
 def _shown(value: Any) -> str:

@@ -69,7 +69,7 @@ def test_what_is_no_encoder(fields: dict[str, Any]) -> None:
     + [("dim", -1), ("n_layers", 10**6), ("type_vocab_size", -1), ("num_labels", 10**9), ("pad_token_id", 100),
        ("pad_token_id", "0"), ("layer_norm_eps", float("nan")), ("layer_norm_eps", -1), ("norm_eps", "small"),
        ("id2label", ["a"]), ("id2label", {"x": "a"}), ("id2label", {str(i): "" for i in range(100_001)}),
-       ("label2id", 3), ("num_attention_heads", 3)],
+       ("label2id", 3), ("num_attention_heads", 3), ("relative_attention_num_buckets", 31)],
 )  # fmt: skip
 def test_damaged_configurations(name: str, value: Any) -> None:
     with pytest.raises(IntegrityError, match=r"^config.json: .*restore the checkpoint$") as caught:

@@ -141,6 +141,8 @@ def stated(directory: Path, **fields: Any) -> Path:
         ("nomic_bert", {"activation_function": "geglu"}, "activation_function must be 'swiglu'"),
         ("eurobert", {"clf_pooling": "mean"}, "clf_pooling is 'mean', .* uses 'late'; state classifier_pooling with 'mean'"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale must be False"),
+        # Without a local theta such a checkpoint's layers used the global one; transformers 5 reads null.
+        ("modernbert", {"rope_parameters": None, "global_rope_theta": 160000.0, "local_rope_theta": None}, "rope_theta of rope_parameters must be a number above 0; got None: state it, "),
         ("gte", {"rope_parameters": {"rope_type": "ntk", "factor": 2.0, "rope_theta": 10000}}, "the rope_type of rope_parameters must be one of default, .*; got 'ntk'"),
     ],
 )  # fmt: skip
