@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 #: Batches that a device holds: while one runs, the next one is copied behind it.
 IN_FLIGHT = 2
+#: What torch.autocast rounds to where nobody says, of which compiled code depends even where it is off.
+_AUTOCAST = {"cpu": torch.bfloat16, "cuda": torch.float16}
+
+
+@contextmanager
+def _in_own_precision(device: torch.device) -> Iterator[None]:
+    """Run a network without gradients and in its precision, though the caller's program may be inside torch.autocast."""
+    around = torch.is_autocast_enabled(device.type)  # entering a context takes as long as a kernel
+    off = torch.autocast(device.type, dtype=_AUTOCAST[device.type], enabled=False, cache_enabled=True) if around else nullcontext()
+    with torch.inference_mode(), off:
+        yield
 
 
 class TorchSession(Session):
@@ -62,7 +74,8 @@ class TorchSession(Session):
         """Return what maps input tensors to a tuple of outputs."""
         network = model.network.to(self.device)
         if isinstance(model, Compiled) and any(rewrite.options.get("dynamic") for rewrite in model.rewrites):
-            network.tune()
+            with _in_own_precision(self.device):
+                network.tune()
         return network
 
     def _open_graphs(self) -> TokenGraphs | None:
@@ -74,7 +87,7 @@ class TorchSession(Session):
         graphs = TokenGraphs(self.network, self.spec, sizes, self.device, self._queue)
         self.buckets = sizes
         if self.network.graphs_ahead:
-            with torch.inference_mode():
+            with _in_own_precision(self.device):
                 graphs.capture_all()
         return graphs
 
@@ -86,7 +99,7 @@ class TorchSession(Session):
                 tensor.copy_(torch.from_numpy(arrays[name]))
 
     def step(self) -> None:
-        with torch.inference_mode():
+        with _in_own_precision(self.device):
             self._outputs = self._forward()
         if self._queue is not None:
             self._queue.wait()
@@ -141,7 +154,7 @@ class TorchSession(Session):
     def _submit(self, inputs: Mapping[str, Array], queue: Queue) -> _Pending:
         """Put a batch into the device's queue: copy it there, run it, copy the outputs back."""
         # One thread at a time: graphs share their inputs, and the device keeps the order.
-        with self._turn, torch.inference_mode():
+        with self._turn, _in_own_precision(self.device):
             memory = self._idle_memory.pop() if self._idle_memory else _HostMemory(queue)
             arrays, tensors, forward = self._prepared(inputs)
             for name, tensor in zip(self.spec.network_inputs, tensors, strict=True):

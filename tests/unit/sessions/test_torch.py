@@ -38,3 +38,17 @@ def test_a_sequence_of_one_token(tiny: Tiny, task: str, batch: int) -> None:
     longer = {name: np.repeat(array, 2, axis=1) for name, array in inputs.items()}
     compiled.run(longer)
     assert widths[-1] == 2 and torch.is_inference(compiled._outputs[0])
+
+
+def test_the_caller_s_autocast_does_not_round_the_answers(tiny: Tiny) -> None:
+    """Programs put torch.autocast around all they do; the network was checked without."""
+    eager = checkpoint.load(tiny())
+    ids = np.arange(5, 13, dtype=np.int64)[None]
+    inputs = {name: np.zeros_like(ids) for name in eager.spec.inputs} | {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    session = TorchSession(eager, "cpu")
+    expected = session.run(inputs)
+    with torch.autocast("cpu", dtype=torch.float16):
+        answers = session.run(inputs)
+        assert torch.get_autocast_dtype("cpu") == torch.float16 and torch.is_autocast_enabled("cpu")
+    for name, value in expected.items():
+        np.testing.assert_array_equal(answers[name], value)
