@@ -48,7 +48,7 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
         if longest > SHORTEST:
             most_used = longest - int(rng.integers(1, max(2, longest // 2)))
             yield "every row padded", _mask(rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True), longest)
-            lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int)
+            lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int).clip(SHORTEST)  # e^log 3 may be below 3
             lengths[int(rng.integers(batch))] = longest
             yield "short rows beside a long one", _mask(lengths, longest)
             yield "longest first", _mask(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int), longest)

@@ -186,7 +186,7 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
 
     def length_of(shortest: int, longest: int) -> int:
         longest = max(2, min(spec.max_length, longest))
-        return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1)))))
+        return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))) + 1e-9))
 
     square = int(rng.integers(SHORTEST, LARGEST_SQUARE + 1))
     lengths = {batch: square if batch == square else length_of(SHORTEST, BATCH_TOKENS // batch) for batch in range(1, MAX_BATCH + 1)}

@@ -150,7 +150,9 @@ def _of_values() -> dict[str, _Metric]:
 
     def metric(of: Any) -> _Metric:
         def value(y: Array, p: Array) -> float:
-            return float(of(y[:, 0], p[:, 0]).statistic) if len(y) > 2 else math.nan
+            if len(y) <= 2 or not np.isfinite(p).all():  # scipy raises for NaN, by version
+                return math.nan
+            return float(of(y[:, 0], p[:, 0]).statistic)
 
         def resampled(y: Array, p: Array, weights: Array) -> Array:
             rows = [np.repeat(np.arange(len(y)), counts) for counts in weights]
