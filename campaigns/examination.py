@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt import stages
-from bertopt.checks import coverage, gates, probes
+from bertopt.checks import coverage, gates, padding_patterns, probes
 from bertopt.checks.framing import Frame
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.probes import Probe
@@ -78,7 +78,7 @@ class _Examiner(Examiner):
         self.random = [
             [
                 _named(probe, f"seed {seed}: ")
-                for probe in (*probes.grid(spec, shapes, None, seed), *probes.serving(spec, MAX_BATCH, seed))
+                for probe in (*probes.grid(spec, shapes, None, seed), *probes.serving(spec, MAX_BATCH, seed), *padding_patterns.probes(spec, MAX_BATCH, seed))
             ]
             for seed in range(seeds)
         ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from bertopt.checks import coverage, margins, parity, speed_limits
+from bertopt.checks import coverage, margins, padding_patterns, parity, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
@@ -162,7 +162,7 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
         if expected != got and shows_change(measurements) is not False
     ]
     if measurements.cases:
-        failures += parity.failures(measurements.cases, limits)
+        failures += parity.failures(measurements.cases, limits) + padding_patterns.failures(measurements.cases, limits)
     certificate = measurements.certificate
     if limits.certified and certificate and certificate.status == "contradicted":
         text = f"weights must be their parent's, rounded: {certificate.reason}"

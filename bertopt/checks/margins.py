@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from bertopt.checks import coverage, speed_limits
+from bertopt.checks import coverage, padding_patterns, speed_limits
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.results import Gate, Limits, Margin, Parity
 from bertopt.results.fidelity import Rounding
@@ -26,6 +26,8 @@ def _margins(
     if parity is not None:
         worst = parity.worst
         yield _margin("parity", worst.metric, worst.value, worst.limit, worst.where)
+    for held in padding_patterns.held(measurements.cases, limits):
+        yield _margin("coverage", held.name, held.value, held.limit, "random tokens")
     rounding, found = measurements.rounding, measurements.coverage
     for name in Rounding.model_fields if rounding else ():
         yield _margin("rounding", f"{name}_max", getattr(rounding, name), getattr(limits, f"{name}_max", None), "real texts")

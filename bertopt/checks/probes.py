@@ -94,9 +94,9 @@ def grid(
         # Five patterns of a row of 4,096 tokens take half of all probes' time; the sweeps run the longest without padding.
         for padding in PADDINGS if sequence <= LONG or (batch, sequence) in shapes else ("right",):
             rng = np.random.default_rng([seed, batch, sequence, PADDINGS.index(padding)])
-            mask = _mask(padding, batch, sequence, rng)
+            mask = mask_of(padding, batch, sequence, rng)
             if mask is not None:
-                yield _probe(spec, padding, _inputs(spec, mask, padding, rng))
+                yield probe_of(spec, padding, inputs_of(spec, mask, padding, rng))
 
 
 def longest_row(spec: Spec) -> int:
@@ -112,13 +112,13 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
     """What a service does besides: batches [batch, S] as large as the predictor makes them, and one input again and again."""
     shape = (batch, min(SERVED_LENGTH, spec.max_length))
     rng = np.random.default_rng([seed, *shape])
-    mask = _mask("right", *shape, rng)
+    mask = mask_of("right", *shape, rng)
     if mask is not None:
-        yield _probe(spec, "right", _inputs(spec, mask, "right", rng), f"{shape[0]} × {shape[1]}, right, the predictor's largest batch")
+        yield probe_of(spec, "right", inputs_of(spec, mask, "right", rng), f"{shape[0]} × {shape[1]}, right, the predictor's largest batch")
     rng = np.random.default_rng([seed, REPEATS])
-    inputs = _inputs(spec, np.ones((1, shape[1]), np.int64), "none", rng)
+    inputs = inputs_of(spec, np.ones((1, shape[1]), np.int64), "none", rng)
     for number in range(1, REPEATS + 1):
-        yield _probe(spec, "none", inputs, f"1 × {shape[1]}, none, run {number} of {REPEATS} in a row")
+        yield probe_of(spec, "none", inputs, f"1 × {shape[1]}, none, run {number} of {REPEATS} in a row")
 
 
 def masked(of: Sequence[str], word: str) -> list[str]:
@@ -158,7 +158,7 @@ def texts(
     for numbers in [mixed, *_alike(rest, lengths)]:
         batch = tuple(of[i] for i in numbers)
         (inputs,) = encode(batch)
-        yield _probe(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch, mask)
+        yield probe_of(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch, mask)
 
 
 def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -208,7 +208,7 @@ def snippets(texts: Sequence[str]) -> list[str]:
 
 def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:
     """Inputs that a stage was given while it was timed."""
-    return _probe(spec, "timed", dict(inputs), name)
+    return probe_of(spec, "timed", dict(inputs), name)
 
 
 def packable(spec: Spec, probe: Probe) -> bool:
@@ -238,7 +238,7 @@ def digest(probes: Sequence[Probe]) -> str:
     return sha.hexdigest()
 
 
-def _probe(
+def probe_of(
     spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, of: tuple[Text, ...] = (), first: int | None = None
 ) -> Probe:
     mask = inputs["attention_mask"].astype(bool)
@@ -259,7 +259,7 @@ def _probe(
     return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows, of)
 
 
-def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:
+def mask_of(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:
     """The attention mask [B, S] of a pattern, or None where the shape has no room for it."""
     mask = np.ones((batch, sequence), np.int64)
     columns = np.arange(sequence)
@@ -286,7 +286,7 @@ def _mask(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> 
     return mask
 
 
-def _inputs(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -> dict[str, Array]:
+def inputs_of(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -> dict[str, Array]:
     batch, sequence = mask.shape
     ids = spec.random_ids((batch, sequence), rng)
     if padding in ("right", "left", "masked_row"):

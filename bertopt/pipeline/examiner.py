@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt import stages
-from bertopt.checks import coverage, framing, invariance, parity, probes, ranking, worst_case
+from bertopt.checks import coverage, framing, invariance, padding_patterns, parity, probes, ranking, worst_case
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
@@ -63,7 +63,7 @@ class Examiner:
         sample += probes.prompted(sample, read_prompts(reference).values() if plan.spec.task == "feature-extraction" else ())
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
-            *probes.serving(plan.spec, MAX_BATCH),
+            *probes.serving(plan.spec, MAX_BATCH), *padding_patterns.probes(plan.spec, MAX_BATCH),
             *probes.texts(plan.spec, self._encode, sample, mask=masks),
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
