@@ -41,8 +41,8 @@ LARGEST_LENGTH = 256
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
 COPIED = ((1, 2), (16, 2), (7, 3))
-#: Tokens of the text after the largest batch.
-ALONE_LENGTH = 12
+#: How many texts are run alone after the largest batch, since buffers may take turns, and tokens of each.
+ALONE, ALONE_LENGTH = 3, 4
 #: A row of this many tokens that is there so often: more than are there by chance.
 ALIKE_LENGTH, ALIKE = 24, 11
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
@@ -125,8 +125,8 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     longest = probes[0].shape[1]
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
     first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
-    # What a large batch left behind shows in a short text right after it.
-    probes.append(_alone(spec, ids, len(probes), rng, frame))
+    # What a large batch left behind shows in short texts right after it.
+    probes += [_alone(spec, ids, len(probes) + number, rng, frame) for number in range(ALONE)]
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
