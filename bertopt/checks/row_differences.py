@@ -81,12 +81,15 @@ class Comparer:
         )  # fmt: skip
 
     def _by_length(self, name: str) -> dict[str, float]:
-        """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, and of pairs by those of the second text."""
+        """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, of pairs by those of the second text, and of batches of a size that was run
+        more than once: with one length it says no more than that."""
         found: dict[tuple[str, int], list[float]] = {}
+        sizes: dict[int, list[Array]] = {}
         for of, errors in self.errors[name].items():
             probe = self.probes[of]
             if probe.padding != "batch sizes":
                 continue
+            sizes.setdefault(probe.shape[0], []).append(errors)
             valid = probe.inputs["attention_mask"] == 1
             second = valid & (probe.inputs["token_type_ids"] > 0) if "token_type_ids" in probe.inputs else np.zeros_like(valid)
             # No pair begins with its second text: rows that do are far from what static INT8 was calibrated on.
@@ -99,6 +102,10 @@ class Comparer:
             f"{what} of {_tokens(power)}": float(np.median(errors))
             for (what, power), errors in sorted(found.items())
             if len(errors) >= FEWEST_ROWS
+        } | {
+            f"rows in batches of {size}": float(np.median(np.concatenate(parts)))
+            for size, parts in sorted(sizes.items())
+            if len(parts) > 1 and size * len(parts) >= FEWEST_ROWS
         }
 
     def row_errors(self, probe: Probe, got: Mapping[str, Array], reference: Mapping[str, Array], figure: str) -> Array:

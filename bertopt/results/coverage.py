@@ -24,7 +24,7 @@ class SweptOutput(BaseModel):
     large_batches: float | None = None
     """Median of the rows in larger batches."""
     lengths: dict[str, float] = {}
-    """Median of the rows by their number of tokens, and of pairs by that of the second text."""
+    """Median of the rows by their number of tokens, of pairs by that of the second text, and of rows by the size of their batch."""
     one_number: bool = False
     """Whether a row's output is one number, whose errors are spread further about their median than those of vectors."""
 

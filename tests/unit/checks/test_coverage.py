@@ -195,6 +195,7 @@ def differing(wrong: Callable[[Array, Array], Array]) -> Coverage:
     [
         (lambda valid, second: second.sum(1) > 150, "second texts of 129 to 256 tokens"), (lambda valid, second: valid.sum(1) > 300, "rows of 257 to 512 tokens"),
         (lambda valid, second: valid.sum(1) == 2, "rows of 2 tokens"), (lambda valid, second: valid.sum(1) == 0, None),
+        (lambda valid, second: np.full(len(valid), len(valid) == 16), "rows in batches of 16"),
     ],
 )  # fmt: skip
 def test_rows_of_one_length_are_held_to_all_rows(wrong: Any, where: str | None) -> None:
