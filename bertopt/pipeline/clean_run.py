@@ -52,7 +52,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
     variables["OMP_NUM_THREADS"] = str(threads)
     request = {
         "directory": str(directory.resolve()), "device": device, "threads": threads,
-        "compiled": compiled, "more_threads": max(4, 2 * (os.cpu_count() or 1)),
+        "compiled": compiled, "more_threads": max(5, 2 * (os.cpu_count() or 1) + 1),
         "passes": registry.importable_passes(), "parent": os.getpid(),
     }  # fmt: skip
     found = _run(request, variables)
