@@ -22,6 +22,8 @@ AWKWARD = (
     "", " ", "\t\n\r", "a", "The Quick BROWN fox.", "don't-stop... (really)!?", "1,234.56 € [ 50% ]", "naïve café", "a\u0301\u0327 e\u0301",
     "İstanbul ǅ ß ﬁ", "汉字 かな ｶﾅ 한글", "漢\U00020000字", "שלום شكرا\u200e rtl", "हिन्दी ไทย", "🤖👩‍👩‍👧 ❤️", "\u200b\u00a0\ufeff\u2028x\u3000y",
     "a\x00b\x07c\x1b[0m", "\ufffd \ue000 \U0010fffd", "x" * 500, "pneumono" * 30, "https://example.org/a?b=c&d=%20#e", "word " * 600, "ａｂｃ１２３", "a\tb\nc\r\nd",
+    "``back'' “quotes” ‘single’ «side» – — … · ½ ² ° × so\u00adft £ ¥", "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ 0123456789", "æ œ ø ł đ ð þ ŋ ı Σς ё й ї",
+    "Sphinx of black quartz, judge my vow", "y" * 100, "y" * 101,
 )  # fmt: skip
 #: Tokens of an awkward text that are compared with what tokenizer.json says.
 LONGEST = 128
@@ -95,7 +97,7 @@ def warn_of_class(directory: Path, theirs: Any) -> None:
 def _texts(limit: int, added: Sequence[str]) -> list[Text]:
     # Both ends of the last differ: which of them is cut off shows.
     return [
-        *AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND),
+        *AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND), *(token.swapcase() for token in added),
         *zip(AWKWARD, reversed(AWKWARD), strict=True), *long_pairs(limit), " ".join(map(str, range(limit + 1))),
     ]  # fmt: skip
 

