@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,7 +88,7 @@ SPOILT: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     # The bias is fused with the activation: the product alone is no module's answer.
     "onnx, fused": ([SDPA, ONNX, FUSE, spoil_onnx(10)], "layer 1 output", "gelu_1"),
     "onnx, query, key and value fused away": (
-        [SDPA, {**ONNX, "opset": 20}, FUSE, spoil_onnx(1, "Attention")], "layer 1 attention", "view_9",
+        [SDPA, {**ONNX, "opset": 20}, FUSE, spoil_onnx(1, "Attention")], "layer 1 attention", r"view_\d",  # by torch, 7 or 9
     ),
     "onnx, half precision": ([SDPA, ONNX, HALF, spoil_onnx(9)], "layer 1 attention", "linear_9"),
     "onnx, int8": ([SDPA, ONNX, INT8, spoil_onnx(8, "MatMulInteger")], "layer 1 attention", "linear_8"),
@@ -103,7 +104,7 @@ def test_the_spoilt_layer_and_tensor_are_named(look: Debug, case: str) -> None:
     found = look(steps)
     assert found.first_layer is not None and found.first_tensor is not None
     assert found.first_layer.label == layer
-    assert found.first_tensor.tensor.endswith(tensor)
+    assert re.search(f"{tensor}$", found.first_tensor.tensor)
     # Only what is spoilt: errors that merely arrive from it are no errors of the layers after.
     own = {row.label: row.own for row in found.layers}
     assert own.pop(layer) > 4 * max(own.values())
