@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bertopt.core import Context, Int8Rounding, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
-from bertopt.system import environment
+from bertopt.system import environment, onnxruntime_import
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
 _SPLIT = "_MatMul"
@@ -76,7 +76,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     def __call__(self, model: Onnx, ctx: Context) -> Result[Onnx]:
         try:
             import onnx_ir
-            import onnxruntime  # noqa: F401
+
+            onnxruntime_import.module()
         except ImportError as error:
             raise Unsupported(f"INT8 needs {error.name}; pip install 'bertopt[cpu]'") from error
         if model.precision != "float32":
@@ -116,17 +117,17 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx
         import onnx_ir
-        from onnxruntime.quantization import QuantType, quantize_dynamic
 
         from bertopt.quantization import onnx_files, qdq
 
+        quantization = onnxruntime_import.module("onnxruntime.quantization")
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
         del graph.graph.value_info[:]
         before = _products(graph)
         quantised = ctx.workdir / "quantised.onnx"
-        quantize_dynamic(
-            graph, quantised, weight_type=QuantType.QInt8, per_channel=self.per_channel, reduce_range=self._seven_bits(ctx),
+        quantization.quantize_dynamic(
+            graph, quantised, weight_type=quantization.QuantType.QInt8, per_channel=self.per_channel, reduce_range=self._seven_bits(ctx),
             # An Attention node would become a QAttention: invalid for the standard one, without its mask for a fused one.
             op_types_to_quantize=["MatMul", "Gemm"], nodes_to_exclude=[*kept, *(f"{name}{_SPLIT}" for name in kept)],
             use_external_data_format=graph.ByteSize() > onnx_files.INLINE_BYTES,

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertopt.errors import Unsupported
 from bertopt.quantization import onnx_files
-from bertopt.system import temporary_directory
+from bertopt.system import onnxruntime_import, temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -71,11 +71,9 @@ def measure(path: Path, names: Sequence[str], given: Iterable[Sample], method: M
 
 
 def _histograms(method: Method) -> Any:
-    from onnxruntime.quantization.calibrate import HistogramCollector
-
     if method == "minmax":
         return None
-    return HistogramCollector(method, False, BINS[method], LEVELS, PERCENTILE, "same")
+    return onnxruntime_import.module("onnxruntime.quantization.calibrate").HistogramCollector(method, False, BINS[method], LEVELS, PERCENTILE, "same")
 
 
 def _quietly(do: Callable[..., Any], *arguments: Any) -> Any:
@@ -95,8 +93,8 @@ def _valid(value: Array, valid: Array) -> Array:
 def _run(source: Path, names: Sequence[str], given: Iterable[Sample]) -> Iterator[tuple[Sample, dict[str, Array]]]:
     """The samples with the values that the graph computes for them."""
     import onnx_ir as ir
-    import onnxruntime as ort
 
+    ort = onnxruntime_import.module()
     graph = ir.load(source)
     values = {value.name: value for node in graph.graph for value in node.outputs}
     graph.graph.outputs.clear()

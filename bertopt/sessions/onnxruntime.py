@@ -15,7 +15,7 @@ from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.sessions import onnxruntime_cuda
 from bertopt.sessions.inputs import check
-from bertopt.system import limits, temporary_directory
+from bertopt.system import limits, onnxruntime_import, temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -39,7 +39,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 class OnnxRuntimeSession(Session):
     def __init__(self, model: Onnx, device: Device, threads: int | None = None) -> None:
         try:
-            import onnxruntime as ort
+            ort = onnxruntime_import.module()
         except ImportError as error:
             extra = "onnxruntime" if device == "cpu" else "gpu"
             raise Unsupported(f"running ONNX needs onnxruntime; pip install 'bertopt[{extra}]'") from error

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from bertopt.system import onnxruntime_import
+
 #: Never ONNX Runtime's defaults: those round float32 products to TF32 (errors of 1e-3) and double what they allocate.
 OPTIONS = {"device_id": "0", "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -67,9 +69,8 @@ def why(text: str) -> str:
 def versions() -> str:
     """Return the CUDA versions that the wheel of ONNX Runtime and torch were built for, as a sentence."""
     try:
-        from onnxruntime.capi import onnxruntime_validation
-
-        wheel = str(getattr(onnxruntime_validation, "cuda_version", "") or "an unknown version")
+        validation = onnxruntime_import.module("onnxruntime.capi.onnxruntime_validation")
+        wheel = str(getattr(validation, "cuda_version", "") or "an unknown version")
     except ImportError:
         wheel = "an unknown version"
     try:

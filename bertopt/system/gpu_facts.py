@@ -21,7 +21,8 @@ _PROBE = """
 import contextlib, ctypes, json, os
 facts = {}
 with contextlib.suppress(Exception):
-    import onnxruntime
+    from bertopt.system import onnxruntime_import
+    onnxruntime = onnxruntime_import.module()
     facts["onnxruntime_cuda"] = getattr(onnxruntime, "cuda_version", None) or None
     if facts["onnxruntime_cuda"]:
         with contextlib.redirect_stdout(open(os.devnull, "w")):

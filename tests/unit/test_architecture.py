@@ -91,3 +91,9 @@ def test_openvino_is_imported_by_one_module_alone(file: Path) -> None:
     """Imported plainly, it and NNCF phone home."""
     found = {name.split(".")[0] for name, _ in imported(file)} & {"openvino", "nncf"}
     assert not found or file.name == "openvino_import.py"
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids)
+def test_onnx_runtime_is_imported_by_one_module_alone(file: Path) -> None:
+    """Imported plainly, it phones home; `onnxruntime_import` imports it by its name."""
+    assert "onnxruntime" not in {name.split(".")[0] for name, _ in imported(file)}
