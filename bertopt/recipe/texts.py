@@ -95,6 +95,8 @@ def read(path: str | Path) -> Texts:
         without = [number for number, line in parsed.items() if getattr(line, key) is None]
         if 0 < len(without) < len(parsed):
             problems.append(f"{path}:{without[0]}: no {key}, but other lines have one; {advice}")
+    if problems and path.suffix not in ("", ".txt", ".jsonl"):
+        raise UsageError(f"texts must be a .txt or .jsonl file; got '{path}'")
     _raise_first(problems)
     labels = tuple(line.label for line in parsed.values() if line.label is not None)
     second = tuple(line.text_pair for line in parsed.values() if line.text_pair is not None)

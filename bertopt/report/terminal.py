@@ -213,8 +213,9 @@ class Live:
     def _draw(self) -> RenderableType:
         if self._doing is None:
             return self._table
-        spent_s, left_s = self._now() - self._since, getattr(self._doing, "seconds_left", None)
-        left = "" if left_s is None else f", about {max(0.0, left_s - spent_s):.0f} s left"
+        spent_s = self._now() - self._since
+        left_s = (getattr(self._doing, "seconds_left", None) or 0.0) - spent_s
+        left = f", about {left_s:.0f} s left" if left_s >= 0.5 else ""
         self._spinner.update(text=Text(f"{self._doing}  {spent_s:.0f} s{left}"))
         return Group(self._table, self._spinner)
 
@@ -223,8 +224,8 @@ class Live:
         if doing.startswith("waiting ") or doing.endswith(SWEEPING):
             self._print(doing)
         elif self._now() - self._printed >= _SILENCE_S:
-            left_s = getattr(doing, "seconds_left", None)
-            self._print(doing if left_s is None else f"{doing}, about {math.ceil(left_s / 60)} min left")
+            left_s = getattr(doing, "seconds_left", None)  # 0 where it takes longer than was estimated
+            self._print(f"{doing}, about {math.ceil(left_s / 60)} min left" if left_s else doing)
 
     def _tell(self, report: Report) -> None:
         busy = (self._doing or "").partition(":")[0]

@@ -196,6 +196,15 @@ def test_bad_lines_are_all_named(tmp_path: Path, name: str, content: str, words:
         assert problem.startswith(f"{tmp_path}/{expected}")
 
 
+def test_a_file_of_another_kind_is_named_as_such(tmp_path: Path) -> None:
+    """A table was said to hold no JSON objects, line by line. What comes from a pipe has no suffix."""
+    path = write(tmp_path, "text,label\na cat,good\n", "texts.csv")
+    with pytest.raises(UsageError) as error:
+        texts.read(path)
+    assert error.value.problems == (f"texts must be a .txt or .jsonl file; got '{path}'",)
+    assert texts.read(write(tmp_path, '{"text": "a"}\n', "63")).texts == ("a",)
+
+
 def test_ten_bad_lines_are_enough(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         texts.read(written(tmp_path / "a.jsonl", "x\n" * 25))

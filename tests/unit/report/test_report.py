@@ -425,8 +425,11 @@ def test_live_without_a_terminal_says_what_a_large_model_is_busy_with() -> None:
         live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: opening", 950.0))
         clock[0] = 190
         live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: parity", 930.0))
+        clock[0] = 260
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: latency", 0.0))  # longer than was estimated
     lines = file.getvalue().splitlines()
-    assert (lines[0], lines[1].partition(":")[0], lines[2:]) == ("reference: latency", "reference", ["cast_half: parity, about 16 min left"])
+    told = ["cast_half: parity, about 16 min left", "cast_half: latency"]
+    assert (lines[0], lines[1].partition(":")[0], lines[2:]) == ("reference: latency", "reference", told)
 
 
 def test_live_on_a_terminal() -> None:
