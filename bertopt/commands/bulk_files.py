@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from bertopt.system import atomic_write
@@ -96,12 +98,11 @@ def columns(source: Path) -> list[str]:
 
 def write(path: Path, rows: Rows, key: str, values: Iterable[Any], task: str) -> None:
     """Write `rows` with `values`, the answers of a model for `task`, as the column `key`: whole, or not at all."""
-    plain = [task_outputs.plain(value) for value in values]
     table = partial(_write_table, like=_LIKE.get(task))
     writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": table}
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:
-        writers[path.suffix](file, rows.read, key, plain)
+        writers[path.suffix](file, rows.read, key, list(values))
 
 
 def _no_utf8(source: Path) -> str:
@@ -142,7 +143,18 @@ def _write_json(file: TextIO, lines: list[str], key: str, values: list[Any]) -> 
     """Write each line as it is: numbers that Python does not hold keep all digits."""
     for line, value in zip(lines, values, strict=True):
         row = line[:-1].rstrip(" \t")
-        file.write(f"{row}{'' if row == '{' else ', '}{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}}}\n")
+        file.write(f"{row}{'' if row == '{' else ', '}{json.dumps(key)}: {_as_json(value, ensure_ascii=False)}}}\n")
+
+
+def _as_json(value: Any, ensure_ascii: bool = True) -> str:
+    """Return an answer as JSON; an embedding in the fewest digits that give the same float32 again."""
+    if _is_vector(value):
+        return f"[{', '.join(value.astype(str).tolist())}]"
+    return json.dumps(task_outputs.plain(value), ensure_ascii=ensure_ascii)
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1
 
 
 def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row, int]]:
@@ -168,7 +180,7 @@ def _write_csv(file: TextIO, rows: list[Row], key: str, values: list[Any]) -> No
     writer = csv.DictWriter(file, [*rows[0], key])
     writer.writeheader()
     for row, value in zip(rows, values, strict=True):
-        writer.writerow({**row, key: value if isinstance(value, str) else json.dumps(value)})
+        writer.writerow({**row, key: value if isinstance(value, str) else _as_json(value)})
 
 
 def _tables(source: Path, size: int) -> Iterator[Any]:
@@ -199,6 +211,7 @@ def _column_rows(table: Any, columns: Sequence[str]) -> list[Row]:
 
 def _write_table(file: Any, table: Any, key: str, values: list[Any], like: Any) -> None:
     pyarrow, parquet = _arrow()
+    values = [value if _is_vector(value) else task_outputs.plain(value) for value in values]
     kind = pyarrow.infer_type(values if like is None else [*values, like])
     parquet.write_table(table.append_column(key, pyarrow.array(values, kind)), file)
 

@@ -67,7 +67,7 @@ async def infer(call: Call, body: bytes) -> Any:
     values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in await model.answers(texts, outputs, call.until)]
     output["shape"] = list(np.shape(values))
     if not _wants_binary(asked, output["name"]):
-        return {**named, "outputs": [{**output, "data": np.ravel(values).tolist()}]}
+        return {**named, "outputs": [{**output, "data": np.ravel(values) if whole else values}]}
     data = kserve_binary.written(values)
     content = json.dumps({**named, "outputs": [{**output, "parameters": {"binary_data_size": len(data)}}]}).encode()
     return Raw(content + data, "application/octet-stream", {kserve_binary.HEADER: str(len(content))})

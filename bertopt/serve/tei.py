@@ -78,7 +78,7 @@ async def similarity(call: Call, asked: Similarity) -> Any:
     texts = _prompted(call.model, [asked.inputs.source_sentence, *asked.inputs.sentences], parameters.prompt_name)
     vectors = await _embeddings(call, texts, parameters.truncate)
     unit = normalised(call.model, vectors)
-    return (unit[1:] @ unit[0]).tolist()
+    return unit[1:] @ unit[0]
 
 
 async def tokenize(call: Call, asked: Tokenize) -> Any:

@@ -56,6 +56,16 @@ def test_every_row_comes_out_once_in_order_with_the_predictor_s_answer(artefact:
 
 
 
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv"])
+def test_embeddings_are_written_in_the_fewest_digits_of_a_float32(artefact: Path, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"text": "a cat"}\n' if name == "in.jsonl" else "text\na cat\n")
+    command.bulk(tmp_path / name, tmp_path / "out", artefact)
+    written = next((tmp_path / "out").glob("part-*")).read_text()
+    expected = bertopt.load(artefact)(["a cat"])[0]
+    assert f"[{', '.join(map(str, expected))}]" in written
+    assert np.array_equal(np.array(json.loads(written[written.rindex("[") : written.rindex("]") + 1]), np.float32), expected)
+
+
 def test_a_prompt_is_put_before_every_text(tiny: Tiny, tmp_path: Path) -> None:
     artefact = write_prompted_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "prompted", query="the cat: ")
     source, out = jsonl(tmp_path), tmp_path / "out"
@@ -373,6 +383,7 @@ def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tm
     assert whole.select(table.column_names) == parquet.read_table(tmp_path / "in.parquet")
     expected = bertopt.load(artefact)(table["text"].to_pylist())
     assert np.abs(np.array(whole["embedding"].to_pylist()) - expected).max() < 1e-6
+    assert whole["embedding"].type == pyarrow.list_(pyarrow.float32())
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UsageError, match="cannot be read as Parquet"):
         command.bulk(tmp_path / "bad.parquet", tmp_path / "other", artefact)

@@ -285,6 +285,7 @@ def test_kserve(embedder: InProcess, artefact: Artefact) -> None:
     (output,) = answer["outputs"]
     assert answer["id"] == "7" and output["shape"] == [4, 32] and output["datatype"] == "FP32"
     assert np.abs(np.array(output["data"]).reshape(4, 32) - expected).max() < 1e-6
+    assert all(number == float(str(np.float32(number))) for number in output["data"])  # no more digits than a float32 has
     assert embedder.get("/v2/health/live").status_code == embedder.get("/v2/health/ready").status_code == 200
     assert embedder.get("/v2/models/tiny").json()["outputs"][0]["shape"] == [-1, 32]
     assert embedder.get("/v2/models/other").status_code == 404
