@@ -10,6 +10,9 @@ import pytest
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny, write_tiny
 
+#: Tests that import ONNX Runtime themselves report nothing to anybody either.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
