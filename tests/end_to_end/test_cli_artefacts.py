@@ -94,8 +94,8 @@ def test_verify(exported: tuple[Path, Result], tiny: Tiny) -> None:
 @pytest.mark.parametrize("seed", [0, 1], ids=["same", "other"])
 def test_verify_shows_a_worst_case_of_a_text(exported: tuple[Path, Result], tiny: Tiny, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words of its tokens need the reference's tokenizer, after everything was measured."""
-    for random in ("grid", "serving"):
-        monkeypatch.setattr(f"bertopt.pipeline.examiner.probes.{random}", lambda *_: [])
+    for random in ("probes.grid", "probes.serving", "padding_patterns.probes"):
+        monkeypatch.setattr(f"bertopt.pipeline.examiner.{random}", lambda *_: [])
     found = call("verify", str(exported[0] / "artifact"), "--against", str(tiny(seed=seed)), "--json")
     assert found.exit_code == 3 * seed, found.stderr
     assert json.loads(found.stdout)["stages"][1]["parity"]["worst"]["text"] is not None
