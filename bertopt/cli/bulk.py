@@ -34,4 +34,4 @@ def bulk(
                 print(f"{rows:,} rows", end="\r", file=sys.stderr, flush=True)
 
         rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name, key)
-        print(f"{rows} rows in {out}")
+        print(f"{rows} {'row' if rows == 1 else 'rows'} in {out}")

@@ -188,7 +188,8 @@ class _Bulk:
             if name not in row:
                 raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}: name columns with --column and --pair")
             if not isinstance(row[name], str):
-                raise UsageError(f"{place}: column '{name}' must be a text; got {type(row[name]).__name__}")
+                got = "nothing (null, or a row with too few fields)" if row[name] is None else type(row[name]).__name__
+                raise UsageError(f"{place}: column '{name}' must be a text; got {got}")
             if not _encodes(row[name]):
                 raise UsageError(f"{place}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
             found.append(row[name])

@@ -191,7 +191,7 @@ def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{}", "expected a column 'text'; got none: name columns with --column"), ('{"text": null}', "column 'text' must be a text; got NoneType"),
+        ("{}", "expected a column 'text'; got none: name columns with --column"), ('{"text": null}', "column 'text' must be a text; got nothing"),
         ("[1]", "expected a JSON object; got list"), ("{", "expected a JSON object; got no JSON"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_bad_last_row_is_named_before_anything_is_answered(artefact: Path, tmp
     monkeypatch.setattr(command, "load", lambda *_, **__: pytest.fail("nothing is to be answered"))
     source = jsonl(tmp_path)
     source.write_text(source.read_text() + '{"text": null}\n')
-    with pytest.raises(UsageError, match=r"in\.jsonl:26: column 'text' must be a text; got NoneType"):
+    with pytest.raises(UsageError, match=r"in\.jsonl:26: column 'text' must be a text; got nothing"):
         command.bulk(source, tmp_path / "out", artefact, part_rows=10)
     assert not list((tmp_path / "out").glob("part-*"))
 
