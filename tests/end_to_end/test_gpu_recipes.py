@@ -12,6 +12,7 @@ import pytest
 import bertopt
 from bertopt.commands.verify import verify
 from bertopt.errors import UsageError
+from bertopt.modeling import fp8
 from bertopt.results import Report
 from tests.support.shared_workers import SharedWorkers, cheap_workers
 from tests.support.tiny_models import Tiny
@@ -40,6 +41,7 @@ def reasons(report: Report) -> list[tuple[str, str, Any]]:
     return [(row.name, row.status, row.reason) for row in report.stages]
 
 
+@pytest.mark.skipif(fp8.cpu_refusal() is not None, reason=fp8.cpu_refusal() or "")
 @pytest.mark.parametrize(
     "steps",
     [[{"pass": "merge_qkv"}, HALF, VARLEN, {"pass": "quantize_fp8"}], [HALF, {"pass": "quantize_fp8", "keep_bf16": ["layer.0"]}]],
