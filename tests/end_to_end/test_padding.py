@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
+from packaging.version import Version
 
 import bertopt
 from bertopt.passes import registry
@@ -14,6 +16,9 @@ from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
 FUSE = ort_optimizer.UseOrtOptimizer.name()
+pytestmark = pytest.mark.skipif(
+    Version(version("onnxruntime")) < Version("1.30"), reason="up to 1.29 ONNX Runtime's own optimizer finds no attention in these graphs"
+)
 
 
 @pytest.fixture(scope="module")
