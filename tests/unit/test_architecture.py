@@ -42,6 +42,8 @@ def ids(file: Path) -> str:
 def test_imports_run_one_way() -> None:
     """The contracts of import-linter in pyproject.toml hold: layers, and passes that do not know each other."""
     tool = Path(sys.executable).with_name("lint-imports")
+    if not tool.exists():
+        pytest.skip("import-linter is not installed, as in `make lowest`; `make check` runs it")
     found = subprocess.run([tool], capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
     assert found.returncode == 0, found.stdout
 
