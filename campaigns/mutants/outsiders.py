@@ -71,7 +71,7 @@ def cut_to_the_count_in_int8(model: Onnx, ctx: Context) -> Result[Onnx]:
 
 @mutant("coverage", "plant_graph", line=INT8_LINE)
 def mask_by_ids_in_int8(model: Onnx, ctx: Context) -> Result[Onnx]:
-    """In int8: What is padding is told by its id instead of the mask, which holes show alone."""
+    """In int8: Padding is recognised by its id instead of by the mask; only holes show it."""
     graph = Graph()
     valid = graph("Cast", graph("Not", graph("Equal", "input_ids", graph.const(np.int64(0)))), to=7)
     return _before(model, ctx, graph, {"attention_mask": valid})
