@@ -41,10 +41,10 @@ LARGEST_LENGTH = 256
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
 COPIED = ((1, 2), (16, 2), (7, 3))
-#: How many texts are run alone after the largest batch, since buffers may take turns, and tokens of each.
-ALONE, ALONE_LENGTH = 3, 4
+#: Tokens of the texts that are run alone after the largest batch; several, since buffers may take turns.
+ALONE = (12, 4, 4)
 #: A row of this many tokens that is there so often: more than are there by chance.
-ALIKE_LENGTH, ALIKE = 24, 11
+ALIKE_LENGTH, ALIKE = 23, 11
 #: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
 BUDGET = 8e12
 #: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
@@ -126,7 +126,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
     first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
     # What a large batch left behind shows in short texts right after it.
-    probes += [_alone(spec, ids, len(probes) + number, rng, frame) for number in range(ALONE)]
+    probes += [_alone(spec, length, ids, number, rng, frame) for number, length in enumerate(ALONE, len(probes))]
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
     probes += near_copies.probes(spec, len(probes), ids, rng, frame)
@@ -271,9 +271,9 @@ def _padded(spec: Spec, most: int, affordable: int, ids: Array, number: int, rng
         yield near_copies.sharing(spec, replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}"), what, frame)
 
 
-def _alone(spec: Spec, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
+def _alone(spec: Spec, length: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
     """Return one short text, to run after a large batch."""
-    mask = np.ones((1, min(ALONE_LENGTH, spec.max_length)), np.int64)
+    mask = np.ones((1, min(length, spec.max_length)), np.int64)
     probe = make_probe(spec, "batch sizes", number, mask, rng.choice(ids, int(framing.free(mask, frame).sum())), rng, frame)
     return replace(probe, name=f"1 × {mask.shape[1]}, sweep {number}: a text after the largest batch")
 

@@ -418,7 +418,7 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
         for long in sweep_plan.LONG_BATCHES:
             assert any(long.least <= batch <= long.most and batch * sequence >= long.tokens // 3 for batch, sequence in shapes)
         after = next(at for at, shape in enumerate(shapes) if shape == max(shapes, key=lambda shape: shape[0] * shape[1])) + 1
-        assert shapes[after : after + 3] == [(1, 4)] * 3, "what a large batch leaves behind, in buffers that take turns too"
+        assert shapes[after : after + 3] == [(1, 12), (1, 4), (1, 4)], "what a large batch leaves behind, in buffers that take turns too"
         lengths = {sequence for batch, sequence in shapes if batch == 1}
         assert all({edge - 1, edge, edge + 1} & lengths for edge in sweep_plan.TILES), "programs choose code by tiles"
         early = [probe.shape for probe in plan.of(False, WHOLE, every=False)]
