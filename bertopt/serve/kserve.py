@@ -16,6 +16,7 @@ from bertopt.serve.call import Call, Raw
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
 from bertopt.serve.payloads import KServeInfer, KServeTensor
+from bertopt.serve.tei import prompted
 
 #: The only version of each model, as metadata and answers name it.
 VERSION = "1"
@@ -62,7 +63,7 @@ async def infer(call: Call, body: bytes) -> Any:
             raise RequestError(400, f"outputs[{number}].name: expected '{output['name']}'; got {ascii(wanted.name)[:40]}", f"outputs[{number}].name")
     columns = _columns(asked, tail)
     texts: list[Text] = list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
-    outputs = await call.outputs(texts, None, "inputs[0].data")
+    outputs = await call.outputs(prompted(model, texts, _prompt_name(asked)), None, "inputs[0].data")
     named = {"model_name": model.name, "model_version": VERSION, **({"id": asked.id} if asked.id is not None else {})}
     values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in await model.answers(texts, outputs, call.until)]
     output["shape"] = list(np.shape(values))
@@ -79,6 +80,13 @@ def _model(call: Call) -> ServedModel:
     if version != VERSION:
         raise RequestError(404, f"'{call.model.name}' has version {VERSION}; got {ascii(version)[:40]}: leave it out")
     return call.model
+
+
+def _prompt_name(asked: KServeInfer) -> str | None:
+    name = (asked.parameters or {}).get("prompt_name")
+    if name is not None and not isinstance(name, str):
+        raise RequestError(422, f"parameters.prompt_name: expected a prompt's name; got {ascii(name)[:40]}", "parameters.prompt_name")
+    return name
 
 
 def _columns(asked: KServeInfer, tail: bytes) -> list[list[str]]:

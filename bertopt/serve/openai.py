@@ -10,7 +10,7 @@ import numpy as np
 from bertopt.serve.call import Call
 from bertopt.serve.errors import RequestError
 from bertopt.serve.payloads import OpenAiEmbeddings, refuse_options
-from bertopt.serve.tei import normalised
+from bertopt.serve.tei import normalised, prompted
 
 
 async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
@@ -21,7 +21,7 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
         raise RequestError(400, f"'{model.name}' gives no embedding for a text: it is made for {model.spec.task}", "model")
     refuse_options(asked, model.spec.embedding_size, model.side)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
-    outputs = await call.outputs(texts, None, "input")
+    outputs = await call.outputs(prompted(model, texts, asked.prompt_name), None, "input")
     vectors = normalised(model, model.vectors(outputs), asked.dimensions).astype("<f4", copy=False)
 
     def written(vector: Any) -> Any:

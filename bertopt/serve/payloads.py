@@ -104,12 +104,13 @@ class Tokenize(Payload):
 
 
 class OpenAiEmbeddings(Payload):
-    """`/v1/embeddings`: OpenAI's. Token ids are of a tokenizer that the model does not have, so they are refused."""
+    """`/v1/embeddings`: OpenAI's, and `prompt_name`. Token ids are of a tokenizer that the model does not have, so they are refused."""
 
     input: str | List[str]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
 
 class KServeTensor(Payload):
@@ -126,7 +127,7 @@ class KServeOutput(Payload):
 
 
 class KServeInfer(Payload):
-    """`/v2/models/NAME/infer`: one BYTES tensor of texts."""
+    """`/v2/models/NAME/infer`: one BYTES tensor of texts. `parameters` may have a `prompt_name`."""
 
     inputs: List[KServeTensor] = Field(min_length=1)
     outputs: List[KServeOutput] | None = None

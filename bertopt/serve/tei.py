@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ async def embed(call: Call, asked: Embed) -> Any:
     refuse_options(asked, model.spec.embedding_size, model.side)
     if asked.normalize is False and model.spec.normalize:
         raise RequestError(422, "normalize: the model normalises its embeddings itself; leave it out", "normalize")
-    vectors = await _embeddings(call, _prompted(model, texts, asked.prompt_name), asked.truncate)
+    vectors = await _embeddings(call, prompted(model, texts, asked.prompt_name), asked.truncate)
     return np.ascontiguousarray(vectors[:, : asked.dimensions]) if asked.normalize is False else normalised(model, vectors, asked.dimensions)
 
 
@@ -75,7 +76,7 @@ async def similarity(call: Call, asked: Similarity) -> Any:
         raise RequestError(422, "inputs.sentences: expected at least one text; got none", "inputs.sentences")
     parameters = asked.parameters or SimilarityParameters()
     refuse_options(parameters, 0, call.model.side)
-    texts = _prompted(call.model, [asked.inputs.source_sentence, *asked.inputs.sentences], parameters.prompt_name)
+    texts = prompted(call.model, [asked.inputs.source_sentence, *asked.inputs.sentences], parameters.prompt_name)
     vectors = await _embeddings(call, texts, parameters.truncate)
     unit = normalised(call.model, vectors)
     return unit[1:] @ unit[0]
@@ -83,7 +84,7 @@ async def similarity(call: Call, asked: Similarity) -> Any:
 
 async def tokenize(call: Call, asked: Tokenize) -> Any:
     """Return the tokens of each text, uncut. `start` and `stop` count characters; special tokens have none."""
-    texts = _prompted(call.model, [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs, asked.prompt_name)
+    texts = [str(text) for text in prompted(call.model, [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs, asked.prompt_name)]
     if not 0 < len(texts) <= call.model.settings.request_texts:
         raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
     return await call.model.tokens(texts, asked.add_special_tokens, call.until)
@@ -110,17 +111,17 @@ def normalised(model: ServedModel, vectors: Array, dimensions: int | None = None
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
-def _prompted(model: ServedModel, texts: list[str], name: str | None) -> list[str]:
+def prompted(model: ServedModel, texts: Sequence[Text], name: str | None) -> Sequence[Text]:
     """Put the model's prompt `name` before each text; not before more than are answered, which are refused where they are counted."""
     if len(texts) > model.settings.request_texts:
         return texts
     try:
-        return [str(text) for text in model.predictor.prompted(texts, name)]
+        return model.predictor.prompted(texts, name)
     except UsageError as error:
         raise RequestError(422, str(error), "prompt_name") from error
 
 
-async def _embeddings(call: Call, texts: list[str], truncate: bool | None) -> Array:
+async def _embeddings(call: Call, texts: Sequence[Text], truncate: bool | None) -> Array:
     return call.model.vectors(await call.outputs(texts, truncate))
 
 

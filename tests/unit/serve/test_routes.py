@@ -51,6 +51,11 @@ def test_prompts_are_put_before_texts_by_name(tiny: Tiny, tmp_path: Path) -> Non
             cosines = server.post("/similarity", {"inputs": inputs, "parameters": {"prompt_name": name}}).json()
             unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
             assert np.abs(np.array(cosines) - unit[1:] @ unit[0]).max() < 1e-6
+            rows = server.post("/v1/embeddings", {"input": TEXTS, "prompt_name": name}).json()["data"]
+            assert np.abs(np.array([row["embedding"] for row in rows]) - expected).max() < 1e-6
+            tensor = {"name": "text", "shape": [len(TEXTS)], "datatype": "BYTES", "data": TEXTS}
+            answer = server.post("/v2/models/prompted/infer", {"inputs": [tensor], "parameters": {"prompt_name": name}}).json()
+            assert np.abs(np.array(answer["outputs"][0]["data"]).reshape(expected.shape) - expected).max() < 1e-6
         tokens = [server.post("/tokenize", {"inputs": text, **name}).json() for text, name in
                   ((TEXTS[0], {"prompt_name": "query"}), (f"the cat: {TEXTS[0]}", {}))]  # fmt: skip
         assert tokens[0] == tokens[1]
@@ -60,6 +65,12 @@ def test_prompts_are_put_before_texts_by_name(tiny: Tiny, tmp_path: Path) -> Non
         ):  # fmt: skip
             answer = server.post(path, body)
             assert answer.status_code == 422 and "its prompts are 'query', 'text'" in answer.json()["error"]
+        refused = server.post("/v1/embeddings", {"input": "a", "prompt_name": "passage"})
+        assert refused.status_code == 422 and refused.json()["error"]["param"] == "prompt_name"
+        one = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+        for wrong, message in (("passage", "its prompts are 'query', 'text'"), (["query"], "expected a prompt's name; got ['query']")):
+            refused = server.post("/v2/models/prompted/infer", {"inputs": [one], "parameters": {"prompt_name": wrong}})
+            assert refused.status_code == 422 and message in refused.json()["error"]
         many = server.post("/embed", {"inputs": [""] * 5000, "prompt_name": "query"})
         assert many.status_code == 422 and "inputs: expected at most 1024 texts; got 5000" in many.json()["error"]
         assert server.get("/info").json()["bertopt"]["prompts"] == {"query": "the cat: ", "text": ""}
