@@ -167,7 +167,8 @@ def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Gen
     """Return some of `batches` beside copies of their rows, and one row beside more copies than are there by chance."""
     found = [_beside_copies(batches[batch], times, len(batches) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
-    alike = make_probe(spec, "batch sizes", len(batches), row, ids[: int(framing.free(row, frame).sum())], rng, frame)
+    valid = np.take(ids, range(int(framing.free(row, frame).sum())), mode="wrap")
+    alike = make_probe(spec, "batch sizes", len(batches), row, valid, rng, frame)
     return [*found, _beside_copies(alike, ALIKE, len(batches) + len(found), rng)]
 
 

@@ -279,6 +279,13 @@ def test_rows_of_batches_begin_and_end_as_texts_do_and_every_id_stands_between()
     assert [probe.shape for probe in plan.probes if probe.padding == "batch sizes"] == shapes, "no frame changes a shape"
 
 
+@pytest.mark.parametrize("vocabulary", [1, 6, 9, 20])
+def test_a_vocabulary_with_fewer_ids_than_a_row_has_tokens(vocabulary: int) -> None:
+    few = SPEC.model_copy(update={"vocabulary": vocabulary})
+    ids = [probe.inputs["input_ids"] for probe in sweep_plan.plan(few, 0, 8192, (0, 0)).probes]
+    assert {int(one) for some in ids for one in some.ravel()} == set(range(vocabulary))
+
+
 @pytest.mark.parametrize(("ids", "frame"), [([101, 102], (101, 102)), ([1], None), ([7, 101, 102], None), ([], None)])
 def test_a_frame_is_what_the_empty_text_becomes(ids: list[int], frame: Any) -> None:
     assert framing.of_empty_text(np.array(ids)) == frame
