@@ -133,13 +133,14 @@ def _dry_run(recipe: Path, overrides: Sequence[str], as_json: bool) -> None:
     import json
 
     from bertopt.commands import recipes
-    from bertopt.commands.export import check_inputs
+    from bertopt.commands.export import check_inputs, with_fitting_shapes
     from bertopt.modeling.source import examine_here
     from bertopt.recipe.parser import load
     from bertopt.system import machine
 
     checked = load(recipes.find(recipe), overrides)
     fields = examine_here(checked.model, checked.revision)
+    checked = with_fitting_shapes(checked, fields)
     check_inputs(checked, fields)
     if fields is None:
         print(f"note: the model's config.json is not on this machine, so inputs is not checked against it ({checked.model})", file=sys.stderr)

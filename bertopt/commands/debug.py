@@ -9,11 +9,13 @@ from typing import Any
 
 from bertopt import stages
 from bertopt.checks import gates
+from bertopt.commands.export import with_fitting_shapes
 from bertopt.commands.minimal_set import Search
 from bertopt.core import Compiled, Device, Eager, Onnx
 from bertopt.debug import OPERATIONS
 from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
+from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import disk_errors
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.store import Store
@@ -35,6 +37,7 @@ def debug(recipe: Recipe, out: Path, name: str, on_progress: ProgressCallback = 
 
     Raises UsageError for a name that is no step's, Unsupported for a form that cannot be looked into.
     """
+    recipe = with_fitting_shapes(recipe, examine(resolve(recipe.model, recipe.revision)))
     row = _row(out, name)
     # Reverted ones are left out, as in the run.
     steps = [step for step in _line(recipe, name) if step.name == name or step.name not in row["reverted"]]

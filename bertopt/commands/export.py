@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.commands import recipes
 from bertopt.errors import UsageError
-from bertopt.modeling.config_checks import check_shapes, labelling
+from bertopt.modeling.config_checks import check_shapes, cut_shapes, labelling
 from bertopt.modeling.source import examine, resolve
 from bertopt.recipe.parser import Recipe, from_dict, load
 from bertopt.recipe.texts import read
@@ -51,7 +51,9 @@ def run(
         name, checked = "run", recipe
     target = Path(out) if out is not None else Path("out") / name
     # Before torch is imported: the small files show most unfit checkpoints.
-    check_inputs(checked, examine(resolve(checked.model, checked.revision)))
+    fields = examine(resolve(checked.model, checked.revision))
+    checked = with_fitting_shapes(checked, fields)
+    check_inputs(checked, fields)
     with Live(enabled=progress) as live:
 
         def on_report(report: Report, doing: str | None) -> None:
@@ -63,6 +65,14 @@ def run(
     with pipeline.disk_errors():
         html.write(report, target / "report.html")
     return report
+
+
+def with_fitting_shapes(recipe: Recipe, fields: Mapping[str, Any] | None) -> Recipe:
+    """Return the recipe with shapes that it leaves to the default cut to the model's positions; `fields` as in `check_inputs`."""
+    if fields is None or "shapes" in recipe.inputs.model_fields_set:
+        return recipe
+    inputs = recipe.inputs.model_copy(update={"shapes": cut_shapes(fields, recipe.inputs.shapes)})
+    return recipe.model_copy(update={"inputs": inputs})
 
 
 def check_inputs(recipe: Recipe, fields: Mapping[str, Any] | None) -> None:

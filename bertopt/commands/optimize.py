@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from bertopt.commands import recipes
 from bertopt.commands.export import run
 from bertopt.errors import Unsupported, UsageError
-from bertopt.modeling.config_checks import usable_positions
+from bertopt.modeling.config_checks import cut_shapes
 from bertopt.modeling.source import examine, resolve
 from bertopt.recipe.parser import Recipe, from_dict, load
 from bertopt.recipe.texts import read
@@ -74,10 +74,10 @@ def plan(
         if not isinstance(texts, str | os.PathLike):
             raise TypeError(f"texts must be the path of a .txt or .jsonl file; got {type(texts).__name__}: write your texts to one")
         _check_texts(Path(texts))
-    usable = usable_positions(examine(resolve(model, revision)))
+    fields = examine(resolve(model, revision))
     data = load(recipes.find(recipes.FOLDER / f"{name}.yaml")).resolved()
     data |= {"model": model, "revision": revision, "task": task}
-    data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": _fitting(data["inputs"]["shapes"], usable)}
+    data["inputs"] |= {"texts": None if texts is None else str(texts), "shapes": [list(shape) for shape in cut_shapes(fields, data["inputs"]["shapes"])]}
     if name == "trt_fp16":
         data["device"] = "cuda"  # never ahead of time for another GPU
     if keep == "near-lossless" and name in _GPU.values():
@@ -143,12 +143,6 @@ def without(steps: list[dict[str, Any]], pass_name: str) -> list[dict[str, Any]]
         if step["pass"] == pass_name or step["after"] in dropped:
             dropped.add(step["name"])
     return [step for step in steps if step["name"] not in dropped]
-
-
-def _fitting(shapes: list[list[int]], usable: int | None) -> list[list[int]]:
-    """The recipe's shapes [B, S], with sequences cut to the model's usable positions."""
-    cut = [(batch, min(sequence, usable or sequence)) for batch, sequence in shapes]
-    return [list(shape) for shape in dict.fromkeys(cut)]
 
 
 def _check_texts(path: Path) -> None:

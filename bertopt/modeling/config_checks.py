@@ -99,6 +99,12 @@ def usable_positions(fields: Mapping[str, Any]) -> int | None:
     return int(positions)
 
 
+def cut_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return `shapes` [B, S] with sequences cut to the model's usable positions, each once."""
+    usable = usable_positions(fields)
+    return tuple(dict.fromkeys((batch, min(sequence, usable or sequence)) for batch, sequence in shapes))
+
+
 def check_shapes(fields: Mapping[str, Any], shapes: Sequence[tuple[int, int]]) -> None:
     """Raise UsageError where a sequence of `shapes` [B, S] is longer than the model's usable positions."""
     usable = usable_positions(fields)

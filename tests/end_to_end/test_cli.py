@@ -186,6 +186,13 @@ def test_an_unfit_model_is_refused_before_torch_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_shapes_that_the_recipe_leaves_to_the_default_are_cut_to_the_positions(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"schema_version: 1\nmodel: {tiny()}\nsteps: [{{pass: use_sdpa}}]\n")
+    found = call("export", str(path), "--dry-run", "--json")
+    assert found.exit_code == 0 and json.loads(found.stdout)["inputs"]["shapes"] == [[1, 16], [1, 64], [8, 64]]
+
+
 def test_a_shape_beyond_the_positions_too(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertopt.pipeline.Workers", lambda: pytest.fail("a worker was started"))
     found = call("export", str(recipe), "--out", str(tmp_path), "--set", "inputs.shapes=[[1, 65]]")
