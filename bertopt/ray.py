@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from bertopt import stages
 from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
@@ -104,17 +105,27 @@ class Texts(Protocol):
 P = TypeVar("P", bound=Texts)
 
 
-def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int = 1, key: str | Path | None = None) -> Iterator[tuple[P, Any]]:
+def answers(
+    parts: Iterable[P], directory: str | Path, content: str, actors: int, threads: int = 1, key: str | Path | None = None
+) -> Iterator[tuple[P, Any]]:
     """Yield each part, in order, with what `bertopt.load` answers to its texts: on `actors` of `threads` CPUs each, of an artefact
-    that is signed with the public key in the file `key`, where one is given.
+    whose files have the hash `content`, and that is signed with the public key in the file `key`, where one is given.
 
     An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
-    `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed.
+    `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed, and where an actor, such as one that was
+    started again, opened another artefact.
     """
     try:
         import ray
     except ModuleNotFoundError as error:
         raise UsageError("actors need Ray; pip install 'bertopt[ray]', or leave them out") from error
+
+    def checked(answer: Any) -> Any:
+        opened, values = ray.get(answer)
+        if opened != content:
+            raise UsageError(f"'{directory}' was replaced by another artefact during the call; start again with another directory")
+        return values
+
     ours = not ray.is_initialized()
     if ours:
         ray.init(include_dashboard=False, log_to_driver=False)
@@ -126,9 +137,9 @@ def answers(parts: Iterable[P], directory: str | Path, actors: int, threads: int
             waiting.append((part, opened[number % actors].answer.remote(part.texts)))
             if len(waiting) == 2 * actors:
                 oldest, answer = waiting.popleft()
-                yield oldest, ray.get(answer)
+                yield oldest, checked(answer)
         for oldest, answer in waiting:
-            yield oldest, ray.get(answer)
+            yield oldest, checked(answer)
     finally:
         if ours:
             ray.shutdown()
@@ -139,9 +150,12 @@ class _Opened:
 
     def __init__(self, directory: str, threads: int, key: str | None) -> None:
         self._predictor = load(directory, threads=threads, key=key)
+        # Read after the files: of an artefact that was replaced meanwhile this is the new one's, which is refused.
+        self._content = stages.read_manifest(Path(directory)).content_sha256
 
-    def answer(self, texts: list[Text]) -> Any:
-        return self._predictor(texts)
+    def answer(self, texts: list[Text]) -> tuple[str, Any]:
+        """Return the hash of the artefact's files with its answers."""
+        return self._content, self._predictor(texts)
 
 
 def _absolute(path: str | Path | None) -> str | None:

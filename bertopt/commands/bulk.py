@@ -130,7 +130,7 @@ class _Bulk:
         rows = sum(len(part.texts) for part in self._parts())
         missing = self._missing(progress or (lambda rows: None))
         if actors:
-            answered = ray.answers(missing, artefact, actors, threads or 1, public_key)
+            answered = ray.answers(missing, artefact, self.wanted["artefact_sha256"], actors, threads or 1, public_key)
         else:
             answered = self._answers(missing, artefact, public_key, threads)
         for part, values in answered:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import bertopt
+import bertopt.ray
 from bertopt import stages
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
@@ -417,8 +418,8 @@ def test_actors_need_ray(artefact: Path, tmp_path: Path, monkeypatch: pytest.Mon
         command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, actors=2)
 
 
-def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contract of Ray's actors; `campaigns.ray_bulk` runs them on Ray itself."""
+def ray_of_one_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Put the contract of Ray's actors in Ray's place; return what was done at its end. `campaigns.ray_bulk` runs them on Ray itself."""
     ray: Any = ModuleType("ray")
     ended: list[str] = []
 
@@ -441,6 +442,30 @@ def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkey
     ray.is_initialized, ray.init, ray.remote = lambda: False, lambda **_: None, remote
     ray.get, ray.shutdown = lambda answer: answer(), lambda: ended.append("shut down")
     monkeypatch.setitem(sys.modules, "ray", ray)
+    return ended
+
+
+def test_an_actor_that_opens_another_artefact_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray starts an actor again where its process dies; the directory may hold another model by then."""
+    directory, load = write_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "artefact", "eager"), bertopt.ray.load
+    opened: list[Any] = []
+
+    def replaced(*arguments: Any, **options: Any) -> Any:
+        opened.append(load(*arguments, **options))
+        if len(opened) == 1:
+            shutil.rmtree(directory)
+            write_artefact(tiny(task="feature-extraction", pooling="mean", seed=1), directory, "eager")
+        return opened[-1]
+
+    ended = ray_of_one_process(monkeypatch)
+    monkeypatch.setattr(bertopt.ray, "load", replaced)
+    with pytest.raises(UsageError, match=r"artefact' was replaced by another artefact during the call"):
+        command.bulk(jsonl(tmp_path), tmp_path / "out", directory, part_rows=3, actors=2)
+    assert len(opened) == 2 and ended == ["shut down"]
+
+
+def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = ray_of_one_process(monkeypatch)
     source, out, done = jsonl(tmp_path), tmp_path / "out", list[int]()
     assert command.bulk(source, out, artefact, part_rows=3, actors=2, progress=done.append) == 25
     rows = list(read(out))
