@@ -150,7 +150,7 @@ class _Opened:
 
     def __init__(self, directory: str, threads: int, key: str | None) -> None:
         self._predictor = load(directory, threads=threads, key=key)
-        # Read after the files: of an artefact that was replaced meanwhile this is the new one's, which is refused.
+        # Read after the files: of an artefact that was replaced in between this is the new one's hash, which is refused.
         self._content = stages.read_manifest(Path(directory)).content_sha256
 
     def answer(self, texts: list[Text]) -> tuple[str, Any]:
