@@ -119,12 +119,21 @@ def _other_code(model: Eager) -> str | None:
         if type(module) is not type(theirs.get(name)):
             return f"'{name}'"
         before, after = vars(theirs[name]), vars(module)
-        changed = [key for key, value in before.items() if isinstance(value, bool | int | float | str) and after.get(key) != value]
+        changed = [key for key, value in before.items() if isinstance(value, bool | int | float | str | tuple) and after.get(key) != value]
         changed += [key for key in ("_forward_hooks", "_forward_pre_hooks") if len(after[key]) != len(before[key])]
         changed += [key for key, value in after.items() if key not in before and callable(value)]
+        changed += _other_buffers(theirs[name], module)
         if changed:
             return f"'{name}.{changed[0]}'"
     return None
+
+
+def _other_buffers(plain: Any, module: Any) -> list[str]:
+    """Return the names of a module's own buffers that are not as `plain` has them: the encoder numbers positions and makes frequencies itself."""
+    import torch
+
+    before, after = (dict(each.named_buffers(recurse=False)) for each in (plain, module))
+    return [key for key, value in before.items() if key not in after or after[key].dtype != value.dtype or not torch.equal(after[key], value)]
 
 
 def _configuration(network: Any) -> dict[str, Any]:

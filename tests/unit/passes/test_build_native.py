@@ -243,6 +243,17 @@ class ReplacesAMethod(_Own):
         return {"methods": 1}
 
 
+class RenumbersPositions(_Own):
+    """Two positions are stored in each other's place, and a buffer says so."""
+
+    def rewrite(self, network: Any) -> dict[str, int]:
+        embeddings, order = network.base.embeddings, torch.arange(network.spec.max_length)
+        order[[40, 41]] = order[[41, 40]]
+        embeddings.position_embeddings.weight.copy_(embeddings.position_embeddings.weight[order])
+        embeddings.position_ids = order[None]
+        return {"positions": 2}
+
+
 class MovesWeights(_Own):
     def rewrite(self, network: Any) -> dict[str, int]:
         network.note = "harmless"
@@ -255,13 +266,13 @@ class MovesWeights(_Own):
     ("change", "where"),
     [(FoldsScale, "'encoder.bert.encoder.layer.0.attention.self.scaling'"), (AddsInAHook, "'encoder.classifier._forward_hooks'"),
      (ReplacesAModule, "'encoder.bert.pooler.activation'"), (ChangesConfiguration, "'encoder.config.hidden_act'"),
-     (ReplacesAMethod, "'encoder.bert.create_position_ids'"), (MovesWeights, None)],
+     (ReplacesAMethod, "'encoder.bert.create_position_ids'"), (RenumbersPositions, "'encoder.bert.embeddings.position_ids'"), (MovesWeights, None)],
 )  # fmt: skip
 def test_what_a_pass_changes_besides_weights_is_refused(
     change: type[_Own], where: str | None, tiny: Tiny, tmp_path: Path
 ) -> None:
     """The encoder runs its own code: a scale that was folded into the query was applied twice, and the model delivered. So was one of
-    another activation function, which torch's layers no longer read from the configuration."""
+    another activation function, which torch's layers no longer read from the configuration, and one whose buffer of positions was in another order."""
     reference = UseSdpa()(checkpoint.load(tiny(task="text-classification")), Context(tmp_path)).model
     with torch.no_grad():
         changed = change()(reference, Context(tmp_path)).model
