@@ -15,7 +15,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
 from bertopt.runtime.replay import PAIRS
-from bertopt.runtime.same_tokens import AWKWARD
+from bertopt.runtime.same_tokens import AWKWARD, counting
 from bertopt.stages import contents
 from bertopt.system.untrusted import plain
 from bertopt.workers.client import Workers
@@ -69,7 +69,7 @@ def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path
         raise WrongAnswer(f"prompt '{plain(what)}' must be the same in '{first}' and '{second}'; got {plain(repr(one))} and {plain(repr(two))}")
     theirs = RemoteTokenizer(workers, second.resolve())
     try:
-        for text in (*AWKWARD, *PAIRS):
+        for text in (*AWKWARD, *PAIRS, counting(spec.max_length)):
             expected, got = examiner.tokenizer.batch([text]), theirs.batch([text])
             if any(expected[name].tolist() != got[name].tolist() for name in spec.inputs):
                 ids, other_ids = (found["input_ids"][0][:12].tolist() for found in (expected, got))

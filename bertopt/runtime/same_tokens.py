@@ -38,6 +38,11 @@ def long_pairs(limit: int) -> list[tuple[str, str]]:
     return [(one, other), (other, one), (one, one)]
 
 
+def counting(limit: int) -> str:
+    """Return a text of more than `limit` tokens whose ends differ: which of them is cut off shows."""
+    return " ".join(map(str, range(limit + 1)))
+
+
 @dataclass(frozen=True)
 class _Reading:
     """The tokens that transformers makes of a text. None of `types` and `places` where they are not compared."""
@@ -95,10 +100,9 @@ def warn_of_class(directory: Path, theirs: Any) -> None:
 
 
 def _texts(limit: int, added: Sequence[str]) -> list[Text]:
-    # Both ends of the last differ: which of them is cut off shows.
     return [
         *AWKWARD, *(around.format(*[token] * around.count("{}")) for token in added for around in AROUND), *(token.swapcase() for token in added),
-        *zip(AWKWARD, reversed(AWKWARD), strict=True), *long_pairs(limit), " ".join(map(str, range(limit + 1))),
+        *zip(AWKWARD, reversed(AWKWARD), strict=True), *long_pairs(limit), counting(limit),
     ]  # fmt: skip
 
 

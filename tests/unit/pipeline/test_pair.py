@@ -17,6 +17,8 @@ from bertopt.pipeline import pair
 from tests.support.specs import spec as spec_of
 
 Read = Callable[[str], list[int]]
+#: Tokens that the models take: more than the built-in pairs have.
+LONGEST = 200
 
 
 class Tokens:
@@ -36,8 +38,9 @@ class Tokens:
 
 
 def check(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, prompts: Sequence[dict[str, str]] = ({}, {}), tokens: Tokens | None = None, **changed: Any
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, folder: Path, prompts: Sequence[dict[str, str]] = ({}, {}), tokens: Tokens | None = None,
+    ours: Tokens | None = None, **changed: Any,
+) -> None:  # fmt: skip
     """Hold a second model, whose specification is `changed`, against a first."""
     specs, paths = {}, []
     for number, said in enumerate(prompts):
@@ -45,11 +48,11 @@ def check(
         path.mkdir()
         (path / MODULES).write_text("[]")
         (path / PROMPTS).write_text(json.dumps({"prompts": said}))
-        specs[path] = spec_of(inputs=("input_ids", "attention_mask"), labels=("no", "yes")).model_copy(update={**(changed if number else {})})
+        specs[path] = spec_of(inputs=("input_ids", "attention_mask"), labels=("no", "yes"), max_length=LONGEST).model_copy(update={**(changed if number else {})})
     theirs = tokens or Tokens()
     monkeypatch.setattr(pair.stages, "read_manifest", lambda path: SimpleNamespace(spec=specs[path]))
     monkeypatch.setattr(pair, "RemoteTokenizer", lambda workers, directory: theirs)
-    examiner: Any = SimpleNamespace(tokenizer=Tokens())
+    examiner: Any = SimpleNamespace(tokenizer=ours or Tokens())
     try:
         pair._check_alike(SimpleNamespace(), examiner, *paths)  # type: ignore[arg-type]
         assert theirs.closed
@@ -83,3 +86,13 @@ def test_another_reading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     lower = Tokens(lambda text: [ord(char) for char in text.lower()])
     with pytest.raises(WrongAnswer, match=r"must read texts as the same tokens; 'The Quick BROWN fox.' is \[84, .* and \[116, "):
         check(monkeypatch, tmp_path, tokens=lower)
+
+
+def test_another_end_of_long_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No built-in text showed which end is cut off: the words of the long one are all the same."""
+    first, last = (
+        Tokens(lambda text, part=part: [int.from_bytes(word.encode()[:4], "big") for word in text.split()][part])
+        for part in (slice(LONGEST), slice(-LONGEST, None))
+    )  # fmt: skip
+    with pytest.raises(WrongAnswer, match=r"must read texts as the same tokens; '0 1 2 3 "):
+        check(monkeypatch, tmp_path, ours=first, tokens=last)
