@@ -24,6 +24,9 @@ ROOM = 1e-3
 #: Steps of quantisation between zero and a channel's largest weight, at least: 8 bits have 127, with half of the range 63.
 _LEAST_STEPS = 50
 
+#: What rounding to half precision changes of a number, relative to it, and of one that float16 cannot hold.
+_HALF, _TINY = 2**-8, 1e-6
+
 
 class _Differs(Exception):
     """The graphs are not built alike."""
@@ -35,23 +38,35 @@ class _Contradicted(Exception):
 
 def exported(model: Onnx, parent: Eager) -> Certificate:
     """Return `certified` where every large constant of the graph is a tensor of the network, transposed or not, and every
-    matrix of the network that its products read is there."""
+    matrix of the network that its products read is there.
+
+    `contradicted` where a graph of reduced precision reads a table of embeddings that is none of the network's, rounded.
+    """
     import onnx_ir as ir
 
     known: set[Any] = set()
     for tensor in (*parent.network.parameters(), *parent.network.buffers()):
         array: Array = tensor.detach().float().numpy()
         known |= {content(array), *([content(array.T)] if array.ndim == 2 else [])}
-    constants = {
-        name: value.const_value.numpy()
-        for name, value in ir.load(model.path).graph.initializers.items()
-        if value.dtype.is_floating_point() and value.const_value.size > SMALL
-    }
-    foreign = [name for name, array in constants.items() if content(array.astype(np.float32)) not in known]
+    values = [value for value in ir.load(model.path).graph.initializers.values() if value.dtype.is_floating_point() and value.const_value.size > SMALL]
+    constants = {value.name: value.const_value.numpy().astype(np.float32) for value in values}
+    foreign = [name for name, array in constants.items() if content(array) not in known]
+    read = {value.name for value in values if any(node.op_type == "Gather" and index == 0 for node, index in value.uses())}
+    if other := next((name for name in foreign if name in read and _is_other_table(constants[name], parent.network)), None):
+        return Certificate(status=contradiction(model.precision), reason=f"the table '{other}' is not the network's, rounded", weights=len(constants))
     if foreign:
         reason = f"the constant '{foreign[0]}' is no tensor of the network ({len(foreign)} of {len(constants)} constants)"
         return Certificate(status="none", reason=reason, weights=len(constants))
     return Certificate(status="certified", reason="every weight of the graph is the network's, bit for bit", weights=len(constants))
+
+
+def _is_other_table(array: Array, network: Any) -> bool:
+    """Whether the network has tables of embeddings of this shape, and it is none of them, rounded to half precision or not."""
+    from torch import nn
+
+    tables = [module.weight.detach().float().numpy() for module in network.modules() if isinstance(module, nn.Embedding)]
+    alike = [table for table in tables if table.shape == array.shape]
+    return bool(alike) and not any(np.allclose(array, table, rtol=_HALF, atol=_TINY) for table in alike)
 
 
 def rewritten(model: Onnx, parent: Onnx) -> Certificate:
