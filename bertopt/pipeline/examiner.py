@@ -265,8 +265,10 @@ class Examiner:
         return self.twins.compare(name, names, manifest, mine, reference, self._answers[parent] if kept else None, timeout)
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
-        """What the weights show beside the parent's; None where `parent` is not the stage that this one was built from."""
-        if len(stages.read_manifest(directory).passes) != len(stages.read_manifest(parent).passes) + 1:
+        """What the weights show beside the parent's; None where `parent` is neither the stage that this one was built from, nor the
+        checkpoint of a graph, of which the tables of embeddings are left as they are."""
+        made, source = stages.read_manifest(directory), stages.read_manifest(parent)
+        if len(made.passes) != len(source.passes) + 1 and (made.form != "onnx" or source.passes):
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 

@@ -89,7 +89,7 @@ MUTANTS: dict[str, Mutant] = {}
 #: The tables of the second round, whose faults others had hidden behind what the checks did not look at.
 NEW = (
     "loose_limits", "bought_claims", "unseen_inputs", "conditions", "borrowed_code", "as_read", "tampered", "other_runtimes", "almost_alike",
-    "newer_families", "batch_forms", "unseen_calls", "heads", "labels", "own_passes", "reported", "outsiders", "shipped_bugs",
+    "newer_families", "batch_forms", "unseen_calls", "heads", "labels", "own_passes", "reported", "outsiders", "shipped_bugs", "shipped_graphs",
 )  # fmt: skip
 _TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import bertopt
+from bertopt.commands.verify import verify
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Report
 from bertopt.workers.client import Worker
@@ -175,3 +177,20 @@ def test_the_reference_has_a_time_limit_too(tiny: Tiny, tmp_path: Path, monkeypa
     monkeypatch.setattr(Worker, "exchange", watch)
     assert run(tmp_path / "out", tiny("bert"), [{"pass": "use_sdpa"}]).exit_code == 0
     assert unlimited == {"device"}
+
+
+def test_an_artefact_of_another_checkpoint_in_one_word(tiny: Tiny, tmp_path: Path) -> None:
+    """INT8 hides one wrong id among all: the artefact counted as the same model."""
+    from safetensors.torch import load_file, save_file
+
+    model, other = tiny(), tmp_path / "other"
+    shutil.copytree(model, other)
+    weights = load_file(other / "model.safetensors")
+    table = next(tensor for name, tensor in weights.items() if name.endswith("word_embeddings.weight"))
+    table[-3] = table[-2]
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    assert run(tmp_path / "out", model, LADDER).exit_code == 0
+    artefact = tmp_path / "out" / "artifact"
+    assert verify(artefact, str(model)).exit_code == 0
+    found = verify(artefact, str(other))
+    assert found.exit_code == 3 and "rows of the table" in str(found.reason)
