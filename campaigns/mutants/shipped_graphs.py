@@ -42,14 +42,6 @@ def fast_gelu(graph: Any) -> None:
 
 
 @mutant("rounding", "plant_onnx", line=INT8_LINE)
-def scores_halved_behind_int8(graph: Any) -> None:
-    """Behind INT8: One layer's attention scales by half."""
-    import onnx_ir as ir
-
-    nodes_of(graph, "Attention")[-1].attributes["scale"] = ir.AttrFloat32("scale", 0.5 / 4)
-
-
-@mutant("rounding", "plant_onnx", line=INT8_LINE)
 def causal_behind_int8(graph: Any) -> None:
     """Behind INT8: The last layer's attention is causal."""
     import onnx_ir as ir
@@ -58,12 +50,12 @@ def causal_behind_int8(graph: Any) -> None:
 
 
 @mutant("rounding", "plant_graph", line=INT8_LINE)
-def padding_minus_4_behind_int8(model: Onnx, ctx: Context) -> Result[Onnx]:
-    """Behind INT8: Padding has 4 less in scores, not infinity less."""
+def padding_minus_2_behind_int8(model: Onnx, ctx: Context) -> Result[Onnx]:
+    """Behind INT8: Padding has 2 less in scores, not infinity less."""
     import onnx_ir as ir
 
     graph = ir.load(model.path)
-    less, none = (ir.val(name, const_value=ir.tensor(np.float32(number), name=name)) for name, number in (("planted_less", -4), ("planted_none", 0)))
+    less, none = (ir.val(name, const_value=ir.tensor(np.float32(number), name=name)) for name, number in (("planted_less", -2), ("planted_none", 0)))
     for value in (less, none):
         graph.graph.register_initializer(value)
     for node in nodes_of(graph, "Attention"):
