@@ -12,7 +12,7 @@
     serve.run(application("out/artifact", replicas=4))
 
 Ray runs a block again where an actor dies, so each row of the input has one row in the output; the order is Ray's.
-What is not seen here: an artefact whose directory the actors' machines do not share, which fails when an actor starts.
+What is not seen here: an artefact whose directory the actors' machines do not share, which fails when an actor opens it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from bertopt import stages
-from bertopt.errors import UsageError
+from bertopt.errors import BertoptError, UsageError
 from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import usual_pair
@@ -35,6 +35,7 @@ from bertopt.runtime.tokenization import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array
+    from bertopt.runtime.predictor import Predictor
     from bertopt.serve.settings import Settings
 
 #: Rows of a batch: enough to sort by length, and little to run again where an actor dies.
@@ -113,7 +114,7 @@ def answers(
 
     An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
     `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed, and where an actor, such as one that was
-    started again, opened another artefact.
+    started again, opened another artefact; and what `bertopt.load` and its predictor raise there.
     """
     try:
         import ray
@@ -121,7 +122,10 @@ def answers(
         raise UsageError("actors need Ray; pip install 'bertopt[ray]', or leave them out") from error
 
     def checked(answer: Any) -> Any:
-        opened, values = ray.get(answer)
+        answered = ray.get(answer)
+        if isinstance(answered, BertoptError):
+            raise answered
+        opened, values = answered
         if opened != content:
             raise UsageError(f"'{directory}' was replaced by another artefact during the call; start again with another directory")
         return values
@@ -146,16 +150,23 @@ def answers(
 
 
 class _Opened:
-    """An actor with the artefact open."""
+    """An actor that opens the artefact for its first texts."""
 
     def __init__(self, directory: str, threads: int, key: str | None) -> None:
-        self._predictor = load(directory, threads=threads, key=key)
-        # Read after the files: of an artefact that was replaced in between this is the new one's hash, which is refused.
-        self._content = stages.read_manifest(Path(directory)).content_sha256
+        self._directory, self._threads, self._key = directory, threads, key
+        self._predictor: Predictor | None = None
+        self._content = ""
 
-    def answer(self, texts: list[Text]) -> tuple[str, Any]:
-        """Return the hash of the artefact's files with its answers."""
-        return self._content, self._predictor(texts)
+    def answer(self, texts: list[Text]) -> tuple[str, Any] | BertoptError:
+        """Return the hash of the artefact's files with its answers, or the error: raised here, its message would be Ray's traceback."""
+        try:
+            if self._predictor is None:
+                self._predictor = load(self._directory, threads=self._threads, key=self._key)
+                # Read after the files: of an artefact that was replaced in between this is the new one's hash, which is refused.
+                self._content = stages.read_manifest(Path(self._directory)).content_sha256
+            return self._content, self._predictor(texts)
+        except BertoptError as error:
+            return error
 
 
 def _absolute(path: str | Path | None) -> str | None:

@@ -7,9 +7,12 @@ import gzip
 import importlib
 import json
 import os
+import pickle
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -432,15 +435,21 @@ def ray_of_one_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def of(cls: Any) -> Any:
             def make(*arguments: Any) -> Any:
-                made = cls(*arguments)
-                return SimpleNamespace(answer=Method(made.answer))
+                made = cache(lambda: cls(*arguments))
+                return SimpleNamespace(answer=Method(lambda texts: made().answer(texts)))
 
             return SimpleNamespace(remote=make)
 
         return of
 
+    def get(answer: Any) -> Any:
+        try:
+            return answer()
+        except Exception as error:
+            raise RuntimeError(f"RayTaskError: {traceback.format_exc()}") from error
+
     ray.is_initialized, ray.init, ray.remote = lambda: False, lambda **_: None, remote
-    ray.get, ray.shutdown = lambda answer: answer(), lambda: ended.append("shut down")
+    ray.get, ray.shutdown = get, lambda: ended.append("shut down")
     monkeypatch.setitem(sys.modules, "ray", ray)
     return ended
 
@@ -451,10 +460,10 @@ def test_an_actor_that_opens_another_artefact_is_refused(tiny: Tiny, tmp_path: P
     opened: list[Any] = []
 
     def replaced(*arguments: Any, **options: Any) -> Any:
-        opened.append(load(*arguments, **options))
-        if len(opened) == 1:
+        if opened:
             shutil.rmtree(directory)
             write_artefact(tiny(task="feature-extraction", pooling="mean", seed=1), directory, "eager")
+        opened.append(load(*arguments, **options))
         return opened[-1]
 
     ended = ray_of_one_process(monkeypatch)
@@ -462,6 +471,21 @@ def test_an_actor_that_opens_another_artefact_is_refused(tiny: Tiny, tmp_path: P
     with pytest.raises(UsageError, match=r"artefact' was replaced by another artefact during the call"):
         command.bulk(jsonl(tmp_path), tmp_path / "out", directory, part_rows=3, actors=2)
     assert len(opened) == 2 and ended == ["shut down"]
+
+
+def test_an_actor_hands_back_what_it_cannot_open(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may not share the directory. It was Ray's traceback and exit code 1, as of a bug."""
+    error = IntegrityError("'artefact' must have a manifest.json")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    ended = ray_of_one_process(monkeypatch)
+    monkeypatch.setattr(bertopt.ray, "load", refuse)
+    with pytest.raises(IntegrityError) as caught:
+        command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=3, actors=2)
+    assert caught.value is error and ended == ["shut down"]
+    assert str(pickle.loads(pickle.dumps(error))) == str(error), "Ray pickles what an actor gives back"
 
 
 def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
