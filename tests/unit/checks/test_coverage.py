@@ -424,6 +424,8 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
         shapes = [probe.shape for probe in plan.of(False, WHOLE)]
         for long in sweep_plan.LONG_BATCHES:
             assert any(long.least <= batch <= long.most and batch * sequence >= long.tokens // 3 for batch, sequence in shapes)
+        for rows in (16, 24, 32):
+            assert any(batch == rows and 16 < sequence < 128 for batch, sequence in shapes), "the largest batch is no tile longer"
         after = next(at for at, shape in enumerate(shapes) if shape == max(shapes, key=lambda shape: shape[0] * shape[1])) + 1
         assert shapes[after : after + 3] == [(1, 12), (1, 4), (1, 4)], "what a large batch leaves behind, in buffers that take turns too"
         lengths = {sequence for batch, sequence in shapes if batch == 1}
