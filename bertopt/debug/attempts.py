@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,10 @@ from bertopt import stages
 from bertopt.checks import parity
 from bertopt.checks.parity import Answers
 from bertopt.checks.probes import Probe
-from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx, Rewrite, Session, Spec
+from bertopt.core import Compiled, Context, Eager, Model, Onnx, Rewrite, Session
 from bertopt.debug.tensor_difference import relative
 from bertopt.passes import registry
 from bertopt.results import Case, Limits
-from bertopt.runtime import text_inputs
-from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 
 #: What float16 can hold; an operator that gives more in float32 must be kept.
@@ -28,35 +27,35 @@ MARGIN = 0.9
 
 
 class Attempts:
-    """`records` are the passes from the cast to the stage; `parent` is the stage before the cast."""
+    """`records` are the passes from the cast to the stage; `parent` is the stage before the cast.
+
+    Each attempt runs them with `context`, in a new folder below its `workdir`, and looks at `probes`, or at `every` probe.
+    """
 
     def __init__(
-        self, parent: Path, records: Sequence[Mapping[str, Any]], reference: Path, spec: Spec, device: Device,
-        context: Mapping[str, Any], limits: Limits, probes: Sequence[Probe], every: Sequence[Probe], scratch: Path,
+        self, parent: Path, records: Sequence[Mapping[str, Any]], reference: Path, context: Context, limits: Limits,
+        probes: Sequence[Probe], every: Sequence[Probe],
     ) -> None:  # fmt: skip
         self.model = stages.open_stage(parent)
         self.cast: Any
         self.cast, *self.tail = [registry.restore(Rewrite.model_validate(record)) for record in records]
-        self.spec, self.device, self.limits = spec, device, _tighter(limits)
-        self.plain = limits
-        self.context = context
+        self.context, self.limits = context, limits
         self.probes, self.every = list(probes), list(every)
-        self._reference = open_session(stages.open_stage(reference), device)
-        self._tokenizer = Tokenizer(reference, spec)
+        plain = stages.open_stage(reference)
+        self.spec, self._reference = plain.spec, open_session(plain, context.device)
         self._answers: dict[str, Answers] = {}
-        self._scratch = scratch
 
     def attempt(self, keep: Sequence[str], every: bool) -> list[str]:
         """The limits that are missed with `keep` in float32, in words. A probe that fails is looked at from then on."""
         wanted = self.every if every else self.probes
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            session = open_session(self._built(keep, Path(folder)), self.device)
+        with tempfile.TemporaryDirectory(dir=self.context.workdir) as folder:
+            session = open_session(self._built(keep, Path(folder)), self.context.device)
             try:
                 cases = [self._case(session, probe) for probe in wanted]
             except RuntimeError as error:
                 # Two types met where torch casts neither: this set cannot be kept.
                 return [f"it does not run: {error}"]
-        limits = self.limits if keep else self.plain
+        limits = _tighter(self.limits) if keep else self.limits
         if not every:
             return _failures(cases, limits)
         known = {probe.name for probe in self.probes}
@@ -83,16 +82,8 @@ class Attempts:
             workdir = folder / str(number)
             workdir.mkdir()
             with registry.at_work(apply):
-                model = apply(model, self._context(workdir)).model
+                model = apply(model, replace(self.context, workdir=workdir)).model
         return model
-
-    def _context(self, workdir: Path) -> Context:
-        shapes = tuple((int(b), int(s)) for b, s in self.context["shapes"])
-        texts = tuple(text_inputs.from_json(self.context["texts"]))
-        return Context(workdir, self.device, shapes, texts, self.context["seed"], self._encode)
-
-    def _encode(self, texts: Sequence[Any]) -> dict[str, Any]:
-        return self._tokenizer.batch(self._tokenizer.encode(texts))
 
     def nodes(self) -> list[str]:
         """Nodes of the graph that the cast reduces, the most sensitive first.
@@ -104,9 +95,9 @@ class Attempts:
         from bertopt.debug.trace_onnx import Tapped, halves_of, quantised_of, values_of
 
         assert isinstance(self.model, Onnx)
-        folder = self._scratch / "scores"
+        folder = self.context.workdir / "scores"
         (folder / "half").mkdir(parents=True)
-        half: Any = self.cast(self.model, self._context(folder / "half")).model
+        half: Any = self.cast(self.model, replace(self.context, workdir=folder / "half")).model
         if half.precision == "int8":
             after = quantised_of(self.model.path, half.path)
             names = list(after)
@@ -114,8 +105,8 @@ class Attempts:
             before, after = values_of(ir.load(self.model.path)), halves_of(half.path)
             # What the cast adds is no node of the graph that it is given.
             names = [name for name, node in after.items() if name in before and before[name].producer().name == node]
-        plain = Tapped(self.model, names, [], folder / "plain", self.device)
-        fed = Tapped(half, names, names, folder / "fed", self.device)
+        plain = Tapped(self.model, names, [], folder / "plain", self.context.device)
+        fed = Tapped(half, names, names, folder / "fed", self.context.device)
         scores: dict[str, float] = {}
         for probe in self.probes[:3]:
             wanted = plain.run(probe.inputs, {})

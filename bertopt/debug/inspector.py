@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt import stages
 from bertopt.checks import probes
 from bertopt.checks.probes import Probe, Text
-from bertopt.core import Compiled, Device, Eager, Model, Onnx
+from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
 from bertopt.debug.layer_errors import AlignedTraces, Runner, compare
 from bertopt.debug.trace_points import Point, Traced, checkpoints, common
@@ -77,10 +77,14 @@ class StageInspector:
 
     def search(self, parent: str, records: list[dict[str, Any]], limits: dict[str, Any]) -> None:
         """Prepare attempts: `records` are the passes from the cast to the stage, `parent` what they start from."""
-        context = {"shapes": self.shapes, "texts": self.texts, "seed": 0}
+        tokenizer = Tokenizer(self.line[0], self.spec)  # cuts texts as passes read them
+
+        def encode(texts: Sequence[Any]) -> dict[str, Array]:
+            return tokenizer.batch(tokenizer.encode(texts))
+
+        context = Context(self._scratch, self.device, tuple(self.shapes), tuple(self.texts), encode=encode)
         self._attempts = Attempts(
-            Path(parent), records, self.line[0], self.spec, self.device, context, Limits.model_validate(limits),
-            self.probes, self.every, self._scratch,
+            Path(parent), records, self.line[0], context, Limits.model_validate(limits), self.probes, self.every,
         )  # fmt: skip
 
     def units(self) -> list[str] | dict[str, list[str]]:
