@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -67,44 +68,48 @@ def load(source: str | Path, task: str = "auto", revision: str | None = None) ->
     return open_directory(resolve(str(source), revision), task)
 
 
-def open_directory(directory: Path, task: str = "auto", rewrites_spec: Spec | None = None) -> Eager:
-    """Like `load` for a local directory. `rewrites_spec`, a stage's recorded spec, skips what was checked before."""
+def open_directory(directory: Path, task: str = "auto") -> Eager:
+    """Like `load` for a local directory."""
     config = _config(directory)
     weight_files(directory)
-    if rewrites_spec is None:
-        modules = read_sentence_transformers(directory)
-        task = find_task(config, task, modules.pooling)
-        if task != "feature-extraction":
-            modules = Modules(max_seq_length=modules.max_seq_length)
-    else:
-        task = rewrites_spec.task
+    modules = read_sentence_transformers(directory)
+    task = find_task(config, task, modules.pooling)
+    if task != "feature-extraction":
+        modules = Modules(max_seq_length=modules.max_seq_length)
     with quiet():
         encoder = _encoder(directory, config, task)
-        if rewrites_spec is None:
-            _check_dtypes(directory)
-            _check_finite(encoder)
-            tokenizer = open_tokenizer(directory)
-            check_tokenizer(tokenizer, encoder)
-            check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
-            # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
-            limit = modules.max_seq_length or int(tokenizer.model_max_length)
-            if task == "text-classification":
-                warn_of_other_scores(config, directory)
-            spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
-        else:
-            spec = rewrites_spec
+        _check_dtypes(directory)
+        _check_finite(encoder)
+        tokenizer = open_tokenizer(directory)
+        check_tokenizer(tokenizer, encoder)
+        check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
+        # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
+        limit = modules.max_seq_length or int(tokenizer.model_max_length)
+        if task == "text-classification":
+            warn_of_other_scores(config, directory)
+        spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
     after_pooling = dense.load(directory, spec.dense, spec.hidden)
-    if rewrites_spec is None and after_pooling is not None:
+    if after_pooling is not None:
         spec = spec.model_copy(update={"parameters": spec.parameters + sum(p.numel() for p in after_pooling.parameters())})
-    network = Network(encoder, spec, after_pooling).eval().requires_grad_(False)
-    return Eager(spec, "float32", checkpoint=directory, network=network)
+    return _eager(directory, spec, encoder, after_pooling)
+
+
+def reopen(directory: Path, spec: Spec) -> Eager:
+    """Open a stage's copy of a checkpoint, which was checked when its `spec` was recorded."""
+    config = _config(directory)
+    weight_files(directory)
+    with quiet():
+        encoder = _encoder(directory, config, spec.task)
+    return _eager(directory, spec, encoder, dense.load(directory, spec.dense, spec.hidden))
+
+
+def _eager(directory: Path, spec: Spec, encoder: Any, after_pooling: dense.Dense | None) -> Eager:
+    return Eager(spec, "float32", checkpoint=directory, network=Network(encoder, spec, after_pooling).eval().requires_grad_(False))
 
 
 def write_snapshot(model: Eager, out: Path) -> None:
     """Copy what makes up the checkpoint to `out`: scrubbed configuration, safetensors, and the tokenizer as the one
     `tokenizer.json` that transformers would use, with what that leaves to transformers' class stated beside it."""
-    import json
-
     source = model.checkpoint
     for path in weight_files(source):
         shutil.copyfile(path, out / path.name)

@@ -109,7 +109,7 @@ def _other_code(model: Eager) -> str | None:
 
     if all(record.name == "use_sdpa" for record in model.rewrites):
         return None
-    plain: Any = checkpoint.open_directory(model.checkpoint, rewrites_spec=model.spec).network
+    plain: Any = checkpoint.reopen(model.checkpoint, model.spec).network
     # The encoder reads it; torch's layers have read theirs.
     configured, found = (_configuration(network) for network in (plain, model.network))
     if other := next((key for key in sorted({*configured, *found}) if configured.get(key) != found.get(key)), None):

@@ -194,7 +194,7 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
     except ModuleNotFoundError as error:
         raise environment.missing_module(error) or error from error
 
-    model = checkpoint.open_directory(directory, rewrites_spec=manifest.spec)
+    model = checkpoint.reopen(directory, manifest.spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
     names = [record.name for record in records]
     # Before code is run that may be other code, and after: a module may be imported only there.
