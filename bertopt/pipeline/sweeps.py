@@ -17,6 +17,7 @@ from bertopt.checks.reference_rows import ReferenceRows
 from bertopt.core import Device, ShapeLimits, Spec
 from bertopt.results.coverage import Coverage
 from bertopt.runtime.batch_limits import most_tokens
+from bertopt.workers import protocol
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:
@@ -113,15 +114,9 @@ class Sweeps:
 
     def _run(self, worker: Worker, sweeps: Sequence[Probe], timeout: float) -> Ran:
         """Return a stage's vectors by probe and output, and whether every output of a probe was finite."""
-        arrays = {
-            f"{number}/{key}": array
-            for number, probe in enumerate(sweeps)
-            for key, array in {**probe.inputs, "compared": probe.compared}.items()
-        }
+        arrays = protocol.numbered({**probe.inputs, "compared": probe.compared} for probe in sweeps)
         names = [{"name": probe.name, "padding": probe.padding} for probe in sweeps]
         finite, vectors = worker.exchange("cover", arrays, timeout, probes=names, seed=self.plan.seed)
-        by_probe: dict[str, dict[str, Array]] = {probe.name: {} for probe in sweeps}
-        for key, value in vectors.items():
-            number, output = key.split("/", 1)
-            by_probe[sweeps[int(number)].name][output] = value
-        return by_probe, {probe.name: whole for probe, whole in zip(sweeps, finite, strict=True)}
+        of_probe = protocol.by_number(vectors, len(sweeps))
+        probes = [probe.name for probe in sweeps]
+        return dict(zip(probes, of_probe, strict=True)), dict(zip(probes, finite, strict=True))

@@ -20,6 +20,7 @@ from bertopt.quantization import calibration_inputs
 from bertopt.results.fidelity import Rounding
 from bertopt.stages import Manifest
 from bertopt.system import environment
+from bertopt.workers import protocol
 from bertopt.workers.client import Workers
 from bertopt.workers.remote_session import RemoteSession
 
@@ -75,11 +76,10 @@ class Twins:
             real = [probe for probe in self.probes if probe.padding in REAL]
             static = how is not None and how.scales == "static"
             batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
-            arrays = {f"{number}/{which}": array for number, batch in enumerate(batches) for which, array in batch.items()}
             with self.workers.start() as worker:
                 worker.exchange(
-                    "open_twin", arrays, timeout, directory=str(self.reference.resolve()), device=self.device, precision=precision,
-                    int8=None if how is None else asdict(how), draw=draw,
+                    "open_twin", protocol.numbered(batches), timeout, directory=str(self.reference.resolve()), device=self.device,
+                    precision=precision, int8=None if how is None else asdict(how), draw=draw, batches=len(batches),
                 )  # fmt: skip
                 session = RemoteSession(worker, timeout)
                 self._answers[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}

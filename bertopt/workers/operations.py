@@ -21,6 +21,7 @@ from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.opening import opening
 from bertopt.system import environment, gpu
 from bertopt.system.untrusted import reading
+from bertopt.workers import protocol
 from bertopt.workers.build_operations import BuildOps, Reply
 
 if TYPE_CHECKING:
@@ -48,23 +49,21 @@ class Ops(BuildOps):
         return op(arrays=arrays, **message["args"])
 
     def op_open_twin(
-        self, arrays: Mapping[str, Array], directory: str, device: Device, precision: Precision, int8: Mapping[str, Any] | None, draw: int
+        self, arrays: Mapping[str, Array], directory: str, device: Device, precision: Precision, int8: Mapping[str, Any] | None, draw: int,
+        batches: int,
     ) -> Reply:  # fmt: skip
         """Open the reference with the rounding of `precision` simulated, as `rounding.simulate` has it.
 
-        `arrays`, named `batch/input`, are what static scales are calibrated on.
+        `arrays` are the numbered `batches` that static scales are calibrated on.
         """
         from bertopt.modeling import rounding
         from bertopt.sessions import open_session
 
         model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
         self.session = session = open_session(model, device)
-        batches: dict[str, dict[str, Array]] = {}
-        for key, array in arrays.items():
-            batch, name = key.split("/", 1)
-            batches.setdefault(batch, {})[name] = array
+        calibrated = protocol.by_number(arrays, batches)
         how = None if int8 is None else Int8Rounding(**int8)
-        rounding.simulate(model.network, precision, how, draw, lambda: [session.run(inputs) for inputs in batches.values()])
+        rounding.simulate(model.network, precision, how, draw, lambda: [session.run(inputs) for inputs in calibrated])
         return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
@@ -166,15 +165,9 @@ class Ops(BuildOps):
         return {"step_ms": step_ms, "unfinished_ms": 0.0}, {}
 
     def op_sampled(self, arrays: Any) -> Reply:
-        """What was kept since it was last asked for: inputs and answers of runs under the clock."""
+        """What was kept since it was last asked for: how many runs under the clock, and of each its inputs, then its answers."""
         kept = self.samples.take()
-        named = {
-            f"{number}/{kind}/{name}": array
-            for number, sample in enumerate(kept)
-            for kind, part in zip(("inputs", "answers"), sample, strict=True)
-            for name, array in part.items()
-        }
-        return len(kept), named
+        return len(kept), protocol.numbered(part for sample in kept for part in sample)
 
     def op_effects(self, arrays: Any) -> Reply:
         """Return what the open stage shows of its last pass (`own`) and of any (`placed`): counts expected and seen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,20 @@ def send(connection: Connection, message: Mapping[str, Any], arrays: Mapping[str
     connection.send_bytes(json.dumps({**message, "arrays": layout}).encode())
     for array in arrays.values():
         connection.send_bytes(array.data.cast("B") if array.size else b"")
+
+
+def numbered(several: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the arrays of several mappings, such as batches, in one: as `<number>/<name>`."""
+    return {f"{number}/{name}": array for number, one in enumerate(several) for name, array in one.items()}
+
+
+def by_number(arrays: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+    """Return the `count` mappings whose arrays were `numbered`."""
+    several: list[dict[str, Array]] = [{} for _ in range(count)]
+    for key, array in arrays.items():
+        number, name = key.split("/", 1)
+        several[int(number)][name] = array
+    return several
 
 
 def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bertopt.core import Session
+from bertopt.workers import protocol
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ class RemoteSession(Session):
 
     def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
         """Inputs and answers of runs that were timed since this was last asked."""
-        number, arrays = self.worker.exchange("sampled", timeout=self.timeout)
-        found: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(number)]
-        for key, array in arrays.items():
-            which, kind, name = key.split("/", 2)
-            found[int(which)][kind == "answers"][name] = array
-        return found
+        count, arrays = self.worker.exchange("sampled", timeout=self.timeout)
+        parts = protocol.by_number(arrays, 2 * count)
+        return list(zip(parts[::2], parts[1::2], strict=True))
