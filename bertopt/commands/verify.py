@@ -18,7 +18,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.rows import StageBuild
 from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read_or_built_in
-from bertopt.results import Failure, Limits, Report, Waiver
+from bertopt.results import Failure, Report, Waiver
 from bertopt.runtime import replay
 from bertopt.stages import contents
 from bertopt.stages.opening import opening
@@ -127,7 +127,6 @@ def _compare(
     report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, against: str, texts: Texts, on_progress: ProgressCallback
 ) -> None:
     """Measure the artefact beside the checkpoint `against`, and fill in the report's stages, exit code and reason."""
-    recorded = manifest.gates or {}
     with (
         temporary_directory.make() as scratch,
         Store(Path(scratch), False, lambda _: None) as store,
@@ -140,11 +139,7 @@ def _compare(
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks, on_progress
         )
-        limits = (
-            Limits.model_validate(recorded["parity"]["limits"])
-            if recorded.get("parity")
-            else gates.effective_limits(manifest.precision, peak=new.peak)
-        )
+        limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, peak=new.peak)
         # The examiner reads the reference's tokenizer again where it shows a worst case.
         outcome = gates.judge(
             pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),

@@ -88,7 +88,7 @@ def verify_url(
     if classifies:
         expected, got = task_outputs.label_scores(spec, expected), task_outputs.label_scores(spec, got) if ranks else got
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    return _judged(url, expected, got, classifies, _limits(manifest), manifest.precision, times, latency_ms, logits)
+    return _judged(url, expected, got, classifies, manifest.passed_limits() or gates.effective_limits(manifest.precision), manifest.precision, times, latency_ms, logits)
 
 
 def _route(server: RunningServer, spec: Spec, ranks: bool) -> Ask:
@@ -100,11 +100,6 @@ def _route(server: RunningServer, spec: Spec, ranks: bool) -> Ask:
 def _in_one_request(sent: Sequence[Text], ranks: bool) -> list[Text]:
     several = [sent[i] for i in np.linspace(0, len(sent) - 1, min(IN_ONE_REQUEST, len(sent))).round().astype(int)]
     return [(several[0][0], text[1]) for text in several] if ranks else several  # such a request has one query
-
-
-def _limits(manifest: stages.Manifest) -> Limits:
-    recorded = (manifest.gates or {}).get("parity") or {}
-    return Limits.model_validate(recorded["limits"]) if recorded.get("limits") else gates.effective_limits(manifest.precision)
 
 
 def _answers(ask: Ask, sent: Sequence[Text], several: Sequence[Text], size: int, url: str) -> Array:

@@ -14,6 +14,7 @@ from bertopt._version import __version__
 from bertopt.core import PackageBuild, Precision, Profile, Rewrite, Spec
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.source import sha256
+from bertopt.results import Limits
 from bertopt.stages import signature
 from bertopt.stages.signature import SIGNATURE
 from bertopt.system import atomic_write, environment
@@ -106,6 +107,11 @@ class Manifest(_Frozen):
         written and timed."""
         hashes = {name: self.files[name].sha256 for name in sorted(self.files) if name not in _DESCRIPTIONS}
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+    def passed_limits(self) -> Limits | None:
+        """Return the limits on parity that an artefact was delivered under; None of a stage, and where nothing was compared."""
+        parity = (self.gates or {}).get("parity") or {}
+        return Limits.model_validate(parity["limits"]) if parity.get("limits") else None
 
     def sealed(self) -> Manifest:
         """Return this manifest with its own hash in it."""
