@@ -88,7 +88,8 @@ def verify_url(
     if classifies:
         expected, got = task_outputs.label_scores(spec, expected), task_outputs.label_scores(spec, got) if ranks else got
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    return _judged(url, expected, got, classifies, manifest.passed_limits() or gates.effective_limits(manifest.precision), manifest.precision, times, latency_ms, logits)
+    limits = manifest.passed_limits() or gates.effective_limits(manifest.precision)
+    return _judged(url, len(got), _differences(expected, got, classifies, logits), limits, manifest.precision, times, latency_ms)
 
 
 def _route(server: RunningServer, spec: Spec, ranks: bool) -> Ask:
@@ -135,37 +136,37 @@ def _built_in(spec: Spec) -> list[Text]:
     return [*texts, *(filter(all, probes.pairs(spec, texts)) if spec.task == "text-classification" else [])]
 
 
-def _judged(
-    url: str, expected: Array, got: Array, classifies: bool, limits: Limits, precision: Precision, times: Sequence[float],
-    latency_ms: float | None, logits: tuple[Array, Array] | None = None,
-) -> UrlCheck:  # fmt: skip
-    """Judge outputs [N, D]; of a model with one score a text also its expected and got `logits` [N, 1]."""
+def _differences(expected: Array, got: Array, classifies: bool, logits: tuple[Array, Array] | None = None) -> dict[str, float]:
+    """Return the figures of `UrlCheck` about outputs [N, D]; `logits` [N, 1], expected and got, are those of a model with one score a text."""
     norm = np.linalg.norm
     cosine = (got * expected).sum(1) / np.maximum(norm(got, axis=1) * norm(expected, axis=1), 1e-12)
-    flips = float((got.argmax(1) != expected.argmax(1)).mean()) if classifies else None
     values = {
         "max_abs": float(np.abs(got - expected).max()), "rel_l2": float(norm(got - expected) / max(float(norm(expected)), 1e-12)),
         "cosine_min": float(cosine.min()),
     }  # fmt: skip
+    flips = {"label_flips": float((got.argmax(1) != expected.argmax(1)).mean())} if classifies else {}
     if logits is not None:
         # Most passages score near 0, where nothing shows: how the logits vary does.
         expected, got = (one - logits[0].mean() for one in logits)
     sizes = norm(expected, axis=1)
     errors = norm(got - expected, axis=1) / np.maximum(np.maximum(sizes, np.sqrt(np.mean(sizes**2))), 1e-12)
-    values |= {"median_text": float(np.median(errors)), "worst_text": float(errors.max())}
+    return values | {"median_text": float(np.median(errors)), "worst_text": float(errors.max())} | flips
+
+
+def _judged(
+    url: str, texts: int, values: Mapping[str, float], limits: Limits, precision: Precision, times: Sequence[float], latency_ms: float | None
+) -> UrlCheck:
+    """Hold the `values` of `_differences`, over `texts` texts, to the limits, and the times of requests [ms] to `latency_ms`."""
     p50, p95 = np.percentile(times, (50, 95)).tolist()
-    failures = _missed(
-        {**values, **({} if flips is None else {"label_flips": flips})},
-        {
-            "max_abs": limits.max_abs, "rel_l2": limits.rel_l2, "cosine_min": limits.cosine_min, "label_flips": limits.label_flips_max,
-            "median_text": replay.MEDIAN_TOLERANCE[precision], "worst_text": replay.TOLERANCE[precision],
-        },
-    )  # fmt: skip
+    failures = _missed(values, {
+        "max_abs": limits.max_abs, "rel_l2": limits.rel_l2, "cosine_min": limits.cosine_min, "label_flips": limits.label_flips_max,
+        "median_text": replay.MEDIAN_TOLERANCE[precision], "worst_text": replay.TOLERANCE[precision],
+    })  # fmt: skip
     if latency_ms is not None and not p95 <= latency_ms:
         failures.append(f"p95 {p95:.3g} ms (limit {latency_ms:g} ms)")
-    same = f"{url} answers as the artefact does: max_abs {values['max_abs']:.3g} over {len(got)} texts, p95 {p95:.3g} ms"
+    same = f"{url} answers as the artefact does: max_abs {values['max_abs']:.3g} over {texts} texts, p95 {p95:.3g} ms"
     return UrlCheck(
-        url=url, texts=len(got), label_flips=flips, p50_ms=p50, p95_ms=p95, failures=failures, **values,
+        url=url, texts=texts, p50_ms=p50, p95_ms=p95, failures=failures, **values,
         exit_code=gates.FAILED if failures else 0, reason=f"{url} failed: {'; '.join(failures)}" if failures else same,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertopt.checks import gates
 from bertopt.commands.verify import timed_in_full
-from bertopt.commands.verify_url import _judged
+from bertopt.commands.verify_url import _differences, _judged
 from bertopt.report import formatting
 from bertopt.results import Limits
 from bertopt.runtime import replay
@@ -33,7 +33,8 @@ def test_a_server_must_answer_as_this_artefact_does_whatever_its_limits_leave_op
     median, worst = replay.MEDIAN_TOLERANCE[precision], replay.TOLERANCE[precision]
 
     def failures(got: np.ndarray) -> str:
-        found = _judged("http://there", expected, got, False, limits if precision != "float32" else Limits(), precision, [1.0], None)
+        values = _differences(expected, got, classifies=False)
+        found = _judged("http://there", len(got), values, limits if precision != "float32" else Limits(), precision, [1.0], None)
         assert found.exit_code == (3 if found.failures else 0)
         return " ".join(found.failures)
 
