@@ -21,7 +21,7 @@ from bertopt.serve.call import Call, Raw, State
 from bertopt.serve.errors import ClientGone, RequestError, body
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import Documents, Embed, OpenAiEmbeddings, Payload, Predict, Rerank, Similarity, Tokenize
+from bertopt.serve.payloads import Documents, OpenAiEmbeddings, Payload
 from bertopt.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ Handler = Callable[["Request"], Awaitable["Response"]]
 
 #: What reads a body itself; others without a payload read none.
 READ_BODY = (tei.root, kserve.infer)
-#: text-embeddings-inference's routes, also below `/models/NAME` where several models are served.
-TEI: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
-    "/embed": (tei.embed, Embed), "/predict": (tei.predict, Predict), "/rerank": (tei.rerank, Rerank),
-    "/similarity": (tei.similarity, Similarity), "/tokenize": (tei.tokenize, Tokenize),
-}  # fmt: skip
 #: A model of KServe's, by name alone or with its version.
 KSERVE = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 
@@ -76,7 +71,7 @@ def _routes(state: State) -> list[Any]:
     def post(path: str, answer: Callable[..., Awaitable[Any]], payload: type[Payload] | None) -> Route:
         return Route(path, _handler(state, path, answer, payload), methods=["POST"])
 
-    routes = [post(prefix + path, *row) for prefix in ("", "/models/{name}") for path, row in TEI.items()]
+    routes = [post(prefix + path, *row) for prefix in ("", "/models/{name}") for path, row in tei.ROUTES.items()]
     return [
         *routes,
         post("/", tei.root, None),

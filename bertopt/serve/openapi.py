@@ -6,16 +6,12 @@ import re
 from typing import Any
 
 from bertopt._version import __version__
-from bertopt.serve import payloads
+from bertopt.serve import payloads, tei
 from bertopt.serve.call import Call
 from bertopt.serve.payloads import Payload
 
-_TEI: dict[str, type[Payload]] = {
-    "/embed": payloads.Embed, "/predict": payloads.Predict, "/rerank": payloads.Rerank, "/similarity": payloads.Similarity,
-    "/tokenize": payloads.Tokenize,
-}  # fmt: skip
 _POSTS: dict[str, type[Payload]] = {
-    **_TEI, **{f"/models/{{name}}{path}": payload for path, payload in _TEI.items()},
+    **{prefix + path: payload for prefix in ("", "/models/{name}") for path, (_, payload) in tei.ROUTES.items()},
     "/v1/embeddings": payloads.OpenAiEmbeddings, "/v1/rerank": payloads.Documents, "/v2/rerank": payloads.Documents, "/v2/models/{name}/infer": payloads.KServeInfer,
     "/v2/models/{name}/versions/{version}/infer": payloads.KServeInfer,
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from bertopt.runtime.tokenization import Text
 from bertopt.serve.call import Call
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import Embed, Predict, Rerank, Similarity, SimilarityParameters, Tokenize, refuse_options
+from bertopt.serve.payloads import (
+    Embed,
+    Payload,
+    Predict,
+    Rerank,
+    Similarity,
+    SimilarityParameters,
+    Tokenize,
+    refuse_options,
+)
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -88,6 +97,13 @@ async def tokenize(call: Call, asked: Tokenize) -> Any:
     if not 0 < len(texts) <= call.model.settings.request_texts:
         raise RequestError(422, f"inputs: expected 1 to {call.model.settings.request_texts} texts; got {len(texts)}", "inputs")
     return await call.model.tokens(texts, asked.add_special_tokens, call.until)
+
+
+#: The routes, also below `/models/NAME` where several models are served.
+ROUTES: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
+    "/embed": (embed, Embed), "/predict": (predict, Predict), "/rerank": (rerank, Rerank), "/similarity": (similarity, Similarity),
+    "/tokenize": (tokenize, Tokenize),
+}  # fmt: skip
 
 
 async def root(call: Call, body: bytes) -> Any:
