@@ -22,7 +22,7 @@ from bertopt.passes import registry
 from bertopt.runtime import replay, weight_figures
 from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
-from bertopt.system import disk_full, environment, limits, temporary_directory
+from bertopt.system import disk_full, environment, out_of_memory, temporary_directory
 
 #: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
@@ -105,7 +105,7 @@ def _ended(code: int, log: str) -> BertoptError:
     error: BertoptError = WorkerCrashed(how)
     if disk_full.said(log):
         error = ResourceError(f"{how} ({last}); free space there or in TMPDIR ({tempfile.gettempdir()}), and run again")
-    elif code == -signal.SIGKILL or limits.no_memory(log):
+    elif code == -signal.SIGKILL or out_of_memory.said(log):
         error = ResourceError(f"{how} ({last}), as happens when memory runs out; free memory, or run elsewhere")
     error.log = log
     return error

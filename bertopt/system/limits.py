@@ -13,11 +13,6 @@ _ROOT = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 #: Each connection of a server takes one open file; 1,024 is a usual default.
 _OPEN_FILES = 1 << 20
-#: How Python, numpy, torch, Rust's libraries and the loader of shared libraries say that memory ended.
-_NO_MEMORY = re.compile(
-    r"MemoryError|can(no|')t allocate|unable to allocate|memory allocation of \d+ bytes failed|out of memory|bad_alloc|failed to map segment",
-    re.IGNORECASE,
-)
 
 
 def host_memory_bytes() -> int:
@@ -91,11 +86,6 @@ def raise_open_files() -> None:
 def open_files() -> int:
     """Return how many files and sockets are open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def no_memory(text: str) -> bool:
-    """Return whether a message or a log says that memory ended."""
-    return _NO_MEMORY.search(text) is not None
 
 
 def little_address_space(status: str | None = None) -> str | None:

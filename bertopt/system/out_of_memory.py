@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
-from bertopt.system import limits
-
+#: How Python, numpy, torch, Rust's libraries and the loader of shared libraries say it.
+_HOST = re.compile(
+    r"MemoryError|can(no|')t allocate|unable to allocate|memory allocation of \d+ bytes failed|out of memory|bad_alloc|failed to map segment",
+    re.IGNORECASE,
+)
 #: How ONNX Runtime, TensorRT, CUDA and cuBLAS say it; torch has a class for it.
-_WORDS = re.compile(
+_DEVICE = re.compile(
     r"Failed to allocate memory for requested buffer|CUDA(_ERROR_| error: | failure 2: )out.of.memory|cudaErrorMemoryAllocation"
     r"|CUBLAS_STATUS_ALLOC_FAILED|BFCArena.*(exhausted|failed)",
     re.IGNORECASE,
@@ -19,4 +22,9 @@ def ended(error: BaseException) -> bool:
     """Return whether `error` says that memory ended, the host's or a device's."""
     if isinstance(error, MemoryError) or type(error).__name__ in _CLASSES:
         return True
-    return _WORDS.search(str(error)) is not None or limits.no_memory(str(error))
+    return _DEVICE.search(str(error)) is not None or said(str(error))
+
+
+def said(text: str) -> bool:
+    """Return whether a message or a log says that the host's memory ended."""
+    return _HOST.search(text) is not None

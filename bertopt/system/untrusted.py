@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from bertopt.errors import BertoptError, IntegrityError, ResourceError, UsageError
-from bertopt.system import disk_full, limits
+from bertopt.system import disk_full, limits, out_of_memory
 
 _SHOWN = 300
 
@@ -25,7 +25,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
     except BaseException as error:  # the tokenizers library panics with something that is no Exception
         first = plain(first_line(error))
         kind = type(error).__name__
-        if isinstance(error, MemoryError) or limits.no_memory(first):
+        if isinstance(error, MemoryError) or out_of_memory.said(first):
             raise ResourceError(f"memory ran out while {what} was read ({first}); use a machine with more, or {remedy}") from error
         if disk_full.is_full(error):
             raise

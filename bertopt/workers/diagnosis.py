@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrashed
-from bertopt.system import limits
+from bertopt.system import limits, out_of_memory
 
 LOG_TAIL = 30
 #: How faulthandler begins to say where a process was that a signal ended; the innermost call follows. Libraries say why in the lines before.
@@ -18,7 +18,7 @@ def server_ended(code: int, log: str) -> BertoptError:
     if code == -signal.SIGKILL:
         why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
         return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
-    if limits.no_memory(log) or _limited():
+    if out_of_memory.said(log) or _limited():
         last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
         return ResourceError(
             f"memory ran out while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
@@ -51,7 +51,7 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
             log,
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    if limits.no_memory(log) or (code < 0 and _limited()):
+    if out_of_memory.said(log) or (code < 0 and _limited()):
         return ResourceError(
             f"the worker ended with {how} during '{op}', as libraries do when memory runs out; use a smaller batch, "
             f"free memory, or raise the limit (ulimit -v, the container's){_undead(left)}",

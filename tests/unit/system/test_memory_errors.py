@@ -10,7 +10,7 @@ import typer
 
 from bertopt.cli.app import exit_codes
 from bertopt.errors import IntegrityError, ResourceError
-from bertopt.system import limits, untrusted
+from bertopt.system import limits, out_of_memory, untrusted
 from bertopt.workers import diagnosis
 from bertopt.workers.server import _describe
 
@@ -58,7 +58,7 @@ def test_what_a_worker_raises_under_a_small_limit_is_about_memory(monkeypatch: p
      "std::bad_alloc", "OSError: [Errno 12] Cannot allocate memory", "MemoryError"],
 )  # fmt: skip
 def test_messages_that_speak_of_memory(text: str) -> None:
-    assert limits.no_memory(text)
+    assert out_of_memory.said(text)
     assert _describe(RuntimeError(text))["type"] == "ResourceError"
 
 
