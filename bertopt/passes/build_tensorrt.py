@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bertopt.core import Context, Engine, Onnx, Pass, Profile, Result, RuntimeFacts, ShapeLimits
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.system import atomic_write, tensorrt_import
+from bertopt.system import atomic_write, gpu, tensorrt_import
 
 _INSTALL = {"tensorrt": "pip install 'bertopt[gpu]' (NVIDIA's own index)", "tensorrt_rtx": "pip install 'bertopt[rtx]'"}
 
@@ -166,7 +166,7 @@ class BuildTensorrt(Pass[Onnx, Engine]):
                 # Left alone, TensorRT-RTX builds for several GPUs, of which this one need not be.
                 config.num_compute_capabilities = 1
                 config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
-            return (tensorrt_import.capability(),)
+            return (gpu.capability(),)
         if not hasattr(trt, "ComputeCapability"):
             raise Unsupported("targets needs TensorRT-RTX; plain tensorrt builds for the GPU it runs on")
         known = {

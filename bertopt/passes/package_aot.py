@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from bertopt.core import Context, Eager, PackageBuild, Packaged, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
-from bertopt.system import environment
+from bertopt.system import environment, gpu
 from bertopt.system.compilers import check_packaging
 
 _BY_TEXT = "on a CPU attention: varlen asks how long each text is, which no exported graph can; use attention: masked"
@@ -60,7 +60,7 @@ class PackageAot(Pass[Eager, Packaged]):
         built = PackageBuild(
             torch=torch.__version__, device=ctx.device, machine=platform.machine(),
             instructions=environment.instructions() if ctx.device == "cpu" else (),
-            capability="sm{}{}".format(*torch.cuda.get_device_capability()) if ctx.device == "cuda" else None,
+            capability=gpu.capability() if ctx.device == "cuda" else None,
         )  # fmt: skip
         return Result(Packaged(model.spec, model.precision, path, built), {"libraries": _libraries(path)})
 

@@ -13,7 +13,7 @@ import torch
 from bertopt.core import Packaged, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.sessions.torch import TorchSession
-from bertopt.system import environment
+from bertopt.system import environment, gpu
 
 _REBUILD = "build it here: bertopt export RECIPE, with the recipe in manifest.json"
 
@@ -63,7 +63,7 @@ def misfit(model: Packaged, device: str) -> str | None:
     if built.machine != platform.machine():
         return f"the package is for {built.machine}; this machine is {platform.machine()}"
     if device == "cuda":
-        here = "sm{}{}".format(*torch.cuda.get_device_capability())
+        here = gpu.capability()
         return None if here == built.capability else f"the package is for {built.capability}; this GPU is {here}"
     missing = sorted({*built.instructions} - {*environment.instructions()})
     return f"the package may use {', '.join(missing)}, which this CPU lacks" if missing else None

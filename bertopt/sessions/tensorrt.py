@@ -14,7 +14,7 @@ from bertopt.core import Device, Engine, RuntimeFacts, Session
 from bertopt.errors import IntegrityError, ResourceError, Unsupported
 from bertopt.sessions import tensorrt_rtx
 from bertopt.sessions.inputs import check
-from bertopt.system import tensorrt_import
+from bertopt.system import gpu, tensorrt_import
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -40,7 +40,7 @@ class TensorrtSession(Session):
         there = ", ".join(model.targets)
         if not torch.cuda.is_available():
             raise Unsupported(f"the engine is for {there} and there is no CUDA GPU here; run bertopt verify where one is")
-        capability = tensorrt_import.capability()
+        capability = gpu.capability()
         if capability not in model.targets:
             raise Unsupported(
                 f"the engine is for {there}; the GPU here is {capability}; build with targets: [{capability}]"

@@ -104,6 +104,13 @@ def driver() -> str | None:
     return None
 
 
+def capability() -> str:
+    """Return the compute capability of the GPU that torch uses, such as `sm86`. Raises what torch does where it sees none."""
+    import torch
+
+    return "sm{}{}".format(*torch.cuda.get_device_capability())
+
+
 def visible(value: str | None) -> int | str:
     """Return the GPU that CUDA_VISIBLE_DEVICES names first: its number, or its UUID."""
     first = (value or "").split(",")[0].strip()

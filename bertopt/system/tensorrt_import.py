@@ -35,13 +35,6 @@ def failure(what: str, said: str) -> BertoptError:
     return Unsupported(reason)
 
 
-def capability() -> str:
-    """Return the GPU's compute capability, such as `sm86`."""
-    import torch
-
-    return "sm{}{}".format(*torch.cuda.get_device_capability())
-
-
 def built_with() -> tuple[str | None, str | None]:
     """Return the driver's version and the CUDA version of torch, whose libraries TensorRT shares."""
     import torch

@@ -35,9 +35,8 @@ class BuildOps:
         if not torch.cuda.is_available():
             return {"cuda": False, "gpu": None}, {}
         state = gpu.state()
-        major, minor = torch.cuda.get_device_capability()
         found = GpuEntry(
-            name=torch.cuda.get_device_name(), capability=f"sm{major}{minor}", driver=gpu.driver(), cuda_version=torch.version.cuda
+            name=torch.cuda.get_device_name(), capability=gpu.capability(), driver=gpu.driver(), cuda_version=torch.version.cuda
         )
         refused = state.compute_mode if state is not None and state.refuses_second_process else None
         return {"cuda": True, "gpu": found.model_dump(), "refuses_second_process": refused}, {}
