@@ -89,8 +89,8 @@ class BuildTensorrt(Pass[Onnx, Engine]):
             layers["timing_cache_not_used"] = 1
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            what = f"{library} {trt.__version__} could not build the engine"
-            raise tensorrt_import.failure(what, f"{logger.last}{_advice(logger.last)}")
+            advice = f"; {_NO_FLOAT32_ATTENTION}" if "Attention operation was not supported" in logger.last else ""
+            raise tensorrt_import.failure(f"{library} {trt.__version__} could not build the engine", f"{logger.last}{advice}")
         self._write_cache(cache, config)
         folder = ctx.workdir / "engines" / f"{library}-{trt.__version__}_{'_'.join(targets)}"
         folder.mkdir(parents=True)
@@ -114,32 +114,24 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         return found | captured
 
     def _library(self, ctx: Context) -> str:
-        wanted = (
-            (
-                ["tensorrt", "tensorrt_rtx"]
-                if ctx.device == "cuda" and not self._wanted(ctx)
-                else ["tensorrt_rtx", "tensorrt"]
-            )
-            if self.library == "auto"
-            else [self.library]
-        )
-        for name in wanted:
-            if importlib.util.find_spec(name) is not None:
-                if name == "tensorrt" and ctx.device == "cpu":
-                    raise Unsupported(
-                        "tensorrt builds only where a GPU is; use library: tensorrt_rtx with targets to build ahead of time"
-                    )
-                return name
-        raise Unsupported(f"no {' or '.join(wanted)} here; {' or '.join(_INSTALL[name] for name in wanted)}")
+        """Return the library to build with: the stated one, or the installed one that suits the targets better."""
+        wanted = ["tensorrt_rtx", "tensorrt"] if self.library == "auto" else [self.library]
+        if self.library == "auto" and ctx.device == "cuda" and not self._wanted(ctx):
+            wanted.reverse()
+        name = next((name for name in wanted if importlib.util.find_spec(name) is not None), None)
+        if name is None:
+            raise Unsupported(f"no {' or '.join(wanted)} here; {' or '.join(_INSTALL[name] for name in wanted)}")
+        if name == "tensorrt" and ctx.device == "cpu":
+            raise Unsupported("tensorrt builds only where a GPU is; use library: tensorrt_rtx with targets to build ahead of time")
+        return name
 
     def _clamped(self, model: Onnx) -> list[Profile]:
         """The profiles with sequences cut to the model's usable positions."""
-        limit = model.spec.max_length
-        cut = [
-            {k: (b, min(s, limit)) for k, (b, s) in (("min", p.min), ("opt", p.opt), ("max", p.max))}
-            for p in self.profiles
-        ]
-        return [Profile(**shapes) for shapes in cut]
+
+        def cut(shape: tuple[int, int]) -> tuple[int, int]:
+            return shape[0], min(shape[1], model.spec.max_length)
+
+        return [Profile(min=cut(profile.min), opt=cut(profile.opt), max=cut(profile.max)) for profile in self.profiles]
 
     def _config(self, trt: Any, builder: Any, network: Any, model: Onnx) -> Any:
         config = builder.create_builder_config()
@@ -243,9 +235,3 @@ def _check_precision(layers: dict[str, int], precision: str) -> None:
     others = {kind: n for kind, n in layers.items() if kind.endswith("_products") and kind != f"{short}_products"}
     if others or not layers.get(f"{short}_products"):
         raise Unsupported(f"expected every matrix product in {short}; the network TensorRT parsed has {layers}")
-
-
-def _advice(message: str) -> str:
-    if re.search("Attention operation was not supported", message):
-        return f"; {_NO_FLOAT32_ATTENTION}"
-    return ""
