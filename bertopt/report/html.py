@@ -33,7 +33,6 @@ def page(report: Report) -> str:
         report=report,
         grid=words,
         keys=[key for key in _ORDER if key in words.heads],
-        delivered=report.delivered.stage if report.delivered else None,
         tiles=tiles(report),
         pictures={name: draw(report, False) for name, draw in charts.PICTURES.items()},
         details=stage_details,
@@ -47,8 +46,7 @@ def page(report: Report) -> str:
 def fragment(report: Report) -> str:
     """The verdict and the table alone, for a notebook: no style that reaches beyond it."""
     return template("notebook.html.jinja").render(
-        report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"),
-        delivered=report.delivered.stage if report.delivered else None, numbers=formatting.NUMBERS,
+        report=report, grid=formatting.grid(report), meaning=_EXITS.get(report.exit_code, "failed"), numbers=formatting.NUMBERS,
     )  # fmt: skip
 
 
@@ -83,9 +81,8 @@ class Tile:
 
 def tiles(report: Report) -> list[Tile]:
     """What was delivered, how much faster it is, how near to its limits, how big."""
-    name = report.delivered.stage if report.delivered else None
-    stage = next((stage for stage in report.stages if stage.name == name), None)
-    if report.delivered is None or stage is None:
+    stage = next((stage for stage in report.stages if report.delivers(stage)), None)
+    if stage is None:
         return [Tile("delivered", "nothing", "no artefact was written", "bad"), *_nearest(report.stages)]
     kind = " · ".join(word for word in (stage.form, stage.precision) if word)
     found = [Tile("delivered", stage.name, kind), *_faster(report, stage), *_nearest([stage])]

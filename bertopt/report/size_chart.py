@@ -22,7 +22,7 @@ def size(report: Report, alone: bool = False) -> str | None:
     y = 24.0
     for tree, stage, sizes in rows:
         svg.branch(tree, stage.name, y + 17, 240, stage.status == "failed")
-        best = report.delivered is not None and report.delivered.stage == stage.name
+        best = report.delivers(stage)
         for i, key in enumerate(heads):
             x, value = _LEFT + i * column, sizes[key]
             if value is None:

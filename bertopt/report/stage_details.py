@@ -98,13 +98,12 @@ def warnings(report: Report) -> Iterator[str]:
 
 def doubtful_timings(report: Report) -> str | None:
     """How many timings carry a warning, and one of them, of the delivered stage first. None without one, and of a quick run."""
-    timings = [(stage.name, case) for stage in report.stages for case in stage.latency or []]
-    doubtful = [(name, case) for name, case in timings if case.warning]
+    timings = [(stage, case) for stage in report.stages for case in stage.latency or []]
+    doubtful = [(stage, case) for stage, case in timings if case.warning]
     if not doubtful or formatting.is_quick(report.recipe):
         return None
-    delivered = report.delivered.stage if report.delivered else None
-    name, case = next((one for one in doubtful if one[0] == delivered), doubtful[0])
-    return f"{len(doubtful)} of {len(timings)} timings are doubtful: '{name}', {case.what}: {formatting.one_line(case.warning or '')}"
+    stage, case = next((one for one in doubtful if report.delivers(one[0])), doubtful[0])
+    return f"{len(doubtful)} of {len(timings)} timings are doubtful: '{stage.name}', {case.what}: {formatting.one_line(case.warning or '')}"
 
 
 def recipe_yaml(recipe: Mapping[str, Any]) -> str:

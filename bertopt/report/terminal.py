@@ -106,8 +106,7 @@ class _Fitted:
 def _cell(row: Row, key: str, report: Report, brief: bool, ascii_only: bool) -> Text:
     text = _plain(row.brief.get(key, row.cells[key]) if brief else row.cells[key], ascii_only)
     if key == "stage":
-        delivered = report.delivered is not None and report.delivered.stage == row.stage.name
-        return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold not dim" if delivered else "not dim")
+        return Text(_plain(row.tree, ascii_only), "dim").append(text, "bold not dim" if report.delivers(row.stage) else "not dim")
     if key == "status":
         return Text(text, _STATUS[row.stage.status])
     if key == "parity" and row.missed:
@@ -152,7 +151,7 @@ def markdown(report: Report) -> str:
     for row in words.rows:
         cells = [_escaped(row.cells[key]) for key in words.heads]
         name = f"`{row.stage.name}`"
-        if report.delivered and report.delivered.stage == row.stage.name:
+        if report.delivers(row.stage):
             name = f"**{name}**"
         cells[0] = row.tree.replace(" ", "\N{NO-BREAK SPACE}") + name
         lines.append(cells)

@@ -54,8 +54,7 @@ def latency(report: Report, alone: bool = False) -> str | None:
         svg.branch(tree, f"{stage.name}{failed}", y + 17, 240, stage.status == "failed")
         svg.text(_FIGURE, y + 17, formatting.count(case.texts_per_s) if mixed else f"{case.p50_ms:.2f}", "strong", end=True)
         _bar(svg, axis, y, steps[stage.name], "the reference" if stage.pass_ is None else "not raced")
-    name = report.delivered.stage if report.delivered else None
-    delivered = next((case.vs_reference for _, stage, case in timed if stage.name == name and steps[stage.name]), None)
+    delivered = next((case.vs_reference for _, stage, case in timed if report.delivers(stage) and steps[stage.name]), None)
     if delivered is None:
         return svg.finish(bottom + 6, alone)
     y = bottom + 12

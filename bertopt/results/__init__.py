@@ -260,6 +260,10 @@ class Report(_Result):
     exit_code: int = 0
     reason: str | None = None
 
+    def delivers(self, stage: Stage) -> bool:
+        """Whether this row is the stage that was delivered."""
+        return self.delivered is not None and self.delivered.stage == stage.name
+
     def stage(self, name: str) -> Stage:
         """Return the row of that name. Raises KeyError where there is none."""
         found = next((stage for stage in self.stages if stage.name == name), None)
