@@ -10,11 +10,18 @@ from typing import Any, Self
 
 import torch
 
-from bertopt.core import Context, Pass, Result
+from bertopt.core import Context, Eager, Pass, Result
 from bertopt.modeling import checkpoint
 from bertopt.runtime.tokenization import Tokenizer
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
+
+
+def apply_passes(model: Eager, *passes: Pass[Any, Any], tmp_path: Path) -> Eager:
+    """Return the network after passes over eager ones."""
+    for step in passes:
+        model = step(model, Context(tmp_path)).model
+    return model
 
 
 class Built:

@@ -20,6 +20,7 @@ from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
+from tests.support.built import apply_passes
 from tests.support.specs import spec
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
@@ -28,12 +29,6 @@ PACKABLE = (*FAMILIES, "albert")
 CASES = [(family, task, None) for family in PACKABLE for task in TASKS] + [
     ("bert", "feature-extraction", pooling) for pooling in ("mean", "cls", "mean_sqrt_len")
 ]
-
-
-def built(model: Eager, *passes: Any, tmp_path: Path) -> Eager:
-    for step in passes:
-        model = step(model, Context(workdir=tmp_path)).model
-    return model
 
 
 def padded_inputs(model: Eager, seed: int) -> dict[str, np.ndarray]:
@@ -56,7 +51,7 @@ def test_answers_are_the_padded_networks(
     tiny: Tiny, tmp_path: Path, family: str, task: str, pooling: str | None
 ) -> None:
     reference = checkpoint.load(tiny(family, task, pooling))
-    packed = built(reference, VARLEN, tmp_path=tmp_path)
+    packed = apply_passes(reference, VARLEN, tmp_path=tmp_path)
     for seed in range(2):
         inputs = padded_inputs(reference, seed)
         wanted, got = open_session(reference).run(inputs), open_session(packed).run(inputs)
@@ -72,7 +67,7 @@ def test_answers_are_the_padded_networks(
 @pytest.mark.parametrize("family", PACKABLE)
 def test_it_follows_the_other_rewrites(tiny: Tiny, tmp_path: Path, family: str, before: tuple[Any, ...]) -> None:
     reference = checkpoint.load(tiny(family, "text-classification"))
-    packed = built(reference, *before, VARLEN, tmp_path=tmp_path)
+    packed = apply_passes(reference, *before, VARLEN, tmp_path=tmp_path)
     inputs = padded_inputs(reference, 3)
     first = inputs["attention_mask"][:, 0] != 0
     wanted, got = open_session(reference).run(inputs)["logits"], open_session(packed).run(inputs)["logits"]
@@ -98,7 +93,7 @@ def test_boundaries_cover_the_row_with_texts_no_longer_than_the_longest() -> Non
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "mean_sqrt_len"])
 def test_nan_in_padding_reaches_no_text(tiny: Tiny, tmp_path: Path, pooling: str) -> None:
-    model = built(checkpoint.load(tiny("bert", "feature-extraction", pooling)), VARLEN, tmp_path=tmp_path)
+    model = apply_passes(checkpoint.load(tiny("bert", "feature-extraction", pooling)), VARLEN, tmp_path=tmp_path)
     inputs = dict(zip(model.network.inputs, model.network.example(3, 8), strict=True))
     rows = model.network.layout(inputs, model.network.base)
     hidden = torch.randn(1, inputs["input_ids"].shape[1], model.spec.hidden)
@@ -108,7 +103,7 @@ def test_nan_in_padding_reaches_no_text(tiny: Tiny, tmp_path: Path, pooling: str
 
 def test_padding_is_pooled_in_pieces(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU adds the tokens of a bag one after the other, and a row padded to a graph's size may have thousands of padding."""
-    model = built(checkpoint.load(tiny("bert", "feature-extraction", "mean")), VARLEN, tmp_path=tmp_path)
+    model = apply_passes(checkpoint.load(tiny("bert", "feature-extraction", "mean")), VARLEN, tmp_path=tmp_path)
     longest = model.network.base.config.max_position_embeddings
     lengths, tokens = [3, longest, 5], 5 * longest
     segments = torch.zeros(1, tokens, dtype=torch.int64)
@@ -149,7 +144,7 @@ def test_no_value_leaves_the_device(
     for attention in ("masked", "varlen"):
         pack = PackSequences(attention=attention)
         steps = (*before, pack, CastHalf()) if attention == "masked" else (*before, CastHalf(), pack)
-        network: Any = built(reference, *steps, tmp_path=tmp_path).network
+        network: Any = apply_passes(reference, *steps, tmp_path=tmp_path).network
         inputs = [tensor.to("meta") for tensor in network.example(3, 8)]
         with torch.inference_mode():
             outputs = network.to("meta")(*inputs)
@@ -223,7 +218,7 @@ def test_a_launch_bound_device_gets_few_rows_and_a_busy_one_full_ones() -> None:
 
 def test_a_predictor_answers_as_the_padded_one(tiny: Tiny, tmp_path: Path) -> None:
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
-    packed = built(reference, VARLEN, tmp_path=tmp_path)
+    packed = apply_passes(reference, VARLEN, tmp_path=tmp_path)
     texts = ["", "a cat", "the dog sat on the mat . " * 9, *("a good film " * n for n in range(12))]
     wanted = Predictor(open_session(reference), reference.spec, reference.checkpoint)(texts)
     predictor = Predictor(open_session(packed), packed.spec, reference.checkpoint)
@@ -257,9 +252,9 @@ def test_padded_networks_make_no_tensor_on_the_cpu(
     model = checkpoint.load(tiny(family, task))
     if any(refuses(step, family, task) for step in passes):
         with pytest.raises(Unsupported):
-            built(model, *passes, tmp_path=tmp_path)
+            apply_passes(model, *passes, tmp_path=tmp_path)
         return
-    network: Any = built(model, *passes, tmp_path=tmp_path).network
+    network: Any = apply_passes(model, *passes, tmp_path=tmp_path).network
     inputs = [tensor.to("meta") for tensor in network.example(3, 8)]
     with torch.inference_mode():
         assert all(output.device.type == "meta" for output in network.to("meta")(*inputs))

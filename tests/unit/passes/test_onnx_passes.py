@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from bertopt.sessions import open_session
 from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.lab import AnyPass, Lab
+from tests.support.rewritten import nodes
 from tests.support.tiny_models import FAMILIES, Tiny
 
 
@@ -67,17 +67,11 @@ def test_pass(lab: Lab, family: str, route: str) -> None:
         assert counted == half_counts(result.model.path) | {"clipped": counted["clipped"]}
         counted = {"clipped": counted["clipped"]}
     elif "nodes" in counted:
-        assert counted.pop("nodes") == sum(nodes(result.model.path).values())
+        assert counted.pop("nodes") == sum(nodes(result.model).values())
     assert counted == wanted.expected(family)
     assert result.model.precision == wanted.precision
     assert result.model.spec == lab.reference(family).spec
     lab.check(family, result.model)
-
-
-def nodes(path: Path) -> Counter[str]:
-    import onnx
-
-    return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
 def half_counts(path: Path) -> dict[str, int]:
@@ -113,14 +107,14 @@ def test_graph_keeps_its_names_and_types(lab: Lab, family: str, route: str) -> N
 def test_opset_is_the_one_asked_for(lab: Lab, opset: int) -> None:
     import onnx
 
-    path = lab.build("bert", SDPA, ExportOnnx(opset=opset)).model.path
-    assert {entry.domain: entry.version for entry in onnx.load(path).opset_import}[""] == opset
-    assert nodes(path)["Gelu"] == 2
+    model = lab.build("bert", SDPA, ExportOnnx(opset=opset)).model
+    assert {entry.domain: entry.version for entry in onnx.load(model.path).opset_import}[""] == opset
+    assert nodes(model)["Gelu"] == 2
 
 
 @pytest.mark.parametrize("route", [name for name in ROUTES if name.startswith("int8")])
 def test_attention_is_never_quantised(lab: Lab, route: str) -> None:
-    found = nodes(lab.build("bert", *ROUTES[route].steps).model.path)
+    found = nodes(lab.build("bert", *ROUTES[route].steps).model)
     assert found["QAttention"] == 0
     assert found["Attention"] == (0 if route == "int8_20" else 2)
 

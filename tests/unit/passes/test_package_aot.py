@@ -32,6 +32,7 @@ from bertopt.passes import (
 from bertopt.runtime.load import load
 from bertopt.sessions import open_session
 from bertopt.sessions.package import PackageSession, misfit
+from tests.support.built import apply_passes
 from tests.support.tiny_models import Tiny
 
 #: Of files, damaged one after the other.
@@ -42,9 +43,7 @@ TEXTS = ["a cat sat on the mat", "", "not very good ! " * 6]
 @pytest.fixture(scope="module")
 def source(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Eager:
     model = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
-    for step in (UseSdpa(), CastHalf()):
-        model = step(model, Context(workdir=tmp_path_factory.mktemp("eager"))).model
-    return model
+    return apply_passes(model, UseSdpa(), CastHalf(), tmp_path=tmp_path_factory.mktemp("eager"))
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +163,7 @@ def test_what_cannot_be_packaged_is_refused(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_one_graph_serves_unpadded_rows_of_every_size(tiny: Tiny, tmp_path: Path) -> None:
     """On `meta`, where a size that the graph were bound to, or a value asked of the device, would end the export."""
-    model = checkpoint.load(tiny())
-    for step in (MergeQkv(), CastHalf(), PackSequences(attention="varlen")):
-        model = step(model, Context(workdir=tmp_path)).model
+    model = apply_passes(checkpoint.load(tiny()), MergeQkv(), CastHalf(), PackSequences(attention="varlen"), tmp_path=tmp_path)
     network = model.network.to("meta")
     sizes = {name: 4 if name == "first_tokens" else 32 for name in network.inputs}
     inputs = tuple(torch.zeros(1, size, dtype=torch.int64, device="meta") for size in sizes.values())

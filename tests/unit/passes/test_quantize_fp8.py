@@ -11,22 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from bertopt.core import Context, Eager, RuntimeFacts
+from bertopt.core import Context, RuntimeFacts
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint, fp8
 from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, QuantizeFp8, UseBetterTransformer, UseSdpa
 from bertopt.sessions import open_session
 from bertopt.stages import claims, torch_certificate
+from tests.support.built import apply_passes
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 pytestmark = pytest.mark.skipif(fp8.cpu_refusal() is not None, reason=fp8.cpu_refusal() or "")
 HALF = CastHalf()
-
-
-def built(model: Eager, *passes: Any, tmp_path: Path) -> Eager:
-    for step in passes:
-        model = step(model, Context(workdir=tmp_path)).model
-    return model
 
 
 @pytest.mark.parametrize("size", [(1, 16, 16), (7, 64, 32), (300, 32, 48)])
@@ -100,8 +95,8 @@ def test_a_compiled_graph_takes_tokens_and_weights_alone() -> None:
 
 def test_a_torch_that_cannot_on_a_cpu_is_named(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.11 ends with an internal assertion, which was taken for a fault of bertopt's."""
-    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
-    model = built(half, QuantizeFp8(), tmp_path=tmp_path)
+    half = apply_passes(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    model = apply_passes(half, QuantizeFp8(), tmp_path=tmp_path)
 
     def per_tensor_only(*_: Any, **__: Any) -> Any:
         raise RuntimeError("Now _scaled_mm only supports per-tensor scaling for CPU backend.")
@@ -109,7 +104,7 @@ def test_a_torch_that_cannot_on_a_cpu_is_named(tiny: Tiny, tmp_path: Path, monke
     monkeypatch.setattr(torch, "_scaled_mm", per_tensor_only)
     fp8.cpu_refusal.cache_clear()
     try:
-        for refused in (lambda: built(half, QuantizeFp8(), tmp_path=tmp_path), lambda: open_session(model, "cpu")):
+        for refused in (lambda: apply_passes(half, QuantizeFp8(), tmp_path=tmp_path), lambda: open_session(model, "cpu")):
             with pytest.raises(Unsupported, match=r"by a scale for each row on GPUs only; install torch 2\.13, or use device: cuda"):
                 refused()
     finally:
@@ -125,7 +120,7 @@ def test_a_token_depends_on_itself_alone() -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
 def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, family: str) -> None:
-    half = built(checkpoint.load(tiny(family)), HALF, tmp_path=tmp_path)
+    half = apply_passes(checkpoint.load(tiny(family)), HALF, tmp_path=tmp_path)
     result = QuantizeFp8()(half, Context(workdir=tmp_path))
     model = result.model
     assert model.precision == "float8" and result.changes["linear_layers"] > 0
@@ -149,7 +144,7 @@ def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, f
 )
 def test_it_follows_the_other_rewrites(tiny: Tiny, tmp_path: Path, before: tuple[Any, ...]) -> None:
     reference = checkpoint.load(tiny("bert", "feature-extraction", "mean"))
-    model = built(reference, *before, QuantizeFp8(), tmp_path=tmp_path)
+    model = apply_passes(reference, *before, QuantizeFp8(), tmp_path=tmp_path)
     ids = np.random.default_rng(0).integers(5, 40, (3, 12))
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     got, wanted = open_session(model).run(inputs), open_session(reference).run(inputs)
@@ -158,7 +153,7 @@ def test_it_follows_the_other_rewrites(tiny: Tiny, tmp_path: Path, before: tuple
 
 
 def test_what_is_kept_stays_in_bfloat16(tiny: Tiny, tmp_path: Path) -> None:
-    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    half = apply_passes(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
     quantise = QuantizeFp8(keep_bf16=("layer.1.*", "query"))
     result = quantise(half, Context(workdir=tmp_path))
     assert result.changes == {"linear_layers": 5}
@@ -176,7 +171,7 @@ def test_what_is_kept_stays_in_bfloat16(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count, keep, quantised", [(2, 1, 2), (3, 1, 2), (6, 1, 5), (6, 0, 6), (6, 2, 4), (6, 9, 4)])
 def test_the_last_layers_stay_in_bfloat16(tiny: Tiny, tmp_path: Path, count: int, keep: int, quantised: int) -> None:
     """Their errors reach the outputs as they are. A third of the layers may stay, so that most products are in fp8."""
-    half = built(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
+    half = apply_passes(checkpoint.load(tiny()), HALF, tmp_path=tmp_path)
     stack: Any = half.network.base.encoder
     stack.layer = nn.ModuleList([copy.deepcopy(stack.layer[0]) for _ in range(count)])
     step = QuantizeFp8(keep_last_layers=keep)
@@ -187,8 +182,8 @@ def test_the_last_layers_stay_in_bfloat16(tiny: Tiny, tmp_path: Path, count: int
 
 
 def test_its_weights_are_certified_as_the_parents_rounded(tiny: Tiny, tmp_path: Path) -> None:
-    half = built(checkpoint.load(tiny()), MergeQkv(), HALF, tmp_path=tmp_path)
-    model = built(half, QuantizeFp8(), tmp_path=tmp_path)
+    half = apply_passes(checkpoint.load(tiny()), MergeQkv(), HALF, tmp_path=tmp_path)
+    model = apply_passes(half, QuantizeFp8(), tmp_path=tmp_path)
     certificate = torch_certificate.certify(model, half)
     assert certificate.status == "none" and "other names" in certificate.reason
     # A later stage keeps the same bits; a step more, another scale or NaN is not a rounding.
@@ -213,11 +208,11 @@ def test_what_it_does_not_fit_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch
     model = checkpoint.load(tiny())
     with pytest.raises(Unsupported, match="cast_half"):
         QuantizeFp8()(model, Context(workdir=tmp_path))
-    half = built(model, HALF, tmp_path=tmp_path)
+    half = apply_passes(model, HALF, tmp_path=tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     with pytest.raises(Unsupported, match="sm89 or later; this one is sm80"):
         QuantizeFp8()(half, Context(workdir=tmp_path, device="cuda"))
-    fast = built(half, QuantizeFp8(), tmp_path=tmp_path)
+    fast = apply_passes(half, QuantizeFp8(), tmp_path=tmp_path)
     with pytest.raises(Unsupported, match="sm89 or later; this one is sm80"):
         open_session(fast, "cuda")

@@ -28,6 +28,7 @@ from bertopt.system import environment
 from tests.support.built import Built
 from tests.support.compared import cases
 from tests.support.exports import Exports
+from tests.support.rewritten import nodes
 from tests.support.shared_workers import cheap_workers
 from tests.support.tiny_models import Tiny
 
@@ -55,12 +56,6 @@ def built(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports)
 def compared(reference: Any, model: Onnx) -> Any:
     ours, theirs = open_session(model, threads=1), open_session(reference, threads=1)
     return parity.judge(cases(ours, theirs, model.spec, [(2, 8), (3, 16)]), LIMITS, None)
-
-
-def kinds(path: Path) -> Counter[str]:
-    import onnx
-
-    return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
 ROUTES: dict[str, tuple[Pass[Any, Any], ...]] = {
@@ -102,14 +97,14 @@ def test_every_product_is_integer_in_the_session_and_the_answers_hold(built: Bui
 def test_nothing_but_products_reads_what_is_quantised_and_fusions_are_kept(built: Built) -> None:
     for route in ("23", "23_fused"):
         steps = ROUTES[route]
-        before, after = (kinds(built.build("bert", *line).model.path) for line in (steps[:-1], steps))
+        before, after = (nodes(built.build("bert", *line).model) for line in (steps[:-1], steps))
         after -= Counter(QuantizeLinear=after["QuantizeLinear"], DequantizeLinear=after["DequantizeLinear"])
         assert after == before
         for node in graph_of(built.build("bert", *steps).model):
             if node.op_type == "DequantizeLinear":
                 assert {user.op_type for user in node.outputs[0].consumers()} <= {"MatMul", "Gemm"}
     # Query, key and value share one quantised input.
-    assert kinds(built.build("bert", *ROUTES["23"]).model.path)["QuantizeLinear"] == 10
+    assert nodes(built.build("bert", *ROUTES["23"]).model)["QuantizeLinear"] == 10
 
 
 def graph_of(model: Onnx) -> Any:
