@@ -12,6 +12,10 @@ from bertopt.errors import Unsupported
 
 #: Operators whose float inputs or outputs have a fixed type, or that compute shapes.
 _FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "RandomNormalLike", "RandomUniformLike"})
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Attention", "MultiHeadAttention")
+#: Modules whose nodes stay float32, by parts of their class names. A rotary position times its frequency is an angle of up to
+#: thousands, which float16 rounds by up to 2 and bfloat16 by up to 16; transformers computes it in float32 in every precision.
+_MODULES = ("Pooling", "RotaryEmbedding")
 
 
 class CastOnnxHalf(Pass[Onnx, Onnx]):
@@ -73,14 +77,6 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
             f"weights in {self.dtype}": (max(1, len(weights)), weights.count(half)),
             f"products in {self.dtype}": (max(1, len(products)), products.count(half)),
         }
-
-
-_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Attention", "MultiHeadAttention")
-
-
-#: Modules whose nodes stay float32, by parts of their class names. A rotary position times its frequency is an angle of up to
-#: thousands, which float16 rounds by up to 2 and bfloat16 by up to 16; transformers computes it in float32 in every precision.
-_MODULES = ("Pooling", "RotaryEmbedding")
 
 
 def _kept(node: Any, keep: frozenset[str]) -> bool:

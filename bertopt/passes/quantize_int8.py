@@ -16,6 +16,8 @@ from bertopt.system import environment, onnxruntime_import
 _SPLIT = "_MatMul"
 #: ONNX Runtime's kernels that multiply integers by constant weights.
 _KERNELS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulInteger", "QLinearMatMul", "QGemm")
+#: Operators that multiply by a matrix, quantised or not.
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger")
 
 
 class QuantizeInt8(Pass[Onnx, Onnx]):
@@ -99,7 +101,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         from bertopt.quantization import activation_ranges, calibration_inputs, onnx_files, qdq
 
         given = [
-            activation_ranges.Sample(inputs, calibration_inputs.valid(model.spec, inputs))
+            activation_ranges.Sample(inputs, calibration_inputs.valid_tokens(model.spec, inputs))
             for inputs in calibration_inputs.samples(model.spec, ctx, self.samples or 128)
         ]
         graph = onnx_ir.load(model.path)
@@ -111,7 +113,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
             changes["smoothed"] = qdq.smooth(graph.graph, nodes, seen, self.smooth_quant)
             path = onnx_files.save(graph, folder)
         ranges = activation_ranges.measure(path, names, given, self.calibration or "minmax")
-        qdq.quantise(graph.graph, nodes, ranges, self.per_channel, self._seven_bits(ctx), self.symmetric)
+        qdq.quantize(graph.graph, nodes, ranges, self.per_channel, self._seven_bits(ctx), self.symmetric)
         return Result(Onnx(model.spec, "int8", onnx_files.save(graph, folder)), {"products": len(nodes), **changes})
 
     def _dynamic(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
@@ -124,7 +126,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         graph = onnx.load(model.path)
         # The exporter's value_info can be stale, which kills the quantiser's shape inference.
         del graph.graph.value_info[:]
-        before = _products(graph)
+        before = _quantised_products(graph)
         quantised = ctx.workdir / "quantised.onnx"
         quantization.quantize_dynamic(
             graph, quantised, weight_type=quantization.QuantType.QInt8, per_channel=self.per_channel, reduce_range=self._seven_bits(ctx),
@@ -141,7 +143,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         path = onnx_files.save(made, ctx.workdir / "onnx")
         for written in ctx.workdir.glob("quantised.onnx*"):
             written.unlink()
-        after = _products(onnx.load(path, load_external_data=False))
+        after = _quantised_products(onnx.load(path, load_external_data=False))
         return Result(Onnx(model.spec, "int8", path), {kind: after[kind] - before[kind] for kind in sorted(after)})
 
     def _seven_bits(self, ctx: Context) -> bool:
@@ -174,9 +176,6 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         return found
 
 
-_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulInteger")
-
-
 def _weights(node: Any) -> Any:
     """The type in which a product multiplies by its constant second factor, or None where it has none.
 
@@ -197,6 +196,6 @@ def _quantised(value: Any) -> Any:
     return made.inputs[0] if made is not None and made.op_type == "DequantizeLinear" else None
 
 
-def _products(graph: Any) -> Counter[str]:
+def _quantised_products(graph: Any) -> Counter[str]:
     kinds = ("MatMulInteger", "QAttention", "DynamicQuantizeMatMul", "QGemm")
     return Counter(node.op_type for node in graph.graph.node if node.op_type in kinds)

@@ -84,14 +84,14 @@ def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:
     return batch.inputs
 
 
-def valid(spec: Spec, inputs: Mapping[str, Array]) -> Array:
+def valid_tokens(spec: Spec, inputs: Mapping[str, Array]) -> Array:
     """Which tokens [B, S] of the network's inputs are no padding."""
     return np.asarray(inputs["segment_ids" if spec.layout == "packed" else "attention_mask"] > 0)
 
 
-def counting(spec: Spec, inputs: Mapping[str, Array], answer: Array) -> Array:
+def valid_vectors(spec: Spec, inputs: Mapping[str, Array], answer: Array) -> Array:
     """The vectors [N, D] of one answer that belong to a text or a token, not to padding, float64."""
-    tokens = valid(spec, inputs)
+    tokens = valid_tokens(spec, inputs)
     if spec.granularity == "span":
         return np.asarray(answer * tokens, np.float64)
     if spec.granularity == "token":

@@ -155,7 +155,7 @@ def _answers(graph: Any, spec: Spec, samples: Sequence[Mapping[str, Any]]) -> li
     answers = []
     for sample in samples:
         request.infer(dict(sample))
-        answers.append(calibration_inputs.counting(spec, sample, request.get_tensor(spec.outputs[0]).data))
+        answers.append(calibration_inputs.valid_vectors(spec, sample, request.get_tensor(spec.outputs[0]).data))
     return answers
 
 

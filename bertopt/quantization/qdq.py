@@ -110,7 +110,7 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
     return done
 
 
-def quantise(
+def quantize(
     graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], per_channel: bool, reduce_range: bool,
     symmetric: bool = False,
 ) -> None:  # fmt: skip

@@ -156,10 +156,10 @@ def test_a_packed_network_is_calibrated_and_run_in_rows(made: Made, packed_graph
     encode = made.context(f"packed texts {precision}").encode
     assert encode is not None
     inputs = calibration_inputs.as_network(model.spec, encode(TEXTS[:9]))
-    got = calibration_inputs.counting(model.spec, inputs, session.run(inputs)["sentence_embedding"])
+    got = calibration_inputs.valid_vectors(model.spec, inputs, session.run(inputs)["sentence_embedding"])
     with torch.inference_mode():
         answers = eager.network(*(torch.from_numpy(inputs[name]) for name in model.spec.network_inputs))
-    wanted = calibration_inputs.counting(model.spec, inputs, answers[0].numpy())
+    wanted = calibration_inputs.valid_vectors(model.spec, inputs, answers[0].numpy())
     assert got.shape == (9, 32)
     cosine = (got * wanted).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(wanted, axis=1)
     assert cosine.min() > (0.999999 if precision == "f32" else 0.95)
@@ -373,7 +373,7 @@ def test_calibration_packs_rows_for_a_packed_network(made: Made) -> None:
     assert packed["position_ids"].tolist() == [[2, 3, 4, 5, 6, 2, 3, 4], [4, 5, 6, 2, 0, 0, 0, 0]]
     assert packed["first_tokens"].tolist() == [[0, 5], [0, 3]]
     answer = np.arange(2 * 2 * 2).reshape(2, 2, 2)
-    assert calibration_inputs.counting(spec, packed, answer).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert calibration_inputs.valid_vectors(spec, packed, answer).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     # Counted positions begin after the padding index, which is 1 here.
     counted = spec.model_copy(update={"positions": "counted", "pad_id": 1})
     ids = np.where(mask, ids, 1)

@@ -191,7 +191,7 @@ def test_packed_networks_are_calibrated_on_packed_rows(built: Built) -> None:
     packed = spec.model_copy(update={"layout": "packed", "row_length": 64, "position_offset": 2})
     for inputs in calibration_inputs.samples(packed, built.context(), 24):
         assert tuple(inputs) == packed.network_inputs
-        valid = calibration_inputs.valid(packed, inputs)[0]
+        valid = calibration_inputs.valid_tokens(packed, inputs)[0]
         segments, positions = (inputs[name][0][valid] for name in ("segment_ids", "position_ids"))
         first = inputs["first_tokens"][0, : segments.max()]
         assert (positions[first] >= 2).all() and (segments[first] == np.arange(1, len(first) + 1)).all()
@@ -285,7 +285,7 @@ def test_smoothing_moves_large_channels_and_changes_no_answer(product: Path, tmp
     assert spread[1] < spread[0] / 4
     errors = []
     for source, ranges in ((onnx_ir.load(product), before), (graph, after)):
-        qdq.quantise(source.graph, qdq.products(source.graph), ranges, per_channel=True, reduce_range=False)
+        qdq.quantize(source.graph, qdq.products(source.graph), ranges, per_channel=True, reduce_range=False)
         errors.append(np.abs(run(source, tmp_path, x) - wanted)[given[0].valid].mean())
     assert errors[1] < errors[0]
 
@@ -295,7 +295,7 @@ def test_weights_use_their_whole_range(product: Path, reduce_range: bool, levels
     import onnx_ir
 
     graph = onnx_ir.load(product)
-    qdq.quantise(graph.graph, qdq.products(graph.graph), {"normed": Range(-1.0, 3.0)}, True, reduce_range)
+    qdq.quantize(graph.graph, qdq.products(graph.graph), {"normed": Range(-1.0, 3.0)}, True, reduce_range)
     constants = {name: value.const_value.numpy() for name, value in graph.graph.initializers.items()}
     (weights,) = (array for array in constants.values() if array.dtype == np.int8 and array.ndim == 2)
     assert weights.shape == (4, 3) and (np.abs(weights).max(axis=0) == levels).all()
