@@ -44,12 +44,12 @@ from bertopt.workers.client import Workers
 
 def gpu_conflict(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
     """Return why the stage to deliver cannot run on a GPU with these packages, or None. `deliver: fastest` has a choice."""
-    named = {step.name: step for step in recipe.steps} | {"last": recipe.steps[-1]}
-    step = named.get(recipe.deliver)
-    form = step.pass_.forms()[1].form if step is not None else None
+    if (step := recipe.step(recipe.deliver)) is None:
+        return None
+    form = step.pass_.forms()[1].form
     if form == "onnx" and "onnxruntime-gpu" not in packages:
-        return f"'{named[recipe.deliver].name}' needs onnxruntime-gpu; pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
-    return f"'{named[recipe.deliver].name}' is for a CPU" if form == "openvino" else None
+        return f"'{step.name}' needs onnxruntime-gpu; pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
+    return f"'{step.name}' is for a CPU" if form == "openvino" else None
 
 
 class Job:
@@ -193,8 +193,7 @@ class Job:
     def _row(
         self, index: int, step: Step, outcome: GateOutcome, build: StageBuild | None = None, measurements: StageMeasurements | None = None
     ) -> Stage:  # fmt: skip
-        after = step.after or REFERENCE
-        return rows.make(index, step.name, outcome, build, measurements, step.pass_.name(), after)
+        return rows.make(index, step.name, outcome, build, measurements, step.pass_.name(), step.after or REFERENCE)
 
     def _record(self, done: Done) -> None:
         self.done[done.row.name] = done
@@ -214,10 +213,11 @@ class Job:
         while not self.stopped and (done := self._chosen()).row.coverage is not None and done.row.name not in swept:
             swept.add(done.row.name)
             if done.row.status == "ok":
-                self._sweep(done, next(step for step in self.recipe.steps if step.name == done.row.name))
+                self._sweep(done)
 
-    def _sweep(self, done: Done, step: Step) -> None:
-        assert done.path is not None and done.parent is not None and done.build is not None
+    def _sweep(self, done: Done) -> None:
+        step = self.recipe.step(done.row.name)
+        assert step is not None and done.path is not None and done.parent is not None and done.build is not None
         start, measurements = self.done[done.parent], None
         assert start.path is not None
         try:
@@ -263,7 +263,7 @@ class Job:
 
     def _warn_of_speed(self, row: Stage) -> None:
         """Say in the report where what is delivered is the checkpoint itself, slower than it, or was not timed validly."""
-        step, slow = next((step for step in self.recipe.steps if step.name == row.name), None), row.slow()
+        step, slow = self.recipe.step(row.name), row.slow()
         limits = step.limits.over(self._stated(row.precision)) if step else Limits()
         if slow and limits.speedup_min is None:
             slow += "; `limits: {speedup_min: 1}` refuses such a stage, `deliver: fastest` chooses another"
@@ -289,9 +289,8 @@ class Job:
 
     def _chosen(self) -> Done:
         """The step that the recipe's `deliver` means."""
-        if self.recipe.deliver != "fastest":
-            name = self.recipe.steps[-1].name if self.recipe.deliver == "last" else self.recipe.deliver
-            return self.done[self.done[name].stage]
+        if (step := self.recipe.step(self.recipe.deliver)) is not None:
+            return self.done[self.done[step.name].stage]
 
         def speed(done: Done) -> float:
             mix = done.row.mix()

@@ -117,6 +117,10 @@ class Recipe(RecipeFields):
         data["waivers"] = [waiver.model_dump(mode="json") for waiver in self.waivers]
         return data
 
+    def step(self, name: str) -> Step | None:
+        """Return the step of this name, for "last" the last one; None for "reference" and "fastest", which are no step's."""
+        return self.steps[-1] if name == "last" else next((step for step in self.steps if step.name == name), None)
+
 
 #: Bytes; a recipe has a few thousand.
 LARGEST_FILE = 2**20
