@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+from bertopt import stages
+from bertopt.core import Context, Onnx, Spec
 from bertopt.system.temporary_directory import TemporaryDirectory
 
 Form = Literal["eager", "onnx", "openvino", "native"]
@@ -24,6 +26,15 @@ def write_prompted_artefact(checkpoint_directory: Path, out: Path, **prompts: st
 def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", packed: bool = False) -> Path:
     """Write the artefact of a checkpoint in one `form`, with gates as a delivery records them, and return `out`."""
     return Path(shutil.copytree(_written(checkpoint_directory, form, packed), out))
+
+
+def write_placeholder(out: Path, spec: Spec) -> Path:
+    """Write an artefact whose graph is none, for tests of what happens to files, and return `out`."""
+    (out / "onnx").mkdir(parents=True)
+    (out / "onnx" / "model.onnx").write_bytes(b"graph" * 100)
+    (out / "config.json").write_text("{}")
+    stages.write_manifest(out, {"key": "k", **stages.describe(Onnx(spec, "float32", out / "onnx" / "model.onnx"))})
+    return out
 
 
 _folder = TemporaryDirectory("artefacts-of-tests-")
@@ -46,8 +57,6 @@ def _digest(directory: Path) -> str:
 
 
 def _write(checkpoint_directory: Path, out: Path, form: Form, packed: bool) -> Path:
-    from bertopt import stages
-    from bertopt.core import Context
     from bertopt.modeling import checkpoint
     from bertopt.passes import BuildNative, ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bertopt import stages
-from bertopt.core import Onnx
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.recipe import parser, texts
 from campaigns.faults import recipes as fuzzed_recipes
 from campaigns.faults import texts as fuzzed_texts
+from tests.support.artefacts import write_placeholder
 from tests.support.specs import spec
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -62,11 +62,7 @@ def test_a_texts_file_is_read_or_refused(tmp_path: Path, content: bytes, suffix:
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    out = tmp_path / "artifact"
-    (out / "onnx").mkdir(parents=True)
-    (out / "onnx" / "model.onnx").write_bytes(b"graph" * 100)
-    stages.write_manifest(out, {"key": "k", **stages.describe(Onnx(spec(), "float32", out / "onnx" / "model.onnx"))})
-    return out
+    return write_placeholder(tmp_path / "artifact", spec())
 
 
 @bounded

@@ -12,9 +12,9 @@ import pytest
 import bertopt
 from bertopt import stages
 from bertopt.cli import main
-from bertopt.core import Onnx
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.stages import signature
+from tests.support.artefacts import write_placeholder
 from tests.support.specs import spec
 
 pytest.importorskip("cryptography")
@@ -22,11 +22,7 @@ pytest.importorskip("cryptography")
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    out = tmp_path / "artifact"
-    (out / "onnx").mkdir(parents=True)
-    (out / "onnx" / "model.onnx").write_bytes(b"graph" * 100)
-    stages.write_manifest(out, {"key": "k", **stages.describe(Onnx(spec(), "float32", out / "onnx" / "model.onnx"))})
-    return out
+    return write_placeholder(tmp_path / "artifact", spec())
 
 
 @pytest.fixture
