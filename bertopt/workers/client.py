@@ -179,14 +179,14 @@ class Worker:
         """Whether the open model can run a batch of this [B, S]."""
         return self.shapes is None or self.shapes.fit(*shape) is not None
 
-    def call(
-        self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
-    ) -> Any:
+    def call(self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any) -> Any:
+        """Run the operation `op` and return its result; see `exchange`."""
         return self.exchange(op, arrays, timeout, **args)[0]
 
     def exchange(
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
     ) -> tuple[Any, dict[str, Array]]:
+        """Run the operation `op` for at most `timeout` seconds, `CALL_S` unless given, and return its result and arrays."""
         if not self.alive:
             raise WorkerCrashed(f"'{op}' was sent to a worker that has ended")
         try:
