@@ -15,6 +15,7 @@ What this does not do: it never interrupts a batch that runs, and it does not we
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
@@ -23,11 +24,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from bertopt.core import Session, Spec
 from bertopt.modeling import packing
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.batch_plan import plan
@@ -78,8 +78,17 @@ class Job:
         self.outputs = [{} for _ in self.texts]
 
 
-#: Number, order of arrival, request, text within it.
-_Waiting = tuple[int, int, Job, int]
+class _Waiting(NamedTuple):
+    """A text of a job, at `place` among its texts. The lowest number is first, then the earliest arrival, which no other text has."""
+
+    number: int
+    arrival: int
+    job: Job
+    place: int
+
+    @property
+    def text(self) -> EncodedText:
+        return self.job.texts[self.place]
 
 
 @dataclass
@@ -94,19 +103,16 @@ class Batcher:
     """Runs jobs on one session in as many threads as it has streams, plus one that hands out outputs while the next batch runs."""
 
     def __init__(self, runner: Runner, queue_tokens: int, metrics: ModelMetrics) -> None:
-        self.session: Session = runner.session
-        self.spec: Spec = runner.spec
+        self._runner, self.session, self.spec = runner, runner.session, runner.spec
         self.limits: BatchLimits = runner.limits
         if self.spec.layout == "packed" and self.spec.row_length is None:
             self.limits = replace(self.limits, tokens=min(self.limits.tokens, TOKENS))
         self.queue_tokens, self.metrics = queue_tokens, metrics
-        self._runner = runner
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._arrivals = itertools.count()
         self._tokens = self._texts = self._run_tokens = 0
-        self._rate = 0.0
-        self._closed = False
+        self._rate, self._closed = 0.0, False
         streams = self.session.streams if self.session.concurrent else 1
         self._slots = threading.Semaphore(streams)
         self._threads = [threading.Thread(target=self._work, name=f"bertopt-batches-{i}", daemon=True) for i in range(streams + 1)]
@@ -128,12 +134,12 @@ class Batcher:
             if self._tokens + job.tokens > self.queue_tokens:
                 raise self._full()
             if len(self._waiting) > 2 * self._texts + MOST_DROPPED:
-                self._waiting = [item for item in self._waiting if not item[2].dropped]
+                self._waiting = [item for item in self._waiting if not item.job.dropped]
                 heapq.heapify(self._waiting)
             job.submitted = time.perf_counter()
             number, arrival = self._run_tokens, next(self._arrivals)
             for index, text in enumerate(texts):
-                heapq.heappush(self._waiting, (number, arrival * self.queue_tokens + index, job, index))
+                heapq.heappush(self._waiting, _Waiting(number, arrival * self.queue_tokens + index, job, index))
                 number += SPACING * len(text.ids)
             self._count(job.tokens, len(texts))
             self._changed.notify()
@@ -194,7 +200,7 @@ class Batcher:
                 window: list[_Waiting] = []
                 while self._waiting and len(window) < self.limits.texts:
                     item = heapq.heappop(self._waiting)
-                    if not item[2].dropped:
+                    if not item.job.dropped:
                         window.append(item)
                 if window or self._closed:
                     return window if not self._closed else []
@@ -202,34 +208,34 @@ class Batcher:
 
     def _choose(self, window: list[_Waiting]) -> _Batch:
         """Plan the texts of `window`, put all but the first text's batch back, and return that."""
-        texts = [job.texts[index] for _, _, job, index in window]
-        batch = self._alone(texts[0], window) if len(window) == 1 else self._planned(texts, window)
-        tokens, now = sum(len(job.texts[index].ids) for _, _, job, index in batch.items), time.perf_counter()
+        batch = self._alone(window[0]) if len(window) == 1 and self.spec.granularity == "text" else self._planned(window)
+        now = time.perf_counter()
         chosen = {id(item) for item in batch.items}
         with self._changed:
-            back = [item for item in window if id(item) not in chosen and not item[2].dropped]
+            back = [item for item in window if id(item) not in chosen and not item.job.dropped]
             for item in back:
                 heapq.heappush(self._waiting, item)
-            for _, _, job, index in batch.items:
+            for item in batch.items:
+                job, tokens = item.job, len(item.text.ids)
+                self._run_tokens += tokens
                 if not job.dropped:
-                    job.tokens -= len(job.texts[index].ids)
+                    job.tokens -= tokens
                     job.waiting -= 1
-                    self._count(-len(job.texts[index].ids), -1)
+                    self._count(-tokens, -1)
                 if job.started is None:
                     job.started = now
                     self.metrics.waited.observe(now - job.submitted)
-            self._run_tokens += tokens
             if back:
                 self._changed.notify()
         return batch
 
-    def _alone(self, text: EncodedText, items: list[_Waiting]) -> _Batch:
-        if self.spec.granularity != "text":
-            return self._planned([text], items)
-        types = None if text.types is None else text.types.tolist()
-        return _Batch(items, self._runner.single.inputs(text.ids.tolist(), types), None)
+    def _alone(self, item: _Waiting) -> _Batch:
+        types = None if item.text.types is None else item.text.types.tolist()
+        return _Batch([item], self._runner.single.inputs(item.text.ids.tolist(), types), None)
 
-    def _planned(self, texts: list[EncodedText], window: list[_Waiting]) -> _Batch:
+    def _planned(self, window: list[_Waiting]) -> _Batch:
+        """Return the batch that holds the first text of `window`, where all its texts are planned together."""
+        texts = [item.text for item in window]
         lengths = np.fromiter((len(text.ids) for text in texts), np.int64, len(texts))
         types = None
         if any(text.types is not None for text in texts):
@@ -242,7 +248,7 @@ class Batcher:
         return _Batch([window[number] for number in packed.texts.tolist()], packed.inputs, packed)
 
     def _measured(self, batch: _Batch, seconds: float) -> None:
-        tokens = sum(len(job.texts[index].ids) for _, _, job, index in batch.items)
+        tokens = sum(len(item.text.ids) for item in batch.items)
         self.metrics.batch(len(batch.items), tokens, batch.inputs["input_ids"].size, seconds)
         rate = tokens / max(seconds, 1e-6) * (self.session.streams if self.session.concurrent else 1)
         with self._changed:
@@ -261,17 +267,17 @@ class Batcher:
                 by_text[name] = np.split(batch.packed.by_token(raw[name]), ends)
         done = []
         with self._changed:
-            for place, (_, _, job, index) in enumerate(batch.items):
-                job.outputs[index] = {name: values[place] for name, values in by_text.items()}
-                job.left -= 1
-                if not job.left:
-                    done.append(job)
+            for i, item in enumerate(batch.items):
+                item.job.outputs[item.place] = {name: values[i] for name, values in by_text.items()}
+                item.job.left -= 1
+                if not item.job.left:
+                    done.append(item.job)
         _settle(done, None)
 
     def _failed(self, items: list[_Waiting], error: BaseException) -> None:
         _log.error("a batch failed", exc_info=error)
         self.metrics.failed_batches.inc()
-        jobs = list({id(job): job for _, _, job, _ in items}.values())
+        jobs = list(dict.fromkeys(item.job for item in items))
         for job in jobs:
             self.drop(job, "failed")
         _settle(jobs, RequestError(500, "the model failed on this request; the server's log says why"))
@@ -280,19 +286,15 @@ class Batcher:
 def _settle(jobs: list[Job], error: Exception | None) -> None:
     """Tell the event loops of `jobs`, with one call each."""
     for loop in {job.future.get_loop() for job in jobs}:
-        mine = [job for job in jobs if job.future.get_loop() is loop]
-        try:
+        mine = [job.future for job in jobs if job.future.get_loop() is loop]
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(_set, mine, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            continue
 
 
-def _set(jobs: list[Job], error: Exception | None) -> None:
-    for job in jobs:
-        if job.future.done():
-            continue
+def _set(futures: list[asyncio.Future[None]], error: Exception | None) -> None:
+    for future in (future for future in futures if not future.done()):
         if error is None:
-            job.future.set_result(None)
+            future.set_result(None)
         else:
-            job.future.set_exception(error)
-            job.future.exception()  # else asyncio logs a stack where nobody waits any more
+            future.set_exception(error)
+            future.exception()  # else asyncio logs a stack where nobody waits any more
