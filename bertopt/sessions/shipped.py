@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Compiled, Eager, Model, Onnx, OpenVino, Session
@@ -16,12 +17,10 @@ HIDDEN = "last_hidden_state"
 def runner(session: Session, model: Model) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
     """Return what runs a padded batch and gives every output that the model ships. Later use of `session` is as before."""
     opened: Any = session
-    if model.spec.layout != "padded" or HIDDEN in model.spec.outputs:
+    if model.spec.layout != "padded" or HIDDEN in model.spec.outputs or HIDDEN not in _names(opened, model):
         return session.run
     spec = model.spec.model_copy(update={"outputs": (*model.spec.outputs, HIDDEN)})
     if isinstance(model, OpenVino):
-        if not any(HIDDEN in output.get_names() for output in opened.compiled.outputs):
-            return session.run
         (request,) = opened._requests(opened.compiled, 1)
         request.spec = spec
 
@@ -30,27 +29,40 @@ def runner(session: Session, model: Model) -> Callable[[Mapping[str, Array]], Ma
             return session.run(inputs) if len(inputs["input_ids"]) == 1 else dict(request.run(inputs))
 
         return openvino
-    names: list[str] = []
-    if isinstance(model, Eager | Compiled):
-        network: Any = model.network
-        own, network.gives_tokens = network.gives_tokens, network.gives_tokens or isinstance(model, Eager)
-        names = list(network.outputs)
-        network.gives_tokens = own
-    elif isinstance(model, Onnx):
-        names = [output.name for output in opened.session.get_outputs()]
-    if HIDDEN not in names:
-        return session.run
 
     def wide(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         own, opened.spec = opened.spec, spec
-        network: Any = model.network if isinstance(model, Eager) else None
-        if network is not None:
-            before, network.gives_tokens = network.gives_tokens, True
         try:
-            return session.run(inputs)
+            with _giving_tokens(model):
+                return session.run(inputs)
         finally:
             opened.spec = own
-            if network is not None:
-                network.gives_tokens = before
 
     return wide
+
+
+def _names(opened: Any, model: Model) -> set[str]:
+    """Return the names of the outputs that the model can give."""
+    if isinstance(model, OpenVino):
+        return {name for output in opened.compiled.outputs for name in output.get_names()}
+    if isinstance(model, Onnx):
+        return {output.name for output in opened.session.get_outputs()}
+    if isinstance(model, Eager | Compiled):
+        network: Any = model.network
+        with _giving_tokens(model):
+            return set(network.outputs)
+    return set()
+
+
+@contextlib.contextmanager
+def _giving_tokens(model: Model) -> Iterator[None]:
+    """Let an eager network give its tokens' vectors, too. Any other model gives them always or never."""
+    if not isinstance(model, Eager):
+        yield
+        return
+    network: Any = model.network
+    own, network.gives_tokens = network.gives_tokens, True
+    try:
+        yield
+    finally:
+        network.gives_tokens = own
