@@ -32,6 +32,11 @@ class Unsupported(BertoptError):
     exit_code: ClassVar[int] = 4
 
 
+def missing_library(needs: str, install: str, instead: str = "") -> Unsupported:
+    """Return the error of an optional library that is not installed: what `needs` it, what pip installs, and what to do without it."""
+    return Unsupported(f"{needs}; pip install {install}{f', or {instead}' if instead else ''}")
+
+
 class ResourceError(BertoptError):
     """Out of memory or disk."""
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from bertopt import stages
-from bertopt.errors import BertoptError, UsageError
+from bertopt.errors import BertoptError, UsageError, missing_library
 from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import usual_pair
@@ -84,7 +84,10 @@ def predict(
 ) -> Any:  # fmt: skip
     """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs. `prompt_name` names a
     prompt of the model that is put before every text. With `key`, a file that holds a public key, the artefact must be signed with it."""
-    from ray.data import ActorPoolStrategy
+    try:
+        from ray.data import ActorPoolStrategy
+    except ModuleNotFoundError as error:
+        raise missing_library("predict needs Ray Data", "'bertopt[ray]'", "call bertopt.load's predictor") from error
 
     options = {
         "directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads, "prompt_name": prompt_name,
@@ -113,13 +116,13 @@ def answers(
     whose files have the hash `content`, and that is signed with the public key in the file `key`, where one is given.
 
     An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
-    `RAY_ADDRESS` names, else on this machine. Raises UsageError where Ray is not installed, and where an actor, such as one that was
-    started again, opened another artefact; and what `bertopt.load` and its predictor raise there.
+    `RAY_ADDRESS` names, else on this machine. Raises Unsupported where Ray is not installed, UsageError where an actor, such as one that was
+    started again, opened another artefact, and what `bertopt.load` and its predictor raise there.
     """
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise UsageError("actors need Ray; pip install 'bertopt[ray]', or leave them out") from error
+        raise missing_library("actors need Ray", "'bertopt[ray]'", "leave them out") from error
 
     def checked(answer: Any) -> Any:
         answered = ray.get(answer)
@@ -184,7 +187,10 @@ def application(
     `drain_s` and `threads` do not count.
     Raises UsageError for a directory that cannot name a model; a replica fails with what `bertopt.load` raises.
     """
-    from ray import serve
+    try:
+        from ray import serve
+    except ModuleNotFoundError as error:
+        raise missing_library("application needs Ray Serve", "'bertopt[ray]'", "use `bertopt serve`") from error
 
     from bertopt.serve.settings import Settings, named
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from bertopt.errors import UsageError
+from bertopt.errors import UsageError, missing_library
 from bertopt.runtime import task_outputs
 from bertopt.system import atomic_write
 
@@ -221,5 +221,5 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError("Parquet needs pyarrow; pip install pyarrow, or give JSON Lines or CSV") from error
+        raise missing_library("Parquet needs pyarrow", "pyarrow", "give JSON Lines or CSV") from error
     return pyarrow, parquet

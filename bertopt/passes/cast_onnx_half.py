@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 
 #: Operators whose float inputs or outputs have a fixed type, or that compute shapes.
 _FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "RandomNormalLike", "RandomUniformLike"})
@@ -45,7 +45,7 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         try:
             import onnx_ir as ir
         except ImportError as error:
-            raise Unsupported(f"half precision in ONNX needs {error.name}; pip install 'bertopt[cpu]'") from error
+            raise missing_library(f"half precision in ONNX needs {error.name}", "'bertopt[cpu]'") from error
         if model.precision != "float32":
             raise Unsupported(f"cast_onnx_half takes a float32 graph; got {model.precision}: put it before the pass that cast or quantised")
         graph = ir.load(model.path)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from bertopt.core import Context, Eager, Onnx, Pass, Result, RuntimeFacts
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 
 
 class ExportOnnx(Pass[Eager, Onnx]):
@@ -51,7 +51,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
             import onnx_ir  # noqa: F401
             from onnxscript import optimizer
         except ImportError as error:
-            raise Unsupported(f"ONNX export needs {error.name}; pip install 'bertopt[cpu]'") from error
+            raise missing_library(f"ONNX export needs {error.name}", "'bertopt[cpu]'") from error
 
         from bertopt.quantization import onnx_files
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 
 
 class FuseOrt(Pass[Onnx, Onnx]):
@@ -30,7 +30,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
             import onnx_ir
             from onnxscript.rewriter.ort_fusions import optimize_for_ort
         except ImportError as error:
-            raise Unsupported(f"fusion needs {error.name}; pip install 'bertopt[cpu]'") from error
+            raise missing_library(f"fusion needs {error.name}", "'bertopt[cpu]'") from error
         from bertopt.quantization import onnx_files
 
         graph = onnx_ir.load(model.path)

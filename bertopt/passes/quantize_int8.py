@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from bertopt.core import Context, Int8Rounding, Onnx, Pass, Result, RuntimeFacts
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 from bertopt.system import environment, onnxruntime_import
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
@@ -81,7 +81,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
             onnxruntime_import.module()
         except ImportError as error:
-            raise Unsupported(f"INT8 needs {error.name}; pip install 'bertopt[cpu]'") from error
+            raise missing_library(f"INT8 needs {error.name}", "'bertopt[cpu]'") from error
         if model.precision != "float32":
             raise Unsupported(
                 f"quantize_int8 takes a float32 graph; got {model.precision}, of which ONNX Runtime could not load the result: "

@@ -8,13 +8,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertopt.checks import probes, span_metrics, task_metrics
 from bertopt.checks.probes import Text
 from bertopt.core import Spec
-from bertopt.errors import UsageError
+from bertopt.errors import UsageError, missing_library
 from bertopt.spec import Label
 
 #: Characters kept of a text: several times what fills the longest model. Tokenising megabytes takes minutes and gigabytes.
@@ -47,10 +48,15 @@ class Texts:
         return (*self.texts, *self.second) if task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:
-        """Raise UsageError where a label is none that the model can be held against, naming the lines, or for pairs where it takes none."""
+        """Raise UsageError where a label is none that the model can be held against, naming the lines, or for pairs where it takes none.
+
+        Raises Unsupported where scikit-learn, which the metrics of the labels need, is not installed.
+        """
         self.asked(spec.task)
         if self.labels is None or not task_metrics.measurable(spec, True, self.second is not None):
             return
+        if spec.task == "text-classification" and not spec.graded and find_spec("sklearn") is None:
+            raise missing_library("labelled texts need scikit-learn", "'bertopt[metrics]'", "give texts without labels")
         labelled = zip(self.texts, self.labels, strict=True)
         mistakes = ((line, _mistake(spec, text, label)) for line, (text, label) in enumerate(labelled, 1))
         _raise_first([f"{self.source}:{line}: {mistake}" for line, mistake in mistakes if mistake])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bertopt.errors import Unsupported, UsageError
+from bertopt.errors import UsageError, missing_library
 from bertopt.report.parity_chart import parity
 from bertopt.report.size_chart import size
 from bertopt.report.waterfall import latency
@@ -41,5 +41,5 @@ def _as(kind: str, text: str) -> bytes:
     try:
         import resvg_py
     except ImportError as error:
-        raise Unsupported("PNG pictures need resvg-py: pip install 'bertopt[pictures]'; SVG needs nothing") from error
+        raise missing_library("PNG pictures need resvg-py", "'bertopt[pictures]'", "write SVG, which needs nothing") from error
     return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=2))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.core import Device, Onnx, RuntimeFacts, Session
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 from bertopt.sessions import onnxruntime_cuda
 from bertopt.sessions.inputs import check
 from bertopt.system import limits, onnxruntime_import, temporary_directory
@@ -42,7 +42,7 @@ class OnnxRuntimeSession(Session):
             ort = onnxruntime_import.module()
         except ImportError as error:
             extra = "onnxruntime" if device == "cpu" else "gpu"
-            raise Unsupported(f"running ONNX needs onnxruntime; pip install 'bertopt[{extra}]'") from error
+            raise missing_library("running ONNX needs onnxruntime", f"'bertopt[{extra}]'") from error
         self.spec = model.spec
         self.device = device
         self.fixed_costs = device == "cpu"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertopt.core import Device, Engine, RuntimeFacts, Session
-from bertopt.errors import IntegrityError, ResourceError, Unsupported
+from bertopt.errors import IntegrityError, ResourceError, Unsupported, missing_library
 from bertopt.sessions import tensorrt_rtx
 from bertopt.sessions.inputs import check
 from bertopt.system import gpu, tensorrt_import
@@ -48,7 +48,7 @@ class TensorrtSession(Session):
         try:
             trt: Any = importlib.import_module(model.library)
         except ImportError as error:
-            raise Unsupported(f"running the engine needs {model.library} {model.version}") from error
+            raise missing_library(f"running the engine needs {model.library} {model.version}", f"{model.library.replace('_', '-')}=={model.version}") from error
         if trt.__version__ != model.version:
             raise Unsupported(
                 f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version"

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import IntegrityError, UsageError, missing_library
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -105,5 +105,5 @@ def _library() -> Any:
     try:
         from cryptography.hazmat.primitives import serialization
     except ImportError as error:
-        raise Unsupported("signatures need cryptography; pip install 'bertopt[sign]'") from error
+        raise missing_library("signatures need cryptography", "'bertopt[sign]'") from error
     return serialization

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import Unsupported
+from bertopt.errors import Unsupported, missing_library
 from bertopt.system import limits
 
 PACKAGES = (
@@ -155,7 +155,7 @@ def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
     if extra is None:
         return None
     also = " (on a GPU: 'bertopt[gpu]')" if extra == "cpu" else ""
-    return Unsupported(f"this needs {name}, which running an artefact does not; pip install 'bertopt[{extra}]'{also}")
+    return missing_library(f"this needs {name}, which running an artefact does not", f"'bertopt[{extra}]'{also}")
 
 
 #: Packages that an extra of bertopt brings.

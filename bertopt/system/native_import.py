@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import IntegrityError, Unsupported
+from bertopt.errors import IntegrityError, Unsupported, missing_library
 
-INSTALL = "pip install 'bertopt[native]', or, in a clone with a C++ compiler, pip install ./native"
 #: The first bytes of a packed file: eight that name it, and its layout version in four.
 _VERSION = slice(8, 12)
 
@@ -19,7 +18,7 @@ def native() -> Any:
     try:
         import bertopt_native as module
     except ImportError as error:
-        raise Unsupported(f"the native encoder needs bertopt-native ({error}): {INSTALL}") from error
+        raise missing_library(f"the native encoder needs bertopt-native ({error})", "'bertopt[native]'", "in a clone with a C++ compiler pip install ./native") from error
     return module
 
 

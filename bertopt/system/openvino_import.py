@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from bertopt.errors import Unsupported
+from bertopt.errors import missing_library
 
 _TELEMETRY = "openvino_telemetry"
 
@@ -23,7 +23,7 @@ def openvino() -> Any:
         with _without_telemetry():
             import openvino as module
     except ImportError as error:
-        raise Unsupported(f"OpenVINO models need openvino ({error}); pip install 'bertopt[openvino]'") from error
+        raise missing_library(f"OpenVINO models need openvino ({error})", "'bertopt[openvino]'") from error
     return module
 
 
@@ -34,7 +34,7 @@ def nncf() -> Any:
         with _without_telemetry():
             import nncf as module
     except ImportError as error:
-        raise Unsupported(f"quantising OpenVINO models needs nncf ({error}); pip install 'bertopt[cpu]'") from error
+        raise missing_library(f"quantising OpenVINO models needs nncf ({error})", "'bertopt[cpu]'") from error
     module.set_log_level(logging.ERROR)
     return module
 

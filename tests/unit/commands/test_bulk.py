@@ -25,7 +25,7 @@ import bertopt.ray
 from bertopt import stages
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
-from bertopt.errors import IntegrityError, UsageError, WrongAnswer
+from bertopt.errors import IntegrityError, Unsupported, UsageError, WrongAnswer
 from bertopt.stages import signature
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
@@ -417,7 +417,7 @@ def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path)
 
 def test_actors_need_ray(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install 'bertopt\[ray\]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'bertopt\[ray\]'"):
         command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, actors=2)
 
 
