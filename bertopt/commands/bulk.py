@@ -1,7 +1,8 @@
 """`bertopt bulk`: the answers to a file of texts, in parts, exactly one row for each row read.
 
 A part is written under another name and renamed, so that what stands is whole: after an interruption the same call goes on
-with the part that is missing. What it does not notice: an input that was changed without its size or time changing.
+with the part that is missing. The hash of each part that is finished is recorded, so that one that was changed since is refused.
+What it does not notice: an input that was changed without its size or time changing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from bertopt import ray, stages
 from bertopt._version import __version__
 from bertopt.commands import bulk_files
 from bertopt.commands.bulk_files import Row, Rows
-from bertopt.errors import UsageError, WrongAnswer
+from bertopt.errors import IntegrityError, UsageError, WrongAnswer
 from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
+from bertopt.modeling.source import sha256
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
 from bertopt.runtime.tokenization import Text
@@ -57,7 +59,7 @@ def bulk(
 
     Writes `out/part-00000.…` in the input's format, JSON Lines for .txt: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
-    while another call writes to `out`. `progress` is called with the rows done.
+    while another call writes to `out`. IntegrityError where a part was changed since it was finished. `progress` is called with the rows done.
     `prompt_name` names a prompt of the model that is put before every text. With `public_key` the artefact must be signed with it.
     With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
@@ -82,10 +84,10 @@ def bulk(
     }  # fmt: skip
     call = _Bulk(
         source, suffix, manifest.spec.task, out, columns=(column,) if pair is None else (column, pair), prompt=prompts.get(prompt_name or "", ""),
-        part_rows=part_rows, key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None,
+        part_rows=part_rows, key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None, finished={},
     )  # fmt: skip
     with _alone(out):
-        _check_state(out, wanted)
+        call.finished.update(_unchanged(out, _check_state(out, wanted)))
         return call.run(artefact, public_key, threads, progress, actors)
 
 
@@ -123,6 +125,8 @@ class _Bulk:
     wanted: dict[str, Any]
     left_out: str | None
     """A column that would make pairs, and that the first row has not: no other may have it."""
+    finished: dict[str, str]
+    """The sha256 of each part that is finished, by its name."""
 
     def run(self, artefact: Path, public_key: Path | None, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> int:
         """Answer the parts that are missing; return the rows of all."""
@@ -139,10 +143,12 @@ class _Bulk:
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             self._check_input()  # before the write, so that a part that stands is of the input as it was
             bulk_files.write(part.path, part.rows, self.key, values, self.task)
+            self.finished[part.path.name] = sha256(part.path)
+            _write_state(self.out, self.wanted, parts=self.finished, complete=False)
             if progress is not None:
                 progress(part.end)
         self._check_input()
-        _write_state(self.out, self.wanted, rows=rows, complete=True)
+        _write_state(self.out, self.wanted, parts=self.finished, rows=rows, complete=True)
         return rows
 
     def _answers(self, parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Any]]:
@@ -166,7 +172,7 @@ class _Bulk:
 
     def _missing(self, progress: Callable[[int], None]) -> Iterator[_Part]:
         for part in self._parts():
-            if part.path.exists():
+            if part.path.name in self.finished:
                 progress(part.end)
             else:
                 yield part
@@ -201,21 +207,38 @@ def _half_written(out: Path) -> list[Path]:
     return [path for pattern in (".part-*.tmp", f".{STATE}.*.tmp") for path in out.glob(pattern)]
 
 
-def _check_state(out: Path, wanted: dict[str, Any]) -> None:
-    """Note what this call wants, unless an equal one did. Raises UsageError where parts of another call are there."""
+def _unchanged(out: Path, finished: Mapping[str, str]) -> dict[str, str]:
+    """Return the finished parts that are there. Raises IntegrityError where one is not as it was written: its rows may be lost or altered."""
+    there = {name: digest for name, digest in finished.items() if (out / name).exists()}
+    for name, digest in there.items():
+        if sha256(out / name) != digest:
+            raise IntegrityError(
+                f"'{out / name}' is not as it was written (its sha256 is not the one in {STATE}); move or remove it to have its rows answered "
+                "again, or give another directory"
+            )
+    return there
+
+
+def _check_state(out: Path, wanted: dict[str, Any]) -> dict[str, str]:
+    """Note what this call wants, unless an equal one did; return the sha256 of the parts that it finished, by their names.
+
+    Raises UsageError where parts of another call are there.
+    """
     path = out / STATE
     if path.is_file():
         try:
             there = dict(json.loads(path.read_text("utf-8")))
+            finished = dict(there.get("parts", {}))
         except (ValueError, TypeError) as error:
             raise UsageError(f"'{path}' cannot be read ({error}); give another directory, or remove '{out}'") from error
         other = [name for name, value in wanted.items() if there.get(name) != value]
         if not other:
-            return
+            return finished
         # Without parts that call stopped at its first one, often by a bad row of an input that was mended since.
         if any(out.glob("part-*")):
             raise UsageError(f"'{out}' holds parts of another call ({', '.join(other)} differ); give another directory, or remove it")
-    _write_state(out, wanted, complete=False)
+    _write_state(out, wanted, parts={}, complete=False)
+    return {}
 
 
 def _write_state(out: Path, wanted: Mapping[str, Any], **more: object) -> None:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -120,6 +121,53 @@ def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
     assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
     assert [row["id"] for row in read(out)] == list(range(25))
     assert json.loads((out / "bulk.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize("change", ["truncated", "altered", "emptied"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_finished_part_that_was_changed_is_not_kept(change: str, complete: bool, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out, write = jsonl(tmp_path), tmp_path / "out", bulk_files.write
+
+    def stopping(path: Path, *others: Any) -> None:
+        if not complete and path.name == "part-00002.jsonl":
+            raise KeyboardInterrupt
+        write(path, *others)
+
+    monkeypatch.setattr(bulk_files, "write", stopping)
+    with pytest.raises(KeyboardInterrupt) if not complete else nullcontext():
+        command.bulk(source, out, artefact, part_rows=10)
+    monkeypatch.undo()
+    part = out / "part-00001.jsonl"
+    content = part.read_bytes()
+    changed = {"truncated": content[:-7], "altered": content.replace(b'"id": 1', b'"id": 7', 1), "emptied": b""}[change]
+    part.write_bytes(changed)
+    with pytest.raises(IntegrityError, match=r"part-00001\.jsonl' is not as it was written .*move or remove it to have its rows answered again, or give another directory"):
+        command.bulk(source, out, artefact, part_rows=10)
+    assert part.read_bytes() == changed, "whoever changed it may want it"
+    part.unlink()
+    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert part.read_bytes() == content and [row["id"] for row in read(out)] == list(range(25))
+
+
+def test_a_part_that_no_record_has_is_written_again(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between a part and its record leaves one."""
+    source, out, record = jsonl(tmp_path), tmp_path / "out", command._write_state
+
+    def dying(*arguments: Any, parts: Any, **more: Any) -> None:
+        if len(parts) == 2:
+            raise KeyboardInterrupt
+        record(*arguments, parts=parts, **more)
+
+    monkeypatch.setattr(command, "_write_state", dying)
+    with pytest.raises(KeyboardInterrupt):
+        command.bulk(source, out, artefact, part_rows=10)
+    monkeypatch.undo()
+    first = (out / "part-00000.jsonl").stat().st_mtime_ns
+    (out / "part-00001.jsonl").write_text("of somebody who saw it there\n")
+    done: list[int] = []
+    assert command.bulk(source, out, artefact, part_rows=10, progress=done.append) == 25
+    assert [row["id"] for row in read(out)] == list(range(25)) and done == [10, 20, 25]
+    assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
 
 
 @pytest.mark.parametrize("change", ["grows", "shrinks"])
