@@ -38,7 +38,8 @@ def run(
     texts = read_or_built_in(recipe.inputs.texts)
     report = Report(bertopt_version=__version__, recipe=recipe.resolved(), environment=environment.describe(), model={})
     budget = Budget.of(recipe.timing)
-    left = TimeLeft(len(recipe.steps), budget.total_s(len(recipe.inputs.shapes)))
+    # One more: the sweeps over the stage to deliver, and its delivery, take about as long as a step.
+    left = TimeLeft(len(recipe.steps) + 1, budget.total_s(len(recipe.inputs.shapes)))
 
     def on_progress(doing: str | None) -> None:
         if on_report:

@@ -24,8 +24,8 @@ class Progress(str):
 class TimeLeft:
     """Estimates a run's seconds from the stages done so far.
 
-    `steps` are those of the recipe, `race_s` the seconds of one stage's timing: the reference, which has no opponent, is
-    timed for less.
+    `steps` are those of the recipe and one for the end of the run, `race_s` the seconds of one stage's timing: the reference,
+    which has no opponent, is timed for less.
     """
 
     def __init__(self, steps: int, race_s: float, now: Callable[[], float] = time.monotonic) -> None:

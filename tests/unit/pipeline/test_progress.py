@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from bertopt.pipeline.progress import Progress, TimeLeft
+from pathlib import Path
+
+import pytest
+
+from bertopt import pipeline
+from bertopt.pipeline.progress import Progress, ProgressCallback, TimeLeft
+from bertopt.recipe.parser import Recipe, Step, from_dict
+from bertopt.results import Report, Stage
+from bertopt.spec import Spec
 
 
 class Clock:
@@ -40,3 +48,49 @@ def test_time_left_is_estimated_from_the_stages_done() -> None:
     assert left.seconds() == 0.0
     left.step_done(counts=True)
     assert left.seconds() == 0.0
+
+
+def test_the_sweeps_and_the_delivery_at_the_end_count_as_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run was said to end in 2 minutes that took 12: the checks of the stage to deliver were in no estimate."""
+    clock, seen = Clock(), dict[str, float | None]()
+
+    class EveryStep10s:
+        stopped, unreached = "it", ()
+
+        def __init__(self, recipe: Recipe, report: Report, store: object, workers: object, texts: object, budget: object, on_progress: ProgressCallback) -> None:
+            self.report, self.on_progress = report, on_progress
+            self.spec = Spec.model_construct(task="text-classification")
+            report.model["warnings"] = []
+
+        def _take(self, name: str) -> None:
+            self.on_progress(f"{name}: building")
+            clock.seconds += 10.0
+            self.report.stages.append(Stage(index=0, name=name, status="ok"))
+
+        def open_reference(self) -> None:
+            self._take("reference")
+
+        def run_step(self, step: Step) -> None:
+            self._take(step.name)
+
+        def warn(self, *texts: str) -> None:
+            assert not texts
+
+        def sweep(self) -> None:
+            self.on_progress("it: every id and length")
+            clock.seconds += 4.0
+
+        def deliver(self, build_only: bool) -> None:
+            self.on_progress("it: delivering")
+
+    monkeypatch.setattr(pipeline, "Job", EveryStep10s)
+    monkeypatch.setattr(pipeline, "TimeLeft", lambda steps, race_s: TimeLeft(steps, 0.0, clock))
+    recipe = from_dict({"schema_version": 1, "model": "org/name", "steps": [{"pass": "use_sdpa"}, {"pass": "export_onnx"}]})
+
+    def on_report(report: Report, doing: str | None) -> None:
+        if isinstance(doing, Progress):
+            seen[str(doing)] = doing.seconds_left
+
+    pipeline.run(recipe, tmp_path / "out", on_report=on_report)
+    assert seen["use_sdpa: building"] == 30.0 and seen["export_onnx: building"] == 20.0
+    assert seen["it: every id and length"] == 10.0 and seen["it: delivering"] == 6.0
