@@ -84,6 +84,7 @@ def name(manifest: stages.Manifest) -> str:
 
 
 def shapes(manifest: stages.Manifest) -> list[tuple[int, int]]:
-    """The [B, S] grid that an artefact was checked on."""
-    recipe = manifest.recipe or {}
-    return [(batch, sequence) for batch, sequence in recipe.get("inputs", {}).get("shapes", SHAPES)]
+    """The [B, S] grid that an artefact was checked on; of a stage `SHAPES`, cut to the model's longest sequence."""
+    stated = (manifest.recipe or {}).get("inputs", {}).get("shapes")
+    longest = manifest.spec.max_length
+    return [(batch, sequence) for batch, sequence in stated] if stated else [(batch, min(sequence, longest)) for batch, sequence in SHAPES]

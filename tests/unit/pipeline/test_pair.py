@@ -96,3 +96,12 @@ def test_another_end_of_long_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )  # fmt: skip
     with pytest.raises(WrongAnswer, match=r"must read texts as the same tokens; '0 1 2 3 "):
         check(monkeypatch, tmp_path, ours=first, tokens=last)
+
+
+def test_the_shapes_of_a_stage_are_cut_to_the_model() -> None:
+    """`bertopt bench STAGE` of a model of 64 positions was refused, though nobody had stated a shape."""
+    stage = SimpleNamespace(recipe=None, spec=spec_of(max_length=64))
+    assert pair.shapes(stage) == [(1, 16), (8, 64)]  # type: ignore[arg-type]
+    assert pair.shapes(SimpleNamespace(recipe=None, spec=spec_of(max_length=8))) == [(1, 8), (8, 8)]  # type: ignore[arg-type]
+    checked_on = {"inputs": {"shapes": [[2, 48]]}}
+    assert pair.shapes(SimpleNamespace(recipe=checked_on, spec=spec_of(max_length=64))) == [(2, 48)]  # type: ignore[arg-type]
