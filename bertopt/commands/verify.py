@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ def verify(
     where a checkpoint is given. The limits are those the artefact passed when it was exported, its waivers hold until their
     last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
     """
+    started = time.monotonic()
     with opening(directory, key) as opened:
         report = _verified(directory, opened.path, opened.manifest, against, texts, on_progress)
+    report.wall_s = time.monotonic() - started
     if key is not None and not report.exit_code:
         report.reason = f"signed with {key.name}; {report.reason}"
     return report

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bertopt.checks import gates
+from bertopt.commands import verify as command
 from bertopt.commands.verify import timed_in_full
 from bertopt.commands.verify_url import _differences, _judged
-from bertopt.report import formatting
-from bertopt.results import Limits
+from bertopt.report import formatting, markdown_summary
+from bertopt.results import Limits, Report
 from bertopt.runtime import replay
 
 
@@ -20,6 +24,17 @@ def test_a_quick_export_does_not_make_a_verification_quick() -> None:
     found = timed_in_full(exported)
     assert formatting.is_quick(exported) and not formatting.is_quick(found)
     assert found["timing"]["mix_s"] == 2.5 and timed_in_full({}) == {}
+
+
+def test_a_verification_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Markdown and JUnit said 0 s after 20 minutes."""
+    report = Report(bertopt_version="0", recipe={}, environment={"cores": 2}, model={})
+    monkeypatch.setattr(command, "opening", lambda *_: nullcontext(SimpleNamespace(path=Path("artifact"), manifest=None)))
+    monkeypatch.setattr(command, "_verified", lambda *_: report)
+    times = iter((100.0, 1307.0))
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert command.verify(Path("artifact")).wall_s == 1207.0
+    assert "Measured on cores 2; 1207 s." in markdown_summary.render(report)
 
 
 @pytest.mark.parametrize("precision", ["int8", "bfloat16", "float32"])
