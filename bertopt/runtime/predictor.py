@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from bertopt.errors import UsageError
 from bertopt.modeling.packing import Batch
 from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
 from bertopt.modeling.tokenizer import special_token
-from bertopt.runtime import task_outputs
+from bertopt.runtime import task_outputs, windows
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions, check_most
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import Aggregation, entities
@@ -41,37 +42,6 @@ class Answer:
     values: Any
     truncated: list[int]
     tokens: int
-
-
-@dataclass(frozen=True)
-class _Options:
-    """How answers are worded."""
-
-    top_k: TopK = "default"
-    aggregation_strategy: Aggregation = "none"
-    prompt_name: str | None = None
-
-    def check(self, spec: Spec) -> None:
-        """Raise UsageError for an option that the task does not have, or a value that cannot be."""
-        if self.top_k != "default" and spec.task not in ("text-classification", "fill-mask"):
-            raise UsageError(f"top_k goes with text-classification and fill-mask; the model's task is {spec.task}: leave it out")
-        if self.top_k != "default":
-            _check_most("top_k", self.top_k)
-        if self.aggregation_strategy not in get_args(Aggregation):
-            raise UsageError(
-                f"aggregation_strategy must be one of {', '.join(get_args(Aggregation))}; got {self.aggregation_strategy!r}"
-            )
-        if self.aggregation_strategy != "none" and spec.task != "token-classification":
-            raise UsageError(f"aggregation_strategy goes with token-classification; the model's task is {spec.task}: leave it out")
-
-
-_DEFAULTS = _Options()
-
-
-def _check_most(name: str, value: object) -> None:
-    """Raise UsageError where `value` cannot be the most that are given."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{name} must be a whole number from 1, or None for all; got {value!r}")
 
 
 class Predictor:
@@ -128,25 +98,27 @@ class Predictor:
 
     def __call__(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
-        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Any:  # fmt: skip
         """Answers in the order of `texts`; see `answer`."""
-        return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy, prompt_name=prompt_name).values
+        return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy, prompt_name=prompt_name, stride=stride).values
 
     def answer(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
-        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Answer:  # fmt: skip
         """Answers, and what was truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
 
         `top_k` (classification, fill-mask) and `aggregation_strategy` (token classification: simple, first, average or max)
         mean what they mean in transformers' pipelines; see `task_outputs.TopK` for the defaults. `prompt_name` names one of
-        `prompts`, which is put before every text.
+        `prompts`, which is put before every text. With `stride` a text (or the context of a question) that is too long is not cut off but
+        run in windows of which neighbours share that many tokens (entities, and question answering); see `windows`.
 
-        Raises UsageError for an option that the task does not have, or a prompt that the model does not have. Raises TypeError naming the first item that is no text, UsageError for the first that is not valid Unicode or,
-        without `truncate`, too long; all before anything is run.
+        Raises UsageError for an option that the task does not have, or a prompt that the model does not have. Raises TypeError naming
+        the first item that is no text, UsageError for the first that is not valid Unicode or, without `truncate`, too long; all before
+        anything is run.
         """
-        how = _Options(top_k, aggregation_strategy, prompt_name)
+        how = AnswerOptions(top_k, aggregation_strategy, prompt_name, stride)
         how.check(self.spec)
         listed = self._checked(as_list(texts), 0)
         return self._answer(self.prompted(listed, prompt_name), truncate, 0, how)
@@ -154,14 +126,14 @@ class Predictor:
     def stream(
         self, texts: Iterable[Text], window: int = WINDOW, truncate: bool = True,
         progress: Callable[[int], None] | None = None, *, top_k: TopK = "default",
-        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None,
+        aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Iterator[Any]:  # fmt: skip
         """Answers one by one, in order, to texts of any number: never more than `window` of them are held.
 
         `progress` is called with the number of texts answered so far, after every window. Options and errors are those of
         `answer`; a text is refused, with its number in the whole stream, when its window is reached.
         """
-        how = _Options(top_k, aggregation_strategy, prompt_name)
+        how = AnswerOptions(top_k, aggregation_strategy, prompt_name, stride)
         how.check(self.spec)
         self.prompted((), prompt_name)
         if isinstance(window, bool) or not isinstance(window, SupportsIndex) or operator.index(window) < 1:
@@ -178,7 +150,7 @@ class Predictor:
         if not self.spec.ranks:
             labels = f" with {len(self.labels)} labels" if self.task == "text-classification" else ""
             raise UsageError(f"rank needs a re-ranker, a classifier with one label; the model's task is {self.task}{labels}: call the predictor")
-        _check_most("top_n", top_n)
+        check_most("top_n", top_n)
         pairs = with_query(query, passages)
         logits = np.asarray([one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing())
         return [{"index": i, "score": score} for i, score in task_outputs.rank(logits, task_outputs.label_scores(self.spec, logits))[:top_n]]
@@ -206,7 +178,7 @@ class Predictor:
         self.runner.watch = watch
 
     def _stream(
-        self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None, how: _Options
+        self, texts: Iterator[Text], window: int, truncate: bool, progress: Callable[[int], None] | None, how: AnswerOptions
     ) -> Iterator[Any]:
         done = 0
         while held := list(islice(texts, window)):
@@ -223,29 +195,37 @@ class Predictor:
         check(texts, self.spec.task == "question-answering", first)
         return texts
 
-    def _answer(self, texts: Sequence[Text], truncate: bool, first: int, how: _Options) -> Answer:
+    def _answer(self, texts: Sequence[Text], truncate: bool, first: int, how: AnswerOptions) -> Answer:
         whole = self.spec.granularity == "text"
         if not len(texts):
             return Answer(self._vectors(self._nothing(), how) if whole else [], [], 0)
         if whole and len(texts) == 1 and self.runner.watch is None:
             vector, truncated, tokens = self.runner.one(texts[0], truncate, first)
             return Answer(self._vectors(vector, how), truncated, tokens)
+        if how.stride is not None:
+            return self._in_windows(texts, truncate, first, how, how.stride)
         raw = self.runner.run(texts, truncate, first)
         if whole:
             return Answer(self._vectors(raw.outputs.array, how), raw.truncated, raw.tokens)
         origins = [text for piece in raw.pieces for text in piece.origins or ()]
         return Answer(self.located(texts, origins, raw.outputs.by_text, how), raw.truncated, raw.tokens)
 
+    def _in_windows(self, texts: Sequence[Text], truncate: bool, first: int, how: AnswerOptions, stride: int) -> Answer:
+        split = windows.split(self.tokenizer, texts, self.task, stride, truncate, first)
+        raw = self.runner.run_encoded(iter([split.encoded]), len(split.encoded.lengths))
+        answers = self.located(split.of_each(texts), split.encoded.origins or (), raw.outputs.by_text, how)
+        return Answer(split.merged(answers), raw.truncated, raw.tokens)
+
     def _nothing(self) -> Array:
         return np.zeros((0, self.spec.output_size), np.float32)
 
-    def _vectors(self, values: Array, how: _Options) -> Any:
+    def _vectors(self, values: Array, how: AnswerOptions) -> Any:
         if self.spec.task != "text-classification":
             return values
         return task_outputs.classify(self.spec, values, how.top_k) if len(values) else []
 
     def located(
-        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: _Options = _DEFAULTS
+        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: AnswerOptions = DEFAULTS
     ) -> list[Any]:
         """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
         the task is feature-extraction."""

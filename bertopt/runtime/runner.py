@@ -78,9 +78,12 @@ class Runner:
     def run(self, texts: Sequence[Text], truncate: bool, first: int, batch_by_batch: bool = False) -> RawOutputs:
         """Answers to at least one text; the first is number `first` in whatever is said about it. With `batch_by_batch` each batch
         is one call of the session, as a server makes them."""
+        return self.run_encoded(self._pieces(texts, truncate, first), len(texts), batch_by_batch)
+
+    def run_encoded(self, pieces: Iterator[Encoded], count: int, batch_by_batch: bool = False) -> RawOutputs:
+        """Answers to `count` texts, at least one, that are encoded already, in pieces that are planned one by one."""
         self._check_process()
-        raw = RawOutputs(Collector(self.spec, len(texts)), [])
-        pieces = self._pieces(texts, truncate, first)
+        raw = RawOutputs(Collector(self.spec, count), [])
         ahead = next(pieces)
         pending: deque[tuple[int, packing.Batch]] = deque()
 

@@ -63,6 +63,7 @@ class Tokenizer:
         self.side = _truncation_side(directory)
         self.fast.enable_truncation(self.limit, direction=self.side)
         self._uncut: Any = None
+        self._windowed: dict[tuple[int, bool], Any] = {}
         #: Whether texts have token types at all, and whether a single one has others than 0.
         self.gives_types = _gives_types(directory)
         self._typed = self.gives_types and any(self.fast.encode("a").type_ids)
@@ -96,20 +97,40 @@ class Tokenizer:
         """
         fast = self.fast if truncate else self.whole
         found = (fast.encode_batch if origins else fast.encode_batch_fast)(self._shortened(texts) if truncate else list(texts))
+        cut = [first + i for i, one in enumerate(found) if truncate and len(one) == self.limit and one.overflowing]
+        if not truncate:
+            self._check(list(map(len, found)), first)
+        return self.encoded(found, not all(isinstance(text, str) for text in texts), cut, origins)
+
+    def encoded(self, found: Sequence[Any], pairs: bool, cut: list[int], origins: bool) -> Encoded:
+        """Return what the tokenizers library gave as one array; see `Encoded`. `pairs` says whether there are any among them."""
         # A tokenizer without special tokens gives the empty text none: then it is one token of padding.
         ids = [one.ids or [self.spec.pad_id] for one in found]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        if not truncate:
-            self._check(lengths.tolist(), first)
         total = int(lengths.sum())
         flat = np.fromiter(chain.from_iterable(ids), np.int64, total)
         types = None
-        pairs = self.gives_types and not all(isinstance(text, str) for text in texts)
-        if "token_type_ids" in self.spec.inputs and (self._typed or pairs):
+        if "token_type_ids" in self.spec.inputs and (self._typed or (self.gives_types and pairs)):
             types = np.fromiter(chain.from_iterable(one.type_ids or [0] for one in found), np.int64, total)
-        cut = [first + i for i in np.flatnonzero(lengths == self.limit).tolist() if truncate and found[i].overflowing]
         where = [self._tokens(one) for one in found] if origins else None
         return Encoded(packing.flat(self.spec, flat, types, lengths), lengths, cut, where)
+
+    def cut(self, text: Text) -> Any:
+        """Return one text, cut off where it is too long, as the tokenizers library gives it."""
+        return self.fast.encode(*((text,) if isinstance(text, str) else self._short_pair(*text)))
+
+    def windows(self, text: Text, stride: int) -> list[Any]:
+        """Return a text that is too long, or the second of a pair, in windows of which neighbours share `stride` tokens, as the tokenizers
+        library gives them."""
+        pair = not isinstance(text, str)
+        fast = self._windowed.get((stride, pair))
+        if fast is None:
+            fast = self._open()
+            strategy = "only_second" if pair else "only_first"
+            fast.enable_truncation(self.limit, stride=stride, strategy=strategy, direction=self.side)
+            self._windowed[stride, pair] = fast
+        one = fast.encode(*((text,) if isinstance(text, str) else text))
+        return [one, *one.overflowing]
 
     def batch(self, tokens: Sequence[Tokens]) -> dict[str, Array]:
         """Right-padded arrays [B, S] for every input of the model, S the longest text's length."""

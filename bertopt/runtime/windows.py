@@ -1,0 +1,84 @@
+"""Texts that are longer than a model takes, as windows that overlap; and the answers to windows as answers to texts.
+
+Windows are those of transformers' pipelines: of a pair (question, context) the context is split, and the question stands in each window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bertopt.core import Task
+from bertopt.errors import UsageError
+from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of some texts, one text's after another's; those of text i have the numbers `starts[i]` to `starts[i + 1]`."""
+
+    encoded: Encoded
+    starts: list[int]
+
+    def of_each(self, texts: Sequence[Text]) -> list[Text]:
+        """Return for each window its text."""
+        return [text for text, (start, end) in zip(texts, pairwise(self.starts), strict=True) for _ in range(start, end)]
+
+    def merged(self, answers: Sequence[Any]) -> list[Any]:
+        """Return an answer for each text, from those to its windows."""
+        return [_merged(answers[start:end]) for start, end in pairwise(self.starts)]
+
+
+def split(tokenizer: Tokenizer, texts: Sequence[Text], task: Task, stride: int, truncate: bool, first: int) -> Windows:
+    """Return windows of at most the model's limit, of which neighbours share `stride` tokens; of a text that is not too long, itself.
+
+    A pair whose question leaves no room for windows is cut off, and its number, counted from `first`, is in `cut`; without `truncate`
+    it raises UsageError. So do a `stride` that no window has room for, and a pair where entities are asked for.
+    """
+    paired = task == "question-answering"
+    room = tokenizer.limit - int(tokenizer.whole.num_special_tokens_to_add(paired))
+    if stride >= room:
+        raise UsageError(f"stride must be less than the {room} tokens that a window has beside special ones; got {stride}")
+    found, starts, cut = [], [0], []
+    for number, (text, whole) in enumerate(zip(texts, tokenizer.whole.encode_batch(list(texts)), strict=True), first):
+        if not paired and not isinstance(text, str):
+            raise UsageError(f"stride goes with single texts; texts[{number}] is a pair: leave stride out, or give its first text alone")
+        if len(whole) <= tokenizer.limit:
+            windows = [whole]
+        elif (left := tokenizer.limit - len(whole) + whole.sequence_ids.count(int(paired))) > stride:
+            windows = tokenizer.windows(text, stride)
+        elif truncate:
+            windows = [tokenizer.cut(text)]
+            cut.append(number)
+        else:
+            raise UsageError(
+                f"texts[{number}] has a question that leaves {max(left, 0)} tokens for a window of its context, and neighbours share {stride}: "
+                "shorten the question, give a smaller stride, or leave out truncate=False to have the text cut"
+            )
+        found += windows
+        starts.append(len(found))
+    return Windows(tokenizer.encoded(found, paired, cut, origins=True), starts)
+
+
+def _merged(answers: Sequence[Any]) -> Any:
+    """Return the span with the best score, or the entities of all windows."""
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(answers[0], dict):
+        return answers[int(np.argmax([answer["score"] for answer in answers]))]
+    return _without_overlaps([entity for found in answers for entity in found])
+
+
+def _without_overlaps(entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of entities that overlap return the longest, and of equally long ones that with the best score."""
+    kept: list[dict[str, Any]] = []
+    for entity in sorted(entities, key=lambda entity: int(entity["start"])):
+        if not kept or entity["start"] >= kept[-1]["end"]:
+            kept.append(entity)
+        elif (entity["end"] - entity["start"], entity["score"]) > (kept[-1]["end"] - kept[-1]["start"], kept[-1]["score"]):
+            kept[-1] = entity
+    return kept
