@@ -20,22 +20,24 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from bertopt import stages
 from bertopt.errors import BertoptError, UsageError, missing_library
 from bertopt.runtime import task_outputs
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
+from bertopt.runtime.entities import Aggregation
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import usual_pair
 from bertopt.runtime.tokenization import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-    from bertopt.runtime.predictor import Predictor
+    from bertopt.runtime.predictor import Answer, Predictor
     from bertopt.serve.settings import Settings
 
 #: Rows of a batch: enough to sort by length, and little to run again where an actor dies.
@@ -50,11 +52,12 @@ class BatchPredictor:
 
     def __init__(
         self, directory: str | Path, column: str = "text", pair: str | None = None, threads: int | None = None, prompt_name: str | None = None,
-        key: str | Path | None = None,
+        key: str | Path | None = None, aggregation_strategy: Aggregation = "none", stride: int | None = None,
     ) -> None:  # fmt: skip
+        self._options = AnswerOptions(aggregation_strategy=aggregation_strategy, prompt_name=prompt_name, stride=stride)
         self._predictor = load(directory, threads=threads, key=key)
+        self._options.check(self._predictor.spec)
         self._column, self._pair = column, pair
-        self._prompt_name = prompt_name
 
     def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
         """Raises UsageError for a column that is not there, or that an answer would replace, TypeError for what is no text."""
@@ -71,7 +74,7 @@ class BatchPredictor:
             raise UsageError(f"the rows have no column '{missing[0]}'; they have {', '.join(batch)}")
         columns = [batch[name].tolist() for name in names]
         texts: list[Text] = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
-        values = self._predictor(texts, prompt_name=self._prompt_name)
+        values = self._predictor(texts, **asdict(self._options))
         if pooled:
             return {**batch, answer: values}
         answers = [json.dumps(task_outputs.plain(one)) for one in values]
@@ -81,9 +84,10 @@ class BatchPredictor:
 def predict(
     dataset: Any, directory: str | Path, column: str = "text", pair: str | None = None, actors: int = 1, threads: int = 1,
     gpus: float = 0, batch_rows: int = BATCH_ROWS, prompt_name: str | None = None, key: str | Path | None = None,
+    aggregation_strategy: Aggregation = "none", stride: int | None = None,
 ) -> Any:  # fmt: skip
-    """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs. `prompt_name` names a
-    prompt of the model that is put before every text. With `key`, a file that holds a public key, the artefact must be signed with it."""
+    """Return the `ray.data.Dataset` with answers; each of `actors` takes `threads` CPUs and `gpus` GPUs. `prompt_name`,
+    `aggregation_strategy` and `stride` are those of the predictor. With `key`, a file that holds a public key, the artefact must be signed with it."""
     try:
         from ray.data import ActorPoolStrategy
     except ModuleNotFoundError as error:
@@ -91,7 +95,7 @@ def predict(
 
     options = {
         "directory": str(Path(directory).resolve()), "column": column, "pair": pair, "threads": threads, "prompt_name": prompt_name,
-        "key": _absolute(key),
+        "key": _absolute(key), "aggregation_strategy": aggregation_strategy, "stride": stride,
     }  # fmt: skip
     return dataset.map_batches(
         BatchPredictor, fn_constructor_kwargs=options, batch_size=batch_rows, batch_format="numpy",
@@ -110,9 +114,10 @@ P = TypeVar("P", bound=Texts)
 
 
 def answers(
-    parts: Iterable[P], directory: str | Path, content: str, actors: int, threads: int = 1, key: str | Path | None = None
-) -> Iterator[tuple[P, Any]]:
-    """Yield each part, in order, with what `bertopt.load` answers to its texts: on `actors` of `threads` CPUs each, of an artefact
+    parts: Iterable[P], directory: str | Path, content: str, actors: int, threads: int = 1, key: str | Path | None = None,
+    options: AnswerOptions = DEFAULTS,
+) -> Iterator[tuple[P, Answer]]:  # fmt: skip
+    """Yield each part, in order, with what `bertopt.load` answers to its texts as `options` say: on `actors` of `threads` CPUs each, of an artefact
     whose files have the hash `content`, and that is signed with the public key in the file `key`, where one is given.
 
     An actor that dies is started again and answers its part again. At most two parts an actor are held. Runs on the cluster that
@@ -124,21 +129,21 @@ def answers(
     except ModuleNotFoundError as error:
         raise missing_library("actors need Ray", "'bertopt[ray]'", "leave them out") from error
 
-    def checked(answer: Any) -> Any:
+    def checked(answer: Any) -> Answer:
         answered = ray.get(answer)
         if isinstance(answered, BertoptError):
             raise answered
-        opened, values = answered
+        opened, found = answered
         if opened != content:
             raise UsageError(f"'{directory}' was replaced by another artefact during the call; start again with another directory")
-        return values
+        return cast("Answer", found)
 
     ours = not ray.is_initialized()
     if ours:
         ray.init(include_dashboard=False, log_to_driver=False)
     try:
         remote = ray.remote(num_cpus=threads, max_restarts=-1, max_task_retries=-1)(_Opened)
-        opened = [remote.remote(str(Path(directory).resolve()), threads, _absolute(key)) for _ in range(actors)]
+        opened = [remote.remote(str(Path(directory).resolve()), threads, _absolute(key), options) for _ in range(actors)]
         waiting = deque[tuple[P, Any]]()
         for number, part in enumerate(parts):
             waiting.append((part, opened[number % actors].answer.remote(part.texts)))
@@ -155,19 +160,19 @@ def answers(
 class _Opened:
     """An actor that opens the artefact for its first texts."""
 
-    def __init__(self, directory: str, threads: int, key: str | None) -> None:
-        self._directory, self._threads, self._key = directory, threads, key
+    def __init__(self, directory: str, threads: int, key: str | None, options: AnswerOptions) -> None:
+        self._directory, self._threads, self._key, self._options = directory, threads, key, options
         self._predictor: Predictor | None = None
         self._content = ""
 
-    def answer(self, texts: list[Text]) -> tuple[str, Any] | BertoptError:
+    def answer(self, texts: list[Text]) -> tuple[str, Answer] | BertoptError:
         """Return the hash of the artefact's files with its answers, or the error: raised here, its message would be Ray's traceback."""
         try:
             if self._predictor is None:
                 self._predictor = load(self._directory, threads=self._threads, key=self._key)
                 # Read after the files: of an artefact that was replaced in between this is the new one's hash, which is refused.
                 self._content = stages.read_manifest(Path(self._directory)).content_sha256
-            return self._content, self._predictor(texts)
+            return self._content, self._predictor.answer(texts, **asdict(self._options))
         except BertoptError as error:
             return error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,11 @@ def bulk(
     column: Annotated[str, typer.Option(help="The column of texts.")] = "text",
     pair: Annotated[str | None, typer.Option(help="The column of second texts, for pairs; by default text_pair, if the rows have it and the model takes pairs.")] = None,
     prompt_name: Annotated[str | None, typer.Option(help="Name of the model's prompt to put before every text.")] = None,
+    aggregation_strategy: Annotated[
+        Literal["none", "simple", "first", "average", "max"],
+        typer.Option(help="Other than none: entities, not a label for each token, as transformers' pipeline gives them."),
+    ] = "none",
+    stride: Annotated[int | None, typer.Option(help="Do not cut off long contexts of questions, or long texts of entities: split them into windows that share this many tokens.")] = None,
     part_rows: Annotated[int, typer.Option(help="Rows in each part; finished parts are not computed again.")] = 10_000,
     threads: Annotated[int | None, typer.Option(help="Threads; by default as many as the cores and the CPU quota allow, or one for each actor.")] = None,
     actors: Annotated[int, typer.Option(help="Number of Ray actors; 0 uses this process alone. Needs bertopt[ray].", min=0)] = 0,
@@ -28,10 +33,13 @@ def bulk(
     """Run a whole file of texts. Writes each row with its embedding or answer, and continues an interrupted call where it stopped."""
     with exit_codes(verbose, resumes=True):
         from bertopt.commands.bulk import bulk as run
+        from bertopt.runtime.answer_options import AnswerOptions
 
         def shown(rows: int) -> None:
             if sys.stderr.isatty():
                 print(f"{rows:,} rows", end="\r", file=sys.stderr, flush=True)
 
-        rows = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, prompt_name, key)
-        print(f"{rows} {'row' if rows == 1 else 'rows'} in {out}")
+        options = AnswerOptions(aggregation_strategy=aggregation_strategy, prompt_name=prompt_name, stride=stride)
+        done = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, options, key)
+        cut = f"; {done.truncated:,} of the texts were longer than the model takes, and were cut off" if done.truncated else ""
+        print(f"{done.rows} {'row' if done.rows == 1 else 'rows'} in {out}{cut}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from bertopt.commands.bulk_files import Row, Rows
 from bertopt.errors import IntegrityError, UsageError, WrongAnswer
 from bertopt.modeling.sentence_transformers import leaves_prompts_out, read_prompts
 from bertopt.modeling.source import sha256
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.load import load
+from bertopt.runtime.predictor import Answer
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
 from bertopt.runtime.tokenization import Text
 from bertopt.system import atomic_write
@@ -46,12 +48,21 @@ class _Part:
     end: int
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What a call did."""
+
+    rows: int
+    truncated: int
+    """Rows whose text was longer than the model takes, and cut off."""
+
+
 def bulk(
     source: Path, out: Path, artefact: Path, column: str = "text", pair: str | None = None, part_rows: int = PART_ROWS,
-    threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, prompt_name: str | None = None,
+    threads: int | None = None, progress: Callable[[int], None] | None = None, actors: int = 0, options: AnswerOptions = DEFAULTS,
     public_key: Path | None = None,
-) -> int:  # fmt: skip
-    """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or the lines of a .txt file; return the rows.
+) -> Answered:  # fmt: skip
+    """Answer the texts of `column` of a .jsonl, .csv or .parquet file, or the lines of a .txt file, as `options` say.
 
     With `pair` rows are pairs with that column. All but Parquet may be in gzip (.gz).
 
@@ -60,17 +71,18 @@ def bulk(
     Writes `out/part-00000.…` in the input's format, JSON Lines for .txt: the row as it was read and `embedding` or `answer`. Parts that are there
     are kept if input, artefact and options are the same; UsageError otherwise, for a row without a text (before any is answered) and
     while another call writes to `out`. IntegrityError where a part was changed since it was finished. `progress` is called with the rows done.
-    `prompt_name` names a prompt of the model that is put before every text. With `public_key` the artefact must be signed with it.
+    With `public_key` the artefact must be signed with it.
     With `actors`, as many of Ray's answer, of one thread each or `threads`; else this process does.
     """
     suffix = bulk_files.suffix_of_parts(source)
     if part_rows < 1:
         raise UsageError(f"a part must have at least 1 row; got {part_rows}")
     manifest, stat = stages.verify(artefact, public_key), source.stat()
+    options.check(manifest.spec)
     embeds = manifest.spec.task == "feature-extraction"
-    prompts = read_prompts(artefact) if embeds else {}
-    if prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
-        prompted([] if pair is None else [("", "")], prompts, prompt_name, embeds and leaves_prompts_out(artefact))
+    if options.prompt_name is not None:  # refuse one that the model has not, and any for pairs, before anything is read
+        prompts = read_prompts(artefact) if embeds else {}
+        prompted([] if pair is None else [("", "")], prompts, options.prompt_name, embeds and leaves_prompts_out(artefact))
     if not source.is_file():
         raise UsageError(f"'{source}' must be a regular file, since an interrupted call reads it again; write what comes from a pipe to a file first")
     usual = usual_pair(manifest.spec.task, column) if pair is None else None
@@ -80,11 +92,11 @@ def bulk(
     wanted = {
         "bertopt_version": __version__, "artefact_sha256": manifest.content_sha256, "input_bytes": stat.st_size,
         "input_modified_ns": stat.st_mtime_ns, "column": column, "pair": pair, "part_rows": part_rows,
-        "prompt_name": prompt_name,
+        **asdict(options),
     }  # fmt: skip
     call = _Bulk(
-        source, suffix, manifest.spec.task, out, columns=(column,) if pair is None else (column, pair), prompt=prompts.get(prompt_name or "", ""),
-        part_rows=part_rows, key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None, finished={},
+        source, suffix, manifest.spec.task, out, columns=(column,) if pair is None else (column, pair), options=options, part_rows=part_rows,
+        key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None, finished={},
     )  # fmt: skip
     with _alone(out):
         call.finished.update(_unchanged(out, _check_state(out, wanted)))
@@ -119,39 +131,40 @@ class _Bulk:
     task: str
     out: Path
     columns: Sequence[str]
-    prompt: str
+    options: AnswerOptions
     part_rows: int
     key: str
     wanted: dict[str, Any]
     left_out: str | None
     """A column that would make pairs, and that the first row has not: no other may have it."""
-    finished: dict[str, str]
-    """The sha256 of each part that is finished, by its name."""
+    finished: dict[str, dict[str, Any]]
+    """The `sha256` of each part that is finished, and how many of its texts were `truncated`, by its name."""
 
-    def run(self, artefact: Path, public_key: Path | None, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> int:
-        """Answer the parts that are missing; return the rows of all."""
+    def run(self, artefact: Path, public_key: Path | None, threads: int | None, progress: Callable[[int], None] | None, actors: int) -> Answered:
+        """Answer the parts that are missing."""
         # All rows first: a bad one at the end would be found after hours, and a mended file is another one.
         rows = sum(len(part.texts) for part in self._parts())
         missing = self._missing(progress or (lambda rows: None))
         if actors:
-            answered = ray.answers(missing, artefact, self.wanted["artefact_sha256"], actors, threads or 1, public_key)
+            answered = ray.answers(missing, artefact, self.wanted["artefact_sha256"], actors, threads or 1, public_key, self.options)
         else:
             answered = self._answers(missing, artefact, public_key, threads)
-        for part, values in answered:
+        for part, answer in answered:
+            values = answer.values
             if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
                 place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             self._check_input()  # before the write, so that a part that stands is of the input as it was
-            bulk_files.write(part.path, part.rows, self.key, values, self.task)
-            self.finished[part.path.name] = sha256(part.path)
+            bulk_files.write(part.path, part.rows, self.key, values, self.task, self.options.aggregation_strategy != "none")
+            self.finished[part.path.name] = {"sha256": sha256(part.path), "truncated": len(answer.truncated)}
             _write_state(self.out, self.wanted, parts=self.finished, complete=False)
             if progress is not None:
                 progress(part.end)
         self._check_input()
         _write_state(self.out, self.wanted, parts=self.finished, rows=rows, complete=True)
-        return rows
+        return Answered(rows, sum(part["truncated"] for part in self.finished.values()))
 
-    def _answers(self, parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Any]]:
+    def _answers(self, parts: Iterable[_Part], artefact: Path, public_key: Path | None, threads: int | None) -> Iterator[tuple[_Part, Answer]]:
         """Yield each part with its answers. The artefact is opened for the first one; UsageError where it is no longer that of the call."""
         predictor = None
         for part in parts:
@@ -159,7 +172,7 @@ class _Bulk:
                 predictor = load(artefact, threads=threads, key=public_key)
                 if stages.read_manifest(artefact).content_sha256 != self.wanted["artefact_sha256"]:
                     raise UsageError(f"'{artefact}' was replaced by another artefact during the call; start again with another directory")
-            yield part, predictor(part.texts)
+            yield part, predictor.answer(part.texts, **asdict(self.options))
 
     def _check_input(self) -> None:
         """Raise UsageError where the input is no longer the file whose rows were checked."""
@@ -199,7 +212,7 @@ class _Bulk:
             if not _encodes(row[name]):
                 raise UsageError(f"{place}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
             found.append(row[name])
-        return self.prompt + found[0] if len(found) == 1 else (found[0], found[1])
+        return found[0] if len(found) == 1 else (found[0], found[1])
 
 
 def _half_written(out: Path) -> list[Path]:
@@ -207,11 +220,11 @@ def _half_written(out: Path) -> list[Path]:
     return [path for pattern in (".part-*.tmp", f".{STATE}.*.tmp") for path in out.glob(pattern)]
 
 
-def _unchanged(out: Path, finished: Mapping[str, str]) -> dict[str, str]:
+def _unchanged(out: Path, finished: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the finished parts that are there. Raises IntegrityError where one is not as it was written: its rows may be lost or altered."""
-    there = {name: digest for name, digest in finished.items() if (out / name).exists()}
-    for name, digest in there.items():
-        if sha256(out / name) != digest:
+    there = {name: part for name, part in finished.items() if (out / name).exists()}
+    for name, part in there.items():
+        if sha256(out / name) != part["sha256"]:
             raise IntegrityError(
                 f"'{out / name}' is not as it was written (its sha256 is not the one in {STATE}); move or remove it to have its rows answered "
                 "again, or give another directory"
@@ -219,8 +232,8 @@ def _unchanged(out: Path, finished: Mapping[str, str]) -> dict[str, str]:
     return there
 
 
-def _check_state(out: Path, wanted: dict[str, Any]) -> dict[str, str]:
-    """Note what this call wants, unless an equal one did; return the sha256 of the parts that it finished, by their names.
+def _check_state(out: Path, wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Note what this call wants, unless an equal one did; return what it recorded of the parts that it finished, by their names.
 
     Raises UsageError where parts of another call are there.
     """

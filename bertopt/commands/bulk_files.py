@@ -31,6 +31,7 @@ _LIKE: dict[str, Any] = {
     "token-classification": [{"entity": "", "score": 0.0, "word": "", "start": 0, "end": 0}],
     "fill-mask": [[{"score": 0.0, "token": 0, "token_str": ""}]],
 }
+_LIKE_ENTITIES = [{"entity_group": "", "score": 0.0, "word": "", "start": 0, "end": 0}]
 _NAMES = ".jsonl, .csv, .txt, each also with .gz, or .parquet"
 
 Row = dict[str, Any]
@@ -96,9 +97,9 @@ def columns(source: Path) -> list[str]:
     return list(first.read.column_names if source.suffix == ".parquet" else first.rows[0])
 
 
-def write(path: Path, rows: Rows, key: str, values: Iterable[Any], task: str) -> None:
-    """Write `rows` with `values`, the answers of a model for `task`, as the column `key`: whole, or not at all."""
-    table = partial(_write_table, like=_LIKE.get(task))
+def write(path: Path, rows: Rows, key: str, values: Iterable[Any], task: str, entities: bool = False) -> None:
+    """Write `rows` with `values`, the answers of a model for `task` (`entities`, not one for each token), as the column `key`: whole, or not at all."""
+    table = partial(_write_table, like=_LIKE_ENTITIES if entities else _LIKE.get(task))
     writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": table}
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:

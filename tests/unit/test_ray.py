@@ -48,6 +48,16 @@ def test_pairs_and_other_tasks_get_json(tiny: Tiny, tmp_path: Path) -> None:
     assert [json.loads(one)["label"] for one in got["answer"]] == [one["label"] for one in right]
 
 
+def test_long_contexts_are_split_into_windows(tiny: Tiny, tmp_path: Path) -> None:
+    directory = write_artefact(tiny(task="question-answering"), tmp_path / "artefact", "eager")
+    question, context = "who sat ?", "the cat sat on a mat , " * 30
+    (got,) = BatchPredictor(directory, stride=8)({"text": np.array([question], object), "text_pair": np.array([context], object)})["answer"]
+    (whole,), (cut,) = (bertopt.load(directory)([(question, context)], stride=stride) for stride in (8, None))
+    assert json.loads(got) == whole != cut
+    with pytest.raises(UsageError, match="aggregation_strategy goes with token-classification"):
+        BatchPredictor(directory, aggregation_strategy="simple")
+
+
 def test_second_texts_of_the_usual_name_make_pairs(tiny: Tiny, tmp_path: Path) -> None:
     """Scored without them, a re-ranker's answers would be wrong and look right."""
     directory = write_artefact(tiny(task="text-classification"), tmp_path / "artefact")

@@ -12,6 +12,7 @@ import pytest
 
 from bertopt.cli import export, main
 from bertopt.cli.app import escaping
+from bertopt.commands.bulk import Answered
 from bertopt.core import Context, Eager, Pass, Result
 from bertopt.passes import registry
 from tests.support.reports import LONG, full
@@ -81,18 +82,19 @@ def test_verify_warns_of_doubtful_timings_too(capsys: pytest.CaptureFixture[str]
     assert "timings are doubtful: 'unsure', end to end: the spread is wide" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("cut", "said"), [(0, ""), (1200, "; 1,200 of the texts were longer than the model takes, and were cut off")])
 def test_progress_of_bulk_does_not_stand_before_the_last_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cut: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A terminal showed "20,000 rows20000 rows in answers"."""
 
-    def bulk(*given: Any) -> int:
+    def bulk(*given: Any) -> Answered:
         given[7](20_000)
-        return 20_000
+        return Answered(20_000, cut)
 
     monkeypatch.setattr("bertopt.commands.bulk.bulk", bulk)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(SystemExit):
         main(["bulk", "texts.jsonl", "answers", "--artifact", "artifact"])
     written = capsys.readouterr()
-    assert written.err.endswith("20,000 rows\r") and written.out == "20000 rows in answers\n"
+    assert written.err.endswith("20,000 rows\r") and written.out == f"20000 rows in answers{said}\n"

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,6 +28,7 @@ from bertopt import stages
 from bertopt.commands import bulk as command
 from bertopt.commands import bulk_files
 from bertopt.errors import IntegrityError, Unsupported, UsageError, WrongAnswer
+from bertopt.runtime.answer_options import AnswerOptions
 from bertopt.stages import signature
 from tests.support.artefacts import write_artefact, write_prompted_artefact
 from tests.support.tiny_models import Tiny
@@ -53,7 +55,7 @@ def read(out: Path) -> Iterator[dict[str, Any]]:
 
 def test_every_row_comes_out_once_in_order_with_the_predictor_s_answer(artefact: Path, tmp_path: Path) -> None:
     done: list[int] = []
-    assert command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10, progress=done.append) == 25
+    assert command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10, progress=done.append).rows == 25
     rows = list(read(tmp_path / "out"))
     assert [row["id"] for row in rows] == list(range(25)) and done == [10, 20, 25]
     expected = bertopt.load(artefact)(TEXTS)
@@ -75,11 +77,11 @@ def test_a_prompt_is_put_before_every_text(tiny: Tiny, tmp_path: Path) -> None:
     artefact = write_prompted_artefact(tiny(task="feature-extraction", pooling="mean"), tmp_path / "prompted", query="the cat: ")
     source, out = jsonl(tmp_path), tmp_path / "out"
     with pytest.raises(UsageError, match="no prompt 'passage'; its prompts are 'query'"):
-        command.bulk(source, out, artefact, prompt_name="passage")
+        command.bulk(source, out, artefact, options=AnswerOptions(prompt_name="passage"))
     with pytest.raises(UsageError, match="leave prompt_name out"):
-        command.bulk(source, out, artefact, pair="text", prompt_name="query")
+        command.bulk(source, out, artefact, pair="text", options=AnswerOptions(prompt_name="query"))
     assert not out.exists()
-    assert command.bulk(source, out, artefact, part_rows=10, prompt_name="query") == 25
+    assert command.bulk(source, out, artefact, part_rows=10, options=AnswerOptions(prompt_name="query")).rows == 25
     rows = list(read(out))
     assert [row["text"] for row in rows] == TEXTS
     predict = bertopt.load(artefact)
@@ -98,7 +100,7 @@ def test_with_a_key_only_a_signed_artefact_answers(tiny: Tiny, tmp_path: Path) -
         command.bulk(source, out, artefact, public_key=public)
     assert not out.exists()
     stages.sign(artefact, private)
-    assert command.bulk(source, out, artefact, public_key=public) == 25
+    assert command.bulk(source, out, artefact, public_key=public).rows == 25
 
 
 def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
@@ -117,7 +119,7 @@ def test_an_interrupted_call_goes_on_with_the_part_that_is_missing(
     with pytest.raises(KeyboardInterrupt):
         command.bulk(source, out, artefact, part_rows=10)
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
-    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert command.bulk(source, out, artefact, part_rows=10).rows == 25
     assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
     assert [row["id"] for row in read(out)] == list(range(25))
     assert json.loads((out / "bulk.json").read_text())["complete"] is True
@@ -145,7 +147,7 @@ def test_a_finished_part_that_was_changed_is_not_kept(change: str, complete: boo
         command.bulk(source, out, artefact, part_rows=10)
     assert part.read_bytes() == changed, "whoever changed it may want it"
     part.unlink()
-    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert command.bulk(source, out, artefact, part_rows=10).rows == 25
     assert part.read_bytes() == content and [row["id"] for row in read(out)] == list(range(25))
 
 
@@ -165,7 +167,7 @@ def test_a_part_that_no_record_has_is_written_again(artefact: Path, tmp_path: Pa
     first = (out / "part-00000.jsonl").stat().st_mtime_ns
     (out / "part-00001.jsonl").write_text("of somebody who saw it there\n")
     done: list[int] = []
-    assert command.bulk(source, out, artefact, part_rows=10, progress=done.append) == 25
+    assert command.bulk(source, out, artefact, part_rows=10, progress=done.append).rows == 25
     assert [row["id"] for row in read(out)] == list(range(25)) and done == [10, 20, 25]
     assert (out / "part-00000.jsonl").stat().st_mtime_ns == first
 
@@ -210,7 +212,7 @@ def test_second_texts_of_the_usual_name_make_pairs(form: str, tiny: Tiny, tmp_pa
         source.write_text("text,text_pair\n" + "".join(f"{row['text']},{row['text_pair']}\n" for row in rows))
     else:
         source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert command.bulk(source, tmp_path / "out", artefact) == 2
+    assert command.bulk(source, tmp_path / "out", artefact).rows == 2
     assert json.loads((tmp_path / "out" / command.STATE).read_text())["pair"] == "text_pair"
     if form == "jsonl":
         got = [json.loads(line)["answer"] for line in (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()]
@@ -226,14 +228,14 @@ def test_a_second_text_that_the_first_row_has_not_is_not_left_out(tiny: Tiny, tm
         command.bulk(source, tmp_path / "out", artefact)
     # Whoever names another column means that alone.
     source.write_text('{"a": "a cat"}\n{"a": "a cat", "text_pair": "a good film"}\n')
-    assert command.bulk(source, tmp_path / "out", artefact, column="a") == 2
+    assert command.bulk(source, tmp_path / "out", artefact, column="a").rows == 2
 
 
 def test_csv_keeps_its_columns(artefact: Path, tmp_path: Path) -> None:
     with (tmp_path / "in.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([["name", "body"], ["one", 'a "cat", sat\non it'], ["two", "the dog"]])
-    assert command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact, column="body") == 2
+    assert command.bulk(tmp_path / "in.csv", tmp_path / "out", artefact, column="body").rows == 2
     with (tmp_path / "out" / "part-00000.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["one", "two"] and rows[0]["body"] == 'a "cat", sat\non it'
@@ -256,7 +258,7 @@ def test_a_bad_row_is_named(line: str, words: str, artefact: Path, tmp_path: Pat
 @pytest.mark.parametrize(("name", "content"), [("in.csv", "text,id\na cat,1\n"), ("in.jsonl", '{"text": "a cat", "id": 1}\n')])
 def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefact: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content, "utf-8-sig")
-    assert command.bulk(tmp_path / name, tmp_path / "out", artefact) == 1
+    assert command.bulk(tmp_path / name, tmp_path / "out", artefact).rows == 1
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_a_field_that_is_too_long_is_refused(artefact: Path, tmp_path: Path, mon
 
 def test_what_other_columns_hold_stays_as_it_was(artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a", "x": "\\ud800é"}\n', "utf-8")
-    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 1
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact).rows == 1
     assert next(read(tmp_path / "out"))["x"] == "\ud800é"
 
 
@@ -308,7 +310,7 @@ def test_an_input_that_was_mended_after_a_bad_row_may_be_tried_again(artefact: P
     source.write_text('{"text": null}\n')
     with pytest.raises(UsageError, match="must be a text"):
         command.bulk(source, out, artefact)
-    assert command.bulk(jsonl(tmp_path), out, artefact) == 25
+    assert command.bulk(jsonl(tmp_path), out, artefact).rows == 25
     assert len(list(read(out))) == 25
 
 
@@ -327,7 +329,7 @@ def test_plain_texts_and_gzip_are_read(name: str, artefact: Path, tmp_path: Path
     lines = {"txt": [*TEXTS, ' a "\u2028" é '], "jsonl": [json.dumps({"text": text, "n": 1}) for text in TEXTS], "csv": ["text", *TEXTS]}[name.split(".")[1]]
     content = "\r\n".join(lines).encode("utf-8-sig")
     (tmp_path / name).write_bytes(gzip.compress(content[:50]) + gzip.compress(content[50:]) if name.endswith(".gz") else content)
-    rows = command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10)
+    rows = command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10).rows
     parts = {part.name: part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*"))}
     texts = lines if "txt" in name else TEXTS
     assert rows == len(texts) and set(parts) == {f"part-{i:05d}.{'csv' if 'csv' in name else 'jsonl'}" for i in range(3)}
@@ -336,13 +338,13 @@ def test_plain_texts_and_gzip_are_read(name: str, artefact: Path, tmp_path: Path
         assert [row["text"] for row in written] == texts
         assert np.abs(np.array([row["embedding"] for row in written]) - bertopt.load(artefact)(texts)).max() < 1e-6
     (tmp_path / "out" / "part-00001.jsonl").unlink(missing_ok=True)
-    assert command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10) == rows
+    assert command.bulk(tmp_path / name, tmp_path / "out", artefact, part_rows=10).rows == rows
     assert {part.name: part.read_bytes() for part in (tmp_path / "out").glob("part-*")} == parts
 
 
 def test_a_blank_line_is_no_row(artefact: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(b'\n{"text": "a"}\r\n \t\r\n{"text": "b"}\n\n')
-    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 2
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact).rows == 2
     assert [row["text"] for row in read(tmp_path / "out")] == ["a", "b"]
 
 
@@ -350,7 +352,7 @@ def test_a_row_of_json_is_written_as_it_was_read(artefact: Path, tmp_path: Path)
     """Python's numbers hold neither all these digits nor this size."""
     lines = ['{"text":"a","x":0.12345678901234567890,"y":1e400,"z":"\\u00e9\\ud800"}', '{ "n" : 1.0, "text": "b" }', '{"text": "c", "d": {}}']
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact) == 3
+    assert command.bulk(tmp_path / "in.jsonl", tmp_path / "out", artefact).rows == 3
     written = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
     assert [line.partition(', "embedding": [')[0] for line in written] == [line[:-1].rstrip() for line in lines]
     assert all(len(json.loads(line)["embedding"]) == 32 for line in written)
@@ -367,7 +369,7 @@ def test_two_calls_do_not_write_to_one_directory(artefact: Path, tmp_path: Path,
         return load(*arguments, **options)
 
     monkeypatch.setattr(command, "load", opened)
-    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert command.bulk(source, out, artefact, part_rows=10).rows == 25
     assert len(refused) == 1 and "another call writes to" in refused[0]
     assert [row["id"] for row in read(out)] == list(range(25))
 
@@ -377,9 +379,9 @@ def test_what_a_killed_call_left_half_written_goes(artefact: Path, tmp_path: Pat
     source, out = jsonl(tmp_path), tmp_path / "out"
     out.mkdir()
     (out / ".bulk.json.7.tmp").write_text("{")
-    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert command.bulk(source, out, artefact, part_rows=10).rows == 25
     (out / "part-00001.jsonl").rename(out / ".part-00001.jsonl.7.tmp")
-    assert command.bulk(source, out, artefact, part_rows=10) == 25
+    assert command.bulk(source, out, artefact, part_rows=10).rows == 25
     assert sorted(one.name for one in out.iterdir()) == [".bulk.lock", "bulk.json", *(f"part-0000{i}.jsonl" for i in range(3))]
 
 
@@ -402,12 +404,12 @@ def test_an_answer_that_is_not_finite_is_not_written(artefact: Path, tmp_path: P
     """JSON has no NaN, and no gate lets one pass."""
     right = bertopt.load(artefact)
 
-    def spoilt(texts: list[str]) -> Any:
-        values = right(texts)
-        values[[text == TEXTS[13] for text in texts]] = np.nan
-        return values
+    def spoilt(texts: list[str], **options: Any) -> Any:
+        answer = right.answer(texts, **options)
+        answer.values[[text == TEXTS[13] for text in texts]] = np.nan
+        return answer
 
-    monkeypatch.setattr(command, "load", lambda *_, **__: spoilt)
+    monkeypatch.setattr(command, "load", lambda *_, **__: SimpleNamespace(answer=spoilt))
     with pytest.raises(WrongAnswer, match=r"in\.jsonl:14: expected a finite embedding; got NaN"):
         command.bulk(jsonl(tmp_path), tmp_path / "out", artefact, part_rows=10)
     assert [part.name for part in (tmp_path / "out").glob("part-*")] == ["part-00000.jsonl"]
@@ -428,7 +430,7 @@ def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tm
         "kind": pyarrow.array(["a", "b", "a", None, "b"]).dictionary_encode(), "half": pyarrow.array([0.5] * 5, pyarrow.float32()),
     })  # fmt: skip
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=3)
-    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2) == 5
+    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2).rows == 5
     parts = [parquet.read_table(part) for part in sorted((tmp_path / "out").glob("part-*"))]
     assert [part.num_rows for part in parts] == [2, 2, 1]
     whole = pyarrow.concat_tables(parts)
@@ -443,17 +445,42 @@ def test_parquet_keeps_the_types_of_its_columns_in_every_part(artefact: Path, tm
         command.bulk(tmp_path / "in.parquet", tmp_path / "another", artefact, column="body")
 
 
-@pytest.mark.parametrize(("task", "texts"), [("token-classification", ["", "", "a cat", ""]), ("fill-mask", ["a", "cat", "a [MASK]", "[MASK] [MASK]"])])
+@pytest.mark.parametrize("actors", [0, 1])
+def test_long_texts_are_split_into_windows_or_counted(actors: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_of_one_process(monkeypatch)
+    artefact = write_artefact(tiny(task="question-answering"), tmp_path / "artefact", "eager")
+    rows = [{"text": "who sat ?", "text_pair": "the cat sat on a mat , " * count} for count in (1, 30, 2, 40)]
+    source, whole = tmp_path / "in.jsonl", AnswerOptions(stride=8)
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, predict = [(row["text"], row["text_pair"]) for row in rows], bertopt.load(artefact)
+    assert command.bulk(source, tmp_path / "cut", artefact, part_rows=2, actors=actors) == command.Answered(4, 2)
+    assert command.bulk(source, tmp_path / "whole", artefact, part_rows=2, actors=actors, options=whole) == command.Answered(4, 0)
+    for out, stride in (("cut", None), ("whole", 8)):
+        got, expected = [row["answer"] for row in read(tmp_path / out)], predict(pairs, stride=stride)
+        assert [(one["start"], one["end"]) for one in got] == [(one["start"], one["end"]) for one in expected]
+    (tmp_path / "cut" / "part-00001.jsonl").unlink()
+    assert command.bulk(source, tmp_path / "cut", artefact, part_rows=2).truncated == 2, "those of a part that is kept count too"
+    with pytest.raises(UsageError, match=r"parts of another call \(stride differ\)"):
+        command.bulk(source, tmp_path / "whole", artefact, part_rows=2)
+    with pytest.raises(UsageError, match="aggregation_strategy goes with token-classification"):
+        command.bulk(source, tmp_path / "none", artefact, options=AnswerOptions(aggregation_strategy="simple"))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(("task", "texts"), [
+    ("token-classification", ["", "", "a cat", ""]), ("entities", ["", "", "a cat", ""]), ("fill-mask", ["a", "cat", "a [MASK]", "[MASK] [MASK]"]),
+])  # fmt: skip
 def test_parts_of_parquet_are_tables_of_one_type(task: str, texts: list[str], tiny: Tiny, tmp_path: Path) -> None:
     """Whoever reads them as one table got an error where a part's answers were all empty."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = importlib.import_module("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "in.parquet")
-    artefact = write_artefact(tiny(task=task), tmp_path / "artefact", "eager")
-    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2) == 4
+    how = AnswerOptions(aggregation_strategy="simple" if task == "entities" else "none")
+    artefact = write_artefact(tiny(task="token-classification" if task == "entities" else task), tmp_path / "artefact", "eager")
+    assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2, options=how).rows == 4
     tables = [parquet.read_table(part) for part in sorted((tmp_path / "out").glob("part-*"))]
     assert tables[0].schema == tables[1].schema
-    assert [len(answer) for answer in pyarrow.concat_tables(tables)["answer"].to_pylist()] == [0, 0, *map(len, bertopt.load(artefact)(texts[2:]))]
+    assert [len(answer) for answer in pyarrow.concat_tables(tables)["answer"].to_pylist()] == [0, 0, *map(len, bertopt.load(artefact)(texts[2:], **asdict(how)))]
 
 
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:
@@ -539,12 +566,12 @@ def test_an_actor_hands_back_what_it_cannot_open(artefact: Path, tmp_path: Path,
 def test_actors_answer_the_parts_in_order(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = ray_of_one_process(monkeypatch)
     source, out, done = jsonl(tmp_path), tmp_path / "out", list[int]()
-    assert command.bulk(source, out, artefact, part_rows=3, actors=2, progress=done.append) == 25
+    assert command.bulk(source, out, artefact, part_rows=3, actors=2, progress=done.append).rows == 25
     rows = list(read(out))
     assert [row["id"] for row in rows] == list(range(25)) and done[-1] == 25 and ended == ["shut down"]
     assert np.abs(np.array([row["embedding"] for row in rows]) - bertopt.load(artefact)(TEXTS)).max() < 1e-6
     (out / "part-00004.jsonl").unlink()
-    assert command.bulk(source, out, artefact, part_rows=3, actors=2) == 25
+    assert command.bulk(source, out, artefact, part_rows=3, actors=2).rows == 25
     assert [row["id"] for row in read(out)] == list(range(25))
 
 
