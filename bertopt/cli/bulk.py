@@ -41,5 +41,5 @@ def bulk(
 
         options = AnswerOptions(aggregation_strategy=aggregation_strategy, prompt_name=prompt_name, stride=stride)
         done = run(source, out, artifact, column, pair, part_rows, threads, shown, actors, options, key)
-        cut = f"; {done.truncated:,} of the texts were longer than the model takes, and were cut off" if done.truncated else ""
+        cut = f"; longer than the model takes, and cut off: {done.truncated:,}" if done.truncated else ""
         print(f"{done.rows} {'row' if done.rows == 1 else 'rows'} in {out}{cut}")
