@@ -9,6 +9,8 @@ import bertopt
 
 
 def main() -> None:
+    if len(sys.argv) == 1:
+        sys.exit(__doc__)
     directory, *texts = sys.argv[1:]
     predictor = bertopt.load(directory)
     texts = texts or ["a text", "another"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from bertopt.checks import quality, retrieval, span_metrics
 from bertopt.core import Spec
-from bertopt.errors import UsageError
+from bertopt.errors import missing_library
 from bertopt.results import Quality
 from bertopt.spec import Label
 
@@ -79,7 +79,7 @@ def measure(
 ) -> Quality:  # fmt: skip
     """Return the first metric of the task, with the others in it; `reference` is None for the reference itself.
 
-    `queries` are the first texts of pairs. Where most of them have several passages, how these are ordered comes first. Raises UsageError where scikit-learn is needed and not there.
+    `queries` are the first texts of pairs. Where most of them have several passages, how these are ordered comes first. Raises Unsupported where scikit-learn is needed and not there.
     """
     y, a = np.asarray(expected, float), np.asarray(mine, float)
     b = None if reference is None else np.asarray(reference, float)
@@ -112,7 +112,7 @@ def _sklearn() -> Any:
     try:
         from sklearn import metrics
     except ModuleNotFoundError as error:
-        raise UsageError("labelled texts need scikit-learn; pip install 'bertopt[metrics]', or give texts without labels") from error
+        raise missing_library("labelled texts need scikit-learn", "'bertopt[metrics]'", "give texts without labels") from error
     return metrics
 
 

@@ -17,8 +17,6 @@ from tests.support.messages import ROOT
 
 PACKAGE = ROOT / "bertopt"
 ONE_FUNCTION = {"missing_library", "missing_module"}
-#: Said as a mistake in the call (exit code 2), behind the check of a recipe's texts, which notices it first.
-BEHIND_ANOTHER = {"checks/task_metrics.py"}
 
 
 def raised_without(path: Path) -> list[str]:
@@ -34,8 +32,7 @@ def raised_without(path: Path) -> list[str]:
 
 
 def test_all_places_use_one_function() -> None:
-    found = [place for path in sorted(PACKAGE.rglob("*.py")) for place in raised_without(path)]
-    assert [place for place in found if place.partition(":")[0] not in BEHIND_ANOTHER] == []
+    assert [place for path in sorted(PACKAGE.rglob("*.py")) for place in raised_without(path)] == []
 
 
 def test_it_is_the_machine_that_lacks_it() -> None:

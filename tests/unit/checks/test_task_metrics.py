@@ -15,7 +15,7 @@ from sklearn import metrics
 import bertopt
 from bertopt.checks import task_metrics
 from bertopt.core import Spec
-from bertopt.errors import UsageError
+from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe import texts as labelled
 from tests.support.shared_workers import cheap_workers
 from tests.support.specs import EMBEDDING, QUESTIONS, RERANKER, SEVERAL, TAGS, TEXT, VALUE
@@ -104,7 +104,7 @@ def test_intervals_hold_the_true_change_as_often_as_they_say() -> None:
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UsageError, match=r"bertopt\[metrics\]"):
+    with pytest.raises(Unsupported, match=r"bertopt\[metrics\]"):
         task_metrics.measure(TEXT, [[0.0]], [[0.0]], None)
     assert task_metrics.measure(VALUE, [[0.0]] * 3, [[0.0]] * 3, None).metric == "spearman"
 
