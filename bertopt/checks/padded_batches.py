@@ -27,8 +27,8 @@ ROW_TILE, TOKEN_TILE = 8, 16
 TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
 #: Widths of tiles: at their multiples programs choose other code. Of each one batch is that long, with as many rows at most, which are padded but for one.
 TILES, TILED_ROWS = (64, 128, 256, 512), 3
-#: Tokens of the shortest row: a text of one token and what frames it.
-SHORTEST = 3
+#: Tokens of the shortest row: a text of one token and what frames it; and one more than a text of a few words has.
+SHORTEST, SHORT = 3, 10
 #: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
 DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
@@ -47,11 +47,15 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
         longest = min(spec.text_length, LONGEST, min(PADDED_TOKENS, most_tokens) // batch)
         if longest > SHORTEST:
             most_used = longest - int(rng.integers(1, max(2, longest // 2)))
-            yield "every row padded", _mask(rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True), longest)
+            padded = rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True)
+            # Many from short to long, as the others are longest first or mixed.
+            yield "every row padded", _mask(np.sort(padded) if most > ROW_TILE else padded, longest)
             lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int).clip(SHORTEST)  # e^log 3 may be below 3
             lengths[int(rng.integers(batch))] = longest
             yield "short rows beside a long one", _mask(lengths, longest)
-            yield "longest first", _mask(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int), longest)
+            # Many in another order than right before, and as many tokens; few with one short row among long ones, as in a service's calls.
+            few = np.append(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int)[:-1], SHORTEST)
+            yield "longest first", _mask(np.sort(lengths)[::-1] if most > ROW_TILE else few, longest)
             yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
     yield from _tiled(spec, rng, most_tokens)
     yield from _documents(spec, rng, min(most_tokens, affordable))
@@ -60,7 +64,9 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
 def _tiled(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
     for width in TILES:
         if width <= spec.text_length and (rows := min(TILED_ROWS, most_tokens // width)) > 1:
-            yield "rows padded to whole tiles", _mask(np.array([width, *rng.integers(SHORTEST, width, rows - 1)]), width)
+            # One of a few words, which many clients pad to as many tokens whatever it has.
+            short = rng.integers(SHORTEST, SHORT)
+            yield "rows padded to whole tiles", _mask(np.array([width, short, *rng.integers(SHORTEST, width, rows - 2)]), width)
 
 
 def _documents(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:

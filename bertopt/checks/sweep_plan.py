@@ -165,11 +165,11 @@ def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: f
 
 def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:
     """Return some of `batches` beside copies of their rows, and one row beside more copies than are there by chance."""
-    found = [_beside_copies(batches[batch], times, len(batches) + number, rng) for number, (batch, times) in enumerate(COPIED)]
+    found = [near_copies.beside_copies(batches[batch], times, len(batches) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
     valid = np.take(ids, range(int(framing.free(row, frame).sum())), mode="wrap")
     alike = make_probe(spec, "batch sizes", len(batches), row, valid, rng, frame)
-    return [*found, _beside_copies(alike, ALIKE, len(batches) + len(found), rng)]
+    return [*found, near_copies.beside_copies(alike, ALIKE, len(batches) + len(found), rng)]
 
 
 def _id_rows(spec: Spec, padding: str, ids: Array, number: int, rng: np.random.Generator) -> Iterator[Probe]:
@@ -256,20 +256,17 @@ def make_probe(
     return Probe(f"{batch} × {sequence}, sweep {number}: {padding}", padding, inputs, compared, np.ones(batch, bool))
 
 
-def _beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
-    """Return a batch of the rows of `probe`, each there `times`, in other orders."""
-    rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])
-    inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
-    name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
-    return Probe(name, probe.padding, inputs, probe.compared[rows], probe.rows[rows])
-
-
 def _padded(spec: Spec, most: int, affordable: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
     """Yield batches of `padded_batches`, from number `number` on."""
+    last: Probe | None = None
     for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most, affordable), number):
         valid = np.resize(ids, int(framing.free(mask, frame).sum()))
         probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
-        yield near_copies.sharing(spec, replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}"), what, frame)
+        # Those of one shape follow each other: what is kept by it, and by how many tokens there are, is wrong right after.
+        before = (last,) if last is not None and last.shape == probe.shape else ()
+        probe = replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}", before=before)
+        last = near_copies.sharing(spec, probe, what, frame)
+        yield last
 
 
 def _alone(spec: Spec, length: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Probe:
