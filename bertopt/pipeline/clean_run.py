@@ -1,4 +1,5 @@
-"""Run an artefact in a new interpreter: another hash seed, thread count and working directory, and few environment variables.
+"""Run an artefact in a new interpreter: another hash seed, thread count and working directory, memory that is not zero before it is written,
+and few environment variables.
 
 Not tried: another user, machine or date, and other values of the variables that are kept.
 """
@@ -32,6 +33,9 @@ _KEPT = (
 )  # fmt: skip
 #: Other than the one that workers run with.
 HASH_SEED = "4242"
+#: glibc's malloc fills what it gives with the complement of these bits, 0x5a in each byte: what is read before it was written is 1.5e16 in
+#: float32, where a process with fresh memory reads 0, and no NaN, which a right model may multiply by 0.
+UNWRITTEN = "165"
 TIMEOUT_S = 600.0
 
 
@@ -46,7 +50,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
     """
     # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
     variables = {name: value for name, value in environment.without_tf32().items() if name.startswith(_KEPT)}
-    variables |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": environment.python_path()}
+    variables |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": environment.python_path(), "MALLOC_PERTURB_": UNWRITTEN}
     threads = 2 if variables.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
     # Also for what runs before the session sets its threads.
     variables["OMP_NUM_THREADS"] = str(threads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,23 @@ def test_products_are_as_exact_as_in_the_workers_that_measured(monkeypatch: pyte
         clean_run.answers(tmp_path, "cuda", compiled=False)
     assert given["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
     assert not [name for name in given if "TF32" in name]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the variable is glibc's")
+def test_memory_that_nobody_wrote_is_not_zero_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model that added a buffer that it had not written was right where memory is fresh from the kernel, and was delivered."""
+    given: dict[str, str] = {}
+    run = subprocess.run
+
+    def note(*_: Any, env: dict[str, str], **__: Any) -> subprocess.CompletedProcess[str]:
+        given.update(env)
+        return subprocess.CompletedProcess((), 1, "", "")
+
+    monkeypatch.setattr(subprocess, "run", note)
+    with pytest.raises(WorkerCrashed):
+        clean_run.answers(tmp_path, "cpu", compiled=False)
+    code = "import numpy as np; x = np.empty(1 << 20, np.float32); assert np.isfinite(x).all() and (np.abs(x) > 1e9).all(), x"
+    assert run([sys.executable, "-c", code], env=given, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
