@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,9 +58,9 @@ def measure(
 
 
 def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path) -> None:
-    """Raise WrongAnswer where the labels, lengths, prompts or tokens of two models of one kind differ.
+    """Raise WrongAnswer where the labels, lengths, prompts, words or tokens of two models of one kind differ.
 
-    Outputs do not show the first three, and in reduced precision may hide the last.
+    Outputs do not show the first three, and in reduced precision may hide the others.
     """
     spec, other = (stages.read_manifest(path).spec for path in (first, second))
     contents.check_said(spec, other, f"{{}} must be the same in '{first}' and '{second}'; got {{}} and {{}}: their answers differ, whatever their outputs are")
@@ -67,6 +68,11 @@ def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path
     if different := sorted(name for name in prompts.keys() | others.keys() if prompts.get(name) != others.get(name)):
         what, (one, two) = different[0], (found.get(different[0]) for found in (prompts, others))
         raise WrongAnswer(f"prompt '{plain(what)}' must be the same in '{first}' and '{second}'; got {plain(repr(one))} and {plain(repr(two))}")
+    words, other_words = _vocabulary(first), _vocabulary(second)
+    if unlike := sorted(word for word in words.keys() | other_words.keys() if words.get(word) != other_words.get(word)):
+        word = unlike[0]
+        ids = f"{plain(repr(word))} is {words.get(word)} in one and {other_words.get(word)} in the other"
+        raise WrongAnswer(f"'{first}' and '{second}' must have one vocabulary; {ids}")
     theirs = RemoteTokenizer(workers, second.resolve())
     try:
         for text in (*AWKWARD, *PAIRS, counting(spec.max_length)):
@@ -76,6 +82,15 @@ def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path
                 raise WrongAnswer(f"'{first}' and '{second}' must read texts as the same tokens; {text!r:.60} is {ids} in one and {other_ids} in the other")
     finally:
         theirs.close()
+
+
+def _vocabulary(directory: Path) -> dict[str, int]:
+    """Return the id of each word of a model, which no version of the libraries writes otherwise; few words are in any text that is compared."""
+    fields = json.loads((directory / "tokenizer.json").read_bytes())
+    words = fields["model"]["vocab"]
+    # Of some models a list of each word and how likely it is.
+    numbered = words if isinstance(words, dict) else {word: number for number, (word, _) in enumerate(words)}
+    return {**numbered, **{token["content"]: token["id"] for token in fields.get("added_tokens", ())}}
 
 
 def name(manifest: stages.Manifest) -> str:

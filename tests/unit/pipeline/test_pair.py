@@ -21,6 +21,10 @@ Read = Callable[[str], list[int]]
 LONGEST = 200
 
 
+#: What a `tokenizer.json` has of its words.
+WORDS: dict[str, Any] = {"model": {"vocab": {"[UNK]": 0, "rare": 1, "seldom": 2}}, "added_tokens": [{"id": 0, "content": "[UNK]"}]}
+
+
 class Tokens:
     """Reads every character as a token, by its number or what `read` makes of the text."""
 
@@ -39,7 +43,7 @@ class Tokens:
 
 def check(
     monkeypatch: pytest.MonkeyPatch, folder: Path, prompts: Sequence[dict[str, str]] = ({}, {}), tokens: Tokens | None = None,
-    ours: Tokens | None = None, **changed: Any,
+    ours: Tokens | None = None, vocabularies: Sequence[Any] = (WORDS, WORDS), **changed: Any,
 ) -> None:  # fmt: skip
     """Hold a second model, whose specification is `changed`, against a first."""
     specs, paths = {}, []
@@ -48,6 +52,7 @@ def check(
         path.mkdir()
         (path / MODULES).write_text("[]")
         (path / PROMPTS).write_text(json.dumps({"prompts": said}))
+        (path / "tokenizer.json").write_text(json.dumps(vocabularies[number]))
         specs[path] = spec_of(inputs=("input_ids", "attention_mask"), labels=("no", "yes"), max_length=LONGEST).model_copy(update={**(changed if number else {})})
     theirs = tokens or Tokens()
     monkeypatch.setattr(pair.stages, "read_manifest", lambda path: SimpleNamespace(spec=specs[path]))
@@ -105,3 +110,22 @@ def test_the_shapes_of_a_stage_are_cut_to_the_model() -> None:
     assert pair.shapes(SimpleNamespace(recipe=None, spec=spec_of(max_length=8))) == [(1, 8), (8, 8)]  # type: ignore[arg-type]
     checked_on = {"inputs": {"shapes": [[2, 48]]}}
     assert pair.shapes(SimpleNamespace(recipe=checked_on, spec=spec_of(max_length=64))) == [(2, 48)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({**WORDS, "model": {"vocab": {"[UNK]": 0, "rare": 2, "seldom": 1}}}, "'rare' is 1 in one and 2 in the other"),
+        ({**WORDS, "model": {"vocab": {"[UNK]": 0, "rare": 1}}}, "'seldom' is 2 in one and None in the other"),
+        ({**WORDS, "model": {"vocab": [["[UNK]", 0.0], ["seldom", -1.5], ["rare", -2.0]]}}, "'rare' is 1 in one and 2 in the other"),
+        ({**WORDS, "added_tokens": [{"id": 0, "content": "[UNK]"}, {"id": 3, "content": "<new>"}]}, "'<new>' is None in one and 3 in the other"),
+        ({**WORDS, "model": {"vocab": [["[UNK]", 0.0], ["rare", -1.5], ["seldom", -2.0]]}, "normalizer": None}, None),
+    ],
+)
+def test_another_word_that_no_text_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: Any, said: str | None) -> None:
+    """Two rare words with each other's id, in a file that another version of the libraries is said to have written, were only a warning."""
+    if said is None:
+        check(monkeypatch, tmp_path, vocabularies=(WORDS, other))
+        return
+    with pytest.raises(WrongAnswer, match=f"must have one vocabulary; {said}"):
+        check(monkeypatch, tmp_path, vocabularies=(WORDS, other))
