@@ -167,6 +167,11 @@ def _worst_of_sweeps(found: Sequence[Coverage], text_errors: Sequence[float]) ->
         "median": [output.median / text_error for output in swept],
         "p90": [output.p90 / max(output.median, coverage.NEAR / coverage.SPREAD) for output in swept if output.p90 is not None],
         "lengths": [max(output.lengths.values()) / max(output.median, coverage.NEAR / coverage.LARGER) for output in swept if output.lengths],
+        "padded": [
+            output.padded_rows / (max(output.short_rows, coverage.NEAR / coverage.PADDED) * (coverage.ONE_NUMBER if output.one_number else 1))
+            for output in swept
+            if output.padded_rows is not None and output.short_rows is not None
+        ],
         "large_batches": [output.large_batches / output.small_batches for output in swept if output.large_batches and output.small_batches],
     }
     return {name: round(max(values), 3) for name, values in figures.items() if values}

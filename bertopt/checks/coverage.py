@@ -43,6 +43,8 @@ ONE_NUMBER = 1.4826
 #: all, of a model that is wrong there (right INT8 had 2.1 times, second texts that were cut off 13 times); and a difference that
 #: counts as rounding, whatever it is elsewhere.
 LARGER, NEAR = 3.0, 0.01
+#: Median difference of rows of a few tokens that are mostly padding, relative to that of others of as many.
+PADDED = 2.0
 #: Median row of reduced precision, in units of the mean error on real texts. Right models of 8 families and 2 checkpoints had 1.1 at most.
 TEXT_ERRORS = 5.0
 #: What nine rows of ten differ by, in units of the median: not a few rows are wrong where it is more. The same models had 2.1 at most, and
@@ -161,6 +163,10 @@ def held(name: str, output: SweptOutput, limits: Limits, text_error: float | Non
         text = f"{LARGER:g} times as much as in smaller ones, {small:.3g}; got {large:.4g} ({name})"
         # Differences below `NEAR` are rounding, whatever they are in smaller batches.
         yield Held("rows in large batches", large, max(LARGER * small, NEAR), f"the median row in batches of more than {TEXT_BATCH} may differ by {text}")
+    if limit > EXACT and output.short_rows is not None and output.padded_rows is not None:
+        allowed = max(PADDED * (ONE_NUMBER if output.one_number else 1) * output.short_rows, NEAR)
+        text = f"{allowed:.3g}, as others of as many tokens differ by {output.short_rows:.3g}; got {output.padded_rows:.4g} ({name})"
+        yield Held("rows that are mostly padding", output.padded_rows, allowed, f"the median of short rows that are mostly padding may differ by {text}")
     if limit > EXACT and output.lengths:
         lengths, most = max(output.lengths.items(), key=lambda item: nan_as_inf(item[1]))
         allowed = max(LARGER * median, NEAR)

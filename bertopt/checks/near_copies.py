@@ -147,6 +147,17 @@ def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: 
     yield _empty(spec, next(numbers), ids, np.random.default_rng([first, 25]), frame)
 
 
+def longer_half(probe: Probe, number: int, padding: str) -> Iterator[Probe]:
+    """Yield the longer half of a batch's rows, each there twice, where the other half is short: as many rows, and more tokens."""
+    lengths = probe.inputs["attention_mask"].sum(axis=1)
+    longer = np.argsort(lengths, kind="stable")[len(lengths) // 2 :]
+    if lengths.min() * 2 < probe.shape[1]:
+        rows = np.tile(longer, 2)[: len(lengths)]
+        inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
+        name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: {padding}"
+        yield Probe(name, padding, inputs, probe.compared[rows], probe.rows[rows])
+
+
 def beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
     """Return a batch of the rows of `probe`, each there `times`, in other orders."""
     rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])

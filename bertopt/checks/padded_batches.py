@@ -29,6 +29,8 @@ TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
 TILES, TILED_ROWS = (64, 128, 256, 512), 3
 #: Tokens of the shortest row: a text of one token and what frames it; and one more than a text of a few words has.
 SHORTEST, SHORT = 3, 10
+#: A row is mostly padding where its batch has more columns than this number times its tokens.
+MOSTLY = 8
 #: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
 DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
@@ -59,6 +61,25 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
             yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
     yield from _tiled(spec, rng, most_tokens)
     yield from _documents(spec, rng, min(most_tokens, affordable))
+
+
+def half_short(mask: Array, rng: np.random.Generator) -> Array:
+    """Return a mask [B, S] whose shorter half of rows has a few tokens each, so that they are mostly padding; as it is where none would be.
+
+    What padding adds to attention by mistake is seen most where there is most of it; in reduced precision many rows have to show it.
+    """
+    batch, columns = mask.shape
+    lengths, most = mask.sum(axis=1), min(SHORT, columns // MOSTLY)
+    if most <= SHORTEST:
+        return mask
+    half = np.argsort(lengths, kind="stable")[: batch // 2]
+    lengths[half] = rng.integers(SHORTEST, most, len(half))
+    return _mask(lengths, columns)
+
+
+def mostly_padding(valid: Array) -> Array:
+    """Return which rows of valid tokens [B, S] are mostly padding."""
+    return np.asarray(MOSTLY * valid.sum(axis=1) < valid.shape[1])
 
 
 def _tiled(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:

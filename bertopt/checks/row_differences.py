@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bertopt.checks import padded_batches
 from bertopt.checks.probes import TEXT_BATCH, Probe
 from bertopt.checks.sweep_plan import PLACES
 from bertopt.core import Spec
@@ -74,11 +75,27 @@ class Comparer:
         for of, errors in self.errors[name].items():
             if self.probes[of].padding == "batch sizes":
                 sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
+        short, padded = self._short(name)
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
             median=float(np.median(every)), worst=float(every[at]), where=f"{name}[{row}], {probe}",
-            p90=float(np.quantile(every, 0.9)), small_batches=small, large_batches=large, lengths=self._by_length(name), one_number=self.one_number(name),
+            p90=float(np.quantile(every, 0.9)), small_batches=small, large_batches=large, lengths=self._by_length(name), short_rows=short, padded_rows=padded,
+            one_number=self.one_number(name),
         )  # fmt: skip
+
+    def _short(self, name: str) -> list[float | None]:
+        """Return the medians of rows of a few tokens: of those that are not mostly padding, and of those that are; None of fewer than `FEWEST_ROWS`."""
+        found: dict[bool, list[Array]] = {False: [], True: []}
+        for of, errors in self.errors[name].items():
+            if self.probes[of].padding != "batch sizes":
+                continue
+            valid = self.probes[of].inputs["attention_mask"] == 1
+            padded, tokens = padded_batches.mostly_padding(valid), valid.sum(axis=1)
+            few = (tokens >= padded_batches.SHORTEST) & (tokens < padded_batches.SHORT)
+            for which, some in found.items():
+                some.append(errors[few & (padded == which)])
+        joined = [np.concatenate([np.zeros(0), *some]) for some in found.values()]
+        return [float(np.median(errors)) if len(errors) >= FEWEST_ROWS else None for errors in joined]
 
     def _by_length(self, name: str) -> dict[str, float]:
         """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, of pairs by those of the second text, and of batches of a size that was run

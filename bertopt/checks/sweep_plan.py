@@ -122,7 +122,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
     shapes = _shapes(spec, rng, most_tokens, length_tokens, CUT_OFF_BUDGET / token_cost)
     probes, taken = _batches(spec, shapes, ids, rng, frame)
-    longest = probes[0].shape[1]
+    longest, largest = probes[0].shape[1], probes[-1]
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
     first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
     # What a large batch left behind shows in short texts right after it.
@@ -133,6 +133,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     affordable = int(LONGEST_BUDGET / token_cost * most_tokens / (MAX_BATCH * LARGEST_LENGTH))
     probes += _padded(spec, most_tokens, affordable, ids, len(probes), np.random.default_rng([seed, 21]), frame)
     probes += _many_texts(spec, most_tokens, ids, len(probes), rng, frame)
+    probes += near_copies.longer_half(largest, len(probes), MANY_TEXTS)
     room = max(tokens - taken, ID_ROWS * ID_LENGTH)
     for padding, some in (("ids", ids[taken : taken + room]), (SHORT_ROWS, ids[: min(taken, room)])):
         probes += _id_rows(spec, padding, some, len(probes), rng)
@@ -148,6 +149,8 @@ def _batches(
     pairs = [*[some] * (len(shapes) - 1 - len(LONG_BATCHES)), *(batch.pairs for batch in LONG_BATCHES), some]
     for shape, of in zip(shapes, pairs, strict=True):
         mask = _mask_of_lengths(shape, rng)
+        if len(probes) == len(shapes) - 1:
+            mask = padded_batches.half_short(mask, rng)
         count = int(framing.free(mask, frame).sum())
         valid = np.take(ids, range(taken, taken + count), mode="wrap")
         probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame, of))
