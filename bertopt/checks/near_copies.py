@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 LENGTH, BASES = 40, 3
 #: Tokens of a pair's texts: the first one's first half is as long as an instruction before a query.
 QUERY, PASSAGE = 16, 40
-#: Tokens that more than FEW rows of a batch share at each end, or as a query, all but OTHERS of the former being one row; fewest and most
-#: empty texts of a batch.
-SHARED, FEW, OTHERS, EMPTY = 12, 8, 4, (2, 8)
+#: Tokens that more than FEW rows of a batch share at each end, or as a query; fewest and most empty texts of a batch.
+SHARED, FEW, EMPTY = 12, 8, (2, 8)
 #: Tokens of a long row, at most, of which one is there, and its likes; the share of them that differs.
 LONG, DIFFERS = 512, 4
 
@@ -115,9 +114,9 @@ def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
     ids[:, at : at + shared] = ids[0, at : at + shared]
     if not pairs:
         ids[:, length - at - shared : length - at] = ids[0, length - at - shared : length - at]
-        # Most of them are one row: a column of a table may hold one value nearly everywhere.
+        # Beside FEW others they are one row: a column of a table may hold one value nearly everywhere.
         for array in inputs.values():
-            array[:-OTHERS] = array[0]
+            array[:-FEW] = array[0]
         return replace(probe, inputs=inputs, name=f"{probe.name}, with one beginning and one end")
     ids[:, at + shared] = ids[0, at + shared] if frame is None else frame[1]
     if "token_type_ids" in inputs:

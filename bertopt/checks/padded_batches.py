@@ -31,6 +31,8 @@ TILES, TILED_ROWS = (64, 128, 256, 512), 3
 SHORTEST, SHORT = 3, 10
 #: A row is mostly padding where its batch has more columns than this number times its tokens.
 MOSTLY = 8
+#: Rows of one length that are padded, at least, where they are many: enough that some can be one row and more than 8 others.
+ALIKE = 16
 #: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
 DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
@@ -58,7 +60,9 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
             # Many in another order than right before, and as many tokens; few with one short row among long ones, as in a service's calls.
             few = np.append(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int)[:-1], SHORTEST)
             yield "longest first", _mask(np.sort(lengths)[::-1] if most > ROW_TILE else few, longest)
-            yield "rows of one length, padded", _mask(np.full(batch, most_used), min(longest, most_used + 1))
+            alike = max(batch, ALIKE) if most > ROW_TILE and most_tokens // ALIKE > SHORTEST else batch
+            used = min(most_used, min(PADDED_TOKENS, most_tokens) // alike - 1)
+            yield "rows of one length, padded", _mask(np.full(alike, used), min(longest, used + 1))
     yield from _tiled(spec, rng, most_tokens)
     yield from _documents(spec, rng, min(most_tokens, affordable))
 

@@ -24,11 +24,11 @@ class SweptOutput(BaseModel):
     large_batches: float | None = None
     """Median of the rows in larger batches."""
     lengths: dict[str, float] = {}
-    short_rows: float | None = None
-    """The median of rows of a few tokens; None where too few were run."""
-    padded_rows: float | None = None
-    """The median of those in batches many times as long."""
     """Median of the rows by their number of tokens, of pairs by that of the second text, and of rows by the size of their batch."""
+    short_rows: float | None = None
+    """Median of the rows of a few tokens in batches not much longer; None where too few were run."""
+    padded_rows: float | None = None
+    """Median of the rows of as few tokens that are mostly padding; None where too few were run."""
     one_number: bool = False
     """Whether a row's output is one number, whose errors are spread further about their median than those of vectors."""
 

@@ -188,7 +188,7 @@ def test_models_of_short_texts_have_them_too(longest: int, types: int) -> None:
 
 def test_packed_rows_hold_many_texts() -> None:
     """A packed model that numbers a row's texts in 8 bits answered the 257th as the first, and was delivered."""
-    many, beside_long = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
+    many, beside_long, _ = (probe for probe in PLAN.of(True, WHOLE, packed=True) if probe.padding == sweep_plan.MANY_TEXTS)
     assert beside_long.shape == (24, 288), "a row of more than 256 tokens holds more than 16 texts"
     assert many.shape == (600, 4) and {*many.inputs["attention_mask"].sum(axis=1)} == {3, 4}
     assert many not in PLAN.of(True, WHOLE) and many not in PLAN.of(True, WHOLE, every=False, packed=True)

@@ -68,6 +68,7 @@ def test_a_model_that_is_wrong_for_a_row_that_is_there_many_times_beside_others_
 
 
 SEEN: dict[str, Callable[[Probe], bool]] = {
+    "a row there 8 times or more, beside as many others": lambda probe: bool((copies(probe) == 1).sum() >= 8 and copies(probe).max() >= 8),
     "one short row among long ones": lambda probe: len(lengths(probe)) > 1 and sorted(lengths(probe))[0] < 6 and sorted(lengths(probe))[1] > 20,
     "more than 8 rows from short to long": lambda probe: len(lengths(probe)) > 8 and bool((np.diff(lengths(probe)) >= 0).all()) and len(set(lengths(probe))) > 4,
     **{f"a short row padded to {width}": lambda probe, width=width: probe.shape[0] > 1 and probe.shape[1] == width and bool((lengths(probe) < 10).any()) for width in (128, 256)},
