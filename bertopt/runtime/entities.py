@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,9 +40,10 @@ class _Unit:
 
 
 def entities(
-    spec: Spec, scores: Array, text: Text, tokens: Tokens, strategy: Aggregation, fast: Any, unknown_id: int | None
-) -> list[dict[str, Any]]:
-    """Scores [S, C] of one text's tokens to its entities; see transformers' `aggregation_strategy`.
+    spec: Spec, scores: Array, text: Text, tokens: Tokens, strategy: Aggregation, fast: Any, unknown_id: int | None,
+    ignored: Collection[str] = (OUTSIDE,),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Scores [S, C] of one text's tokens to its entities, but for those of `ignored` labels; see transformers' `aggregation_strategy`.
 
     `fast` is the tokenizer, `unknown_id` its token for what it does not know.
     """
@@ -59,7 +60,7 @@ def entities(
         begin, end = tokens.offsets[kept[first]][0], tokens.offsets[kept[after - 1]][1]
         units.append(_Unit(spec.labels[label], score, word, begin, end))
     found = [_entity(fast, group) for group in _groups(units)]
-    return [entity for entity in found if entity["entity_group"] != OUTSIDE]
+    return [entity for entity in found if entity["entity_group"] not in ignored]
 
 
 def _piece(fast: Any, unknown_id: int | None, tokens: Tokens, index: int, sentence: str) -> tuple[str, bool]:

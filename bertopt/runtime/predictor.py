@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from bertopt.runtime import task_outputs, windows
 from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions, check_most
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
-from bertopt.runtime.entities import Aggregation, entities
+from bertopt.runtime.entities import OUTSIDE, Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.task_outputs import TopK
 from bertopt.runtime.text_inputs import PAIRED, as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
@@ -235,16 +234,17 @@ class Predictor:
         rows = zip(texts, tokens, outputs, strict=True)
         fast, strategy = self.tokenizer.fast, how.aggregation_strategy
         if strategy != "none":
+            ignored = (OUTSIDE,) if how.ignore_labels is None else how.ignore_labels
             return [
-                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id)
+                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id, ignored)
                 for text, t, out in rows
             ]
         if task == "token-classification":
-            return [task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows]
+            tags = (task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows)
+            return [[tag for tag in of_text if tag["entity"] not in (how.ignore_labels or ())] for of_text in tags]
         if task == "question-answering":
             return [task_outputs.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
-        named = functools.partial(fast.decode, skip_special_tokens=False)
-        return [task_outputs.fill(out[name], t, self._mask_id, named, how.top_k) for _, t, out in rows]
+        return [task_outputs.fill(out[name], t, self._mask_id, fast.decode, how.top_k, how.sequences) for _, t, out in rows]
 
 
 def mask_id(directory: Path, tokenizer: Tokenizer) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -102,11 +102,17 @@ def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]
     return {"answer": context[begin:finish], "score": float(scores[first, last]), "start": begin, "end": finish}
 
 
-def fill(logits: Array, tokens: Tokens, mask_id: int, decode: Any, top_k: TopK = "default") -> list[list[dict[str, Any]]]:
-    """Logits [S, V] of one text to the best tokens for each mask in it."""
+def fill(
+    logits: Array, tokens: Tokens, mask_id: int, decode: Callable[..., str], top_k: TopK = "default", sequences: bool = False
+) -> list[list[dict[str, Any]]]:
+    """Logits [S, V] of one text to the best tokens for each mask in it; with `sequences`, and one mask, each with the text that it makes."""
     filled = []
-    for position in (i for i, token in enumerate(tokens.ids) if token == mask_id):
+    masks = [i for i, token in enumerate(tokens.ids) if token == mask_id]
+    for position in masks:
         scores = softmax(logits[position])
         best: Sequence[int] = np.argsort(scores)[::-1][: TOP_K if top_k == "default" else top_k].tolist()
-        filled.append([{"score": float(scores[i]), "token": i, "token_str": decode([i])} for i in best])
+        filled.append([{"score": float(scores[i]), "token": i, "token_str": decode([i], skip_special_tokens=False)} for i in best])
+    if sequences and len(masks) == 1:
+        before, after = tokens.ids[: masks[0]], tokens.ids[masks[0] + 1 :]
+        filled = [[{**one, "sequence": decode([*before, one["token"], *after])} for one in filled[0]]]
     return filled

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Two texts are shortened before they are cut where each has more characters than this many times the limit.
 LONG_PARTS = 8
+#: Tokenizers kept that split texts into windows, one for each stride and for texts or pairs.
+MOST_STRIDES = 4
 
 #: One text, or a pair such as (query, passage).
 Text = str | tuple[str, str]
@@ -128,7 +130,8 @@ class Tokenizer:
             fast = self._open()
             strategy = "only_second" if pair else "only_first"
             fast.enable_truncation(self.limit, stride=stride, strategy=strategy, direction=self.side)
-            self._windowed[stride, pair] = fast
+            # Callers of a server may send any stride.
+            self._windowed = dict([*self._windowed.items(), ((stride, pair), fast)][-MOST_STRIDES:])
         one = fast.encode(*((text,) if isinstance(text, str) else text))
         return [one, *one.overflowing]
 

@@ -5,6 +5,7 @@ Windows are those of transformers' pipelines: of a pair (question, context) the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,23 +34,33 @@ class Windows:
         return [_merged(answers[start:end]) for start, end in pairwise(self.starts)]
 
 
-def split(tokenizer: Tokenizer, texts: Sequence[Text], task: Task, stride: int, truncate: bool, first: int) -> Windows:
+def split(
+    tokenizer: Tokenizer, texts: Sequence[Text], task: Task, stride: int, truncate: bool, first: int = 0, most: int | None = None
+) -> Windows:
     """Return windows of at most the model's limit, of which neighbours share `stride` tokens; of a text that is not too long, itself.
 
     A pair whose question leaves no room for windows is cut off, and its number, counted from `first`, is in `cut`; without `truncate`
-    it raises UsageError. So do a `stride` that no window has room for, and a pair where entities are asked for.
+    it raises UsageError. So do a `stride` that no window has room for, a pair where entities are asked for, and windows of more than
+    `most` tokens in all, before they are made.
     """
     paired = task == "question-answering"
     room = tokenizer.limit - int(tokenizer.whole.num_special_tokens_to_add(paired))
     if stride >= room:
         raise UsageError(f"stride must be less than the {room} tokens that a window has beside special ones; got {stride}")
-    found, starts, cut = [], [0], []
+    found, starts, cut, total = [], [0], [], 0
     for number, (text, whole) in enumerate(zip(texts, tokenizer.whole.encode_batch(list(texts)), strict=True), first):
         if not paired and not isinstance(text, str):
             raise UsageError(f"stride goes with single texts; texts[{number}] is a pair: leave stride out, or give its first text alone")
         if len(whole) <= tokenizer.limit:
+            total += len(whole)
             windows = [whole]
-        elif (left := tokenizer.limit - len(whole) + whole.sequence_ids.count(int(paired))) > stride:
+        elif (left := tokenizer.limit - len(whole) + (length := whole.sequence_ids.count(int(paired)))) > stride:
+            total += tokenizer.limit * (1 + math.ceil((length - left) / (left - stride)))
+            if most is not None and total > most:
+                raise UsageError(
+                    f"texts[{number}]: with the texts before it, its windows have about {total} tokens; expected at most {most}: give fewer texts "
+                    "at once, or a smaller stride"
+                )
             windows = tokenizer.windows(text, stride)
         elif truncate:
             windows = [tokenizer.cut(text)]

@@ -123,9 +123,9 @@ class Call:
         except ValidationError as error:
             raise from_validation(error) from error
 
-    async def outputs(self, texts: Sequence[Text], truncate: bool | None, field: str = "inputs") -> Outputs:
+    async def outputs(self, texts: Sequence[Text], truncate: bool | None, field: str = "inputs", stride: int | None = None) -> Outputs:
         self.texts = len(texts)
-        outputs = await self.model.outputs(texts, truncate, self.until, field)
+        outputs = await self.model.outputs(texts, truncate, self.until, field, stride)
         self.tokens = outputs.tokens
         return outputs
 

@@ -33,6 +33,7 @@ class Metrics:
         self.ready = gauge("ready", "1 while requests are accepted.")
         self.model_info = gauge("model_info", "Always 1; the labels say what is served.", "model", "form", "precision", "version")
         self.request_texts = histogram("request_texts", "Texts of a request.", _TEXTS, "model")
+        self.truncated = counter("truncated_texts", "Texts longer than the model takes, of which a part was cut off.", "model")
         self.waited = histogram("queue_duration_seconds", "Time from a request's arrival in the queue to its first batch.", _SECONDS, "model")
         self.queue_tokens = gauge("queue_tokens", "Tokens that wait.", "model")
         self.queue_texts = gauge("queue_texts", "Texts that wait.", "model")
@@ -63,6 +64,7 @@ class ModelMetrics:
         self._all, self._model = metrics, model
         self.waited, self.failed_batches = metrics.waited.labels(model), metrics.failed_batches.labels(model)
         self.request_texts = metrics.request_texts.labels(model)
+        self._truncated = metrics.truncated.labels(model)
         self.queue_capacity = metrics.queue_capacity.labels(model)
         self._queue_tokens, self._queue_texts = metrics.queue_tokens.labels(model), metrics.queue_texts.labels(model)
         self._batch = [each.labels(model) for each in (metrics.batch_texts, metrics.batch_tokens, metrics.batch_seconds)]
@@ -75,6 +77,9 @@ class ModelMetrics:
 
     def drop(self, reason: str) -> None:
         self._all.dropped.labels(self._model, reason).inc()
+
+    def truncated(self, texts: int) -> None:
+        self._truncated.inc(texts)
 
     def queue(self, tokens: int, texts: int) -> None:
         self._queue_tokens.set(tokens)

@@ -15,11 +15,13 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.errors import UsageError
-from bertopt.runtime import task_outputs
+from bertopt.runtime import task_outputs, windows
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.load import load
 from bertopt.runtime.runner import LOCATED
 from bertopt.runtime.text_inputs import check
 from bertopt.runtime.tokenization import Encoded, Text, Tokens
+from bertopt.runtime.windows import Windows
 from bertopt.serve.batcher import Batcher, EncodedText
 from bertopt.serve.cache import Cache
 from bertopt.serve.errors import ClientGone, RequestError
@@ -58,6 +60,8 @@ class Outputs:
     by_text: list[dict[str, Array]]
     tokens: int
     origins: Sequence[Tokens]
+    windows: Windows | None = None
+    """Where long texts were split: which windows are whose. `by_text` and `origins` are then by window."""
 
 
 class ServedModel:
@@ -89,9 +93,11 @@ class ServedModel:
         """Whether it gives one embedding a text."""
         return self.spec.task == "feature-extraction" and self.spec.granularity == "text"
 
-    async def outputs(self, texts: Sequence[Text], truncate: bool | None, until: Until, field: str = "inputs") -> Outputs:
-        """Run texts beside those of other requests. Raises RequestError (422, 429, 504) naming the `field`, and RuntimeError for
-        outputs that are not finite, which no gate lets pass."""
+    async def outputs(
+        self, texts: Sequence[Text], truncate: bool | None, until: Until, field: str = "inputs", stride: int | None = None
+    ) -> Outputs:
+        """Run texts beside those of other requests; with a `stride` long ones in windows. Raises RequestError (422, 429, 504) naming the
+        `field`, and RuntimeError for outputs that are not finite, which no gate lets pass."""
         if not texts:
             raise RequestError(422, f"{field}: expected at least one text; got none", field)
         if len(texts) > self.settings.request_texts:
@@ -101,7 +107,9 @@ class ServedModel:
         characters = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
         if self._cache is None:
             self.batcher.expect(sum(min(count * self._tokens_a_character, self.spec.text_length) for count in characters))
-        encoded = await self._encode(texts, sum(characters), self.settings.truncate if truncate is None else truncate, field, until)
+        cut = self.settings.truncate if truncate is None else truncate
+        encoded, split = await self._encode(texts, sum(characters), cut, field, until, stride)
+        self.metrics.truncated(len(encoded.cut))
         flat = encoded.flat
         seen = min(len(flat.ids) / max(1, sum(characters)), MOST_TOKENS_A_CHARACTER)
         self._tokens_a_character += 0.01 * (seen - self._tokens_a_character)
@@ -110,16 +118,17 @@ class ServedModel:
             types = None if flat.types is None else flat.types[start:end]
             items.append(EncodedText(flat.ids[start:end], types if types is not None and types.any() else None))
         by_text = await self._run(items, until)
-        return Outputs(by_text, len(flat.ids), encoded.origins or ())
+        return Outputs(by_text, len(flat.ids), encoded.origins or (), split)
 
-    async def answers(self, texts: Sequence[Text], outputs: Outputs, until: Until) -> list[Any]:
+    async def answers(self, texts: Sequence[Text], outputs: Outputs, until: Until, how: AnswerOptions = DEFAULTS) -> list[Any]:
         """Return what the predictor gives for each text, as JSON takes it."""
         if self.spec.granularity == "text":
             return list(self.vectors(outputs).tolist())
 
         def located() -> list[Any]:
-            found = self.predictor.located(texts, outputs.origins, outputs.by_text)
-            return [task_outputs.plain(one) for one in found]
+            split = outputs.windows
+            found = self.predictor.located(texts if split is None else split.of_each(texts), outputs.origins, outputs.by_text, how)
+            return [task_outputs.plain(one) for one in (found if split is None else split.merged(found))]
 
         return located() if outputs.tokens <= INLINE_TOKENS else await _beside(located, until)
 
@@ -150,10 +159,17 @@ class ServedModel:
     def close(self) -> None:
         self.batcher.close()
 
-    async def _encode(self, texts: Sequence[Text], characters: int, truncate: bool, field: str, until: Until) -> Encoded:
-        def encode() -> Encoded:
-            check(texts, self.spec.task == "question-answering")
-            return self.predictor.tokenizer.flat(texts, truncate, 0, self.spec.task in LOCATED)
+    async def _encode(
+        self, texts: Sequence[Text], characters: int, truncate: bool, field: str, until: Until, stride: int | None
+    ) -> tuple[Encoded, Windows | None]:
+        tokenizer, task = self.predictor.tokenizer, self.spec.task
+
+        def encode() -> tuple[Encoded, Windows | None]:
+            check(texts, task == "question-answering")
+            if stride is None:
+                return tokenizer.flat(texts, truncate, 0, task in LOCATED), None
+            split = windows.split(tokenizer, texts, task, stride, truncate, most=self.batcher.queue_tokens)
+            return split.encoded, split
 
         return await self._tokenized(encode, characters, field, until)
 

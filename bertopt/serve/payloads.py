@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
 
+from bertopt.runtime.entities import Aggregation
 from bertopt.serve.errors import RequestError
 
 T = TypeVar("T")
@@ -42,13 +43,37 @@ class Embed(Payload):
     dimensions: int | None = None
 
 
+class PredictParameters(Payload):
+    """What Hugging Face's clients say of a task, by its names there; `stride` and `doc_stride` split long texts into windows."""
+
+    aggregation_strategy: Aggregation | None = None
+    ignore_labels: List[str] | None = None
+    stride: int | None = None
+    doc_stride: int | None = None
+    top_k: int | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
+    targets: List[str] | None = None
+    max_answer_len: int | None = None
+    align_to_words: bool | None = None
+    handle_impossible_answer: bool | None = None
+    max_question_len: int | None = None
+    max_seq_len: int | None = None
+
+
 class Predict(Payload):
-    """`/predict`: a text, a pair `[a, b]`, or a list of `[text]` and `[a, b]`."""
+    """`/predict`: a text, a pair `[a, b]` or `{"question": a, "context": b}`, or a list of `[text]` and pairs."""
 
     inputs: str | List[str] | List[List[str]]
+    parameters: PredictParameters | None = None
     raw_scores: bool | None = False
     truncate: bool | None = None
     truncation_direction: Direction | None = None
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _questions(cls, inputs: Any) -> Any:
+        """Take questions with their contexts for pairs."""
+        return [_pair(one) for one in inputs] if isinstance(inputs, list) else _pair(inputs)
 
 
 class Rerank(Payload):
@@ -127,12 +152,16 @@ class KServeOutput(Payload):
 
 
 class KServeInfer(Payload):
-    """`/v2/models/NAME/infer`: one BYTES tensor of texts. `parameters` may have a `prompt_name`."""
+    """`/v2/models/NAME/infer`: one BYTES tensor of texts. `parameters` may have a `prompt_name`, and those of `/predict` about tokens."""
 
     inputs: List[KServeTensor] = Field(min_length=1)
     outputs: List[KServeOutput] | None = None
     id: str | None = None
     parameters: dict[str, Any] | None = None
+
+
+def _pair(one: Any) -> Any:
+    return [one["question"], one["context"]] if isinstance(one, dict) and one.keys() == {"question", "context"} else one
 
 
 def refuse_options(asked: Any, hidden: int, side: str) -> None:

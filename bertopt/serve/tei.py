@@ -17,12 +17,14 @@ from bertopt.serve.payloads import (
     Embed,
     Payload,
     Predict,
+    PredictParameters,
     Rerank,
     Similarity,
     SimilarityParameters,
     Tokenize,
     refuse_options,
 )
+from bertopt.serve.task_parameters import answer_options
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -51,11 +53,13 @@ async def predict(call: Call, asked: Predict) -> Any:
         raise RequestError(424, f"'{model.name}' is an embedding model, not a classifier; use /embed")
     texts, single = _sequences(asked.inputs)
     refuse_options(asked, 0, model.side)
-    outputs = await call.outputs(texts, asked.truncate)
+    parameters = asked.parameters or PredictParameters()
+    how = answer_options(parameters, model.spec)
+    outputs = await call.outputs(texts, asked.truncate, stride=how.stride)
     if model.spec.task != "text-classification":
-        answers = await model.answers(texts, outputs, call.until)
+        answers = await model.answers(texts, outputs, call.until, how)
     else:
-        answers = _labelled(model, model.vectors(outputs), bool(asked.raw_scores))
+        answers = _labelled(model, model.vectors(outputs), "none" if asked.raw_scores else parameters.function_to_apply, parameters.top_k)
     return answers[0] if single else answers
 
 
@@ -114,7 +118,9 @@ async def root(call: Call, body: bytes) -> Any:
         return await rerank(call, call.parse(Rerank, body))
     asked = call.parse(Predict, body)
     answer = await predict(call, asked)
-    # Hugging Face's clients expect a list of texts here, also where they sent one.
+    # Hugging Face's clients expect a list of texts here, also where they sent one; and no list of masks where there is one.
+    if isinstance(asked.inputs, str) and call.model.spec.task == "fill-mask" and len(answer) == 1:
+        return answer[0]
     return [answer] if isinstance(asked.inputs, str) and call.model.spec.task == "text-classification" else answer
 
 
@@ -163,8 +169,10 @@ def _sequences(inputs: str | list[str] | list[list[str]]) -> tuple[list[Text], b
     return texts, single
 
 
-def _labelled(model: ServedModel, logits: Array, raw: bool) -> list[list[dict[str, Any]]]:
-    scores = logits if raw else task_outputs.label_scores(model.spec, logits)
-    order = np.argsort(-scores, axis=1, kind="stable")
+def _labelled(model: ServedModel, logits: Array, function: str | None, most: int | None) -> list[list[dict[str, Any]]]:
+    """Return the `most` labels with the best scores: `function` of the logits [N, C], by default what the model was trained for."""
+    functions = {"none": lambda values: values, "sigmoid": task_outputs.sigmoid, "softmax": task_outputs.softmax}
+    scores = task_outputs.label_scores(model.spec, logits) if function is None else functions[function](logits)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :most]
     labels = model.spec.labels
     return [[{"score": float(row[i]), "label": labels[i]} for i in best] for row, best in zip(scores, order.tolist(), strict=True)]

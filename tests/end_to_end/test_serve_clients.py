@@ -29,6 +29,8 @@ def directories(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "embeddings": write_artefact(tiny(task="feature-extraction", pooling="mean"), folder / "embeddings"),
         "sentiment": write_artefact(tiny(), folder / "sentiment"),
         "tags": write_artefact(tiny(task="token-classification"), folder / "tags"),
+        "reader": write_artefact(tiny(task="question-answering"), folder / "reader"),
+        "filler": write_artefact(tiny(task="fill-mask"), folder / "filler"),
     }
 
 
@@ -91,6 +93,31 @@ def test_hugging_face_classification(sentiment: Served, directories: dict[str, P
     rows = pytest.importorskip("huggingface_hub").InferenceClient(model=sentiment.url).text_classification(TEXTS[2])
     best = bertopt.load(directories["sentiment"])([TEXTS[2]])[0]
     assert rows[0].label == best["label"] and abs(rows[0].score - best["score"]) < 1e-6
+
+
+def test_hugging_face_tokens(served: Served, directories: dict[str, Path]) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    long = " ".join(TEXTS * 20)
+    found = hub.InferenceClient(model=f"{served.url}/models/tags/predict").token_classification(long, aggregation_strategy="simple", stride=8)
+    expected = bertopt.load(directories["tags"])([long], aggregation_strategy="simple", stride=8)[0]
+    assert [(one.entity_group, one.word, one.start) for one in found] == [(one["entity_group"], one["word"], one["start"]) for one in expected]
+    asked = {"question": "who sat ?", "context": long}
+    answer = hub.InferenceClient(model=f"{served.url}/models/reader/predict").question_answering(**asked, doc_stride=8)
+    best = bertopt.load(directories["reader"])([tuple(asked.values())], stride=8)[0]
+    assert (answer.answer, answer.start, answer.end) == (best["answer"], best["start"], best["end"])
+
+
+def test_hugging_face_masks(directories: dict[str, Path]) -> None:
+    """A client gives the server's address alone, and reads a list of tokens where the text has one mask."""
+    hub = pytest.importorskip("huggingface_hub")
+    server = Served(str(directories["filler"]))
+    try:
+        rows = hub.InferenceClient(model=server.url).fill_mask("the [MASK] sat", top_k=3)
+    finally:
+        server.end()
+    expected = bertopt.load(directories["filler"])(["the [MASK] sat"], top_k=3)[0][0]
+    assert [(one.token, one.token_str) for one in rows] == [(one["token"], one["token_str"]) for one in expected]
+    assert all(one.sequence.startswith("the") for one in rows)
 
 
 def test_langchain(served: Served, vectors: np.ndarray) -> None:
