@@ -10,7 +10,9 @@ from pathlib import Path
 from bertopt import stages
 from bertopt.core import Spec
 from bertopt.errors import UsageError
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.serve.settings import default_name
+from bertopt.serve.triton import PARAMETERS
 from bertopt.stages import Manifest
 
 #: Rows of one request at most, and texts that Triton hands over at once.
@@ -38,9 +40,10 @@ output [
 # Without a delay: requests gather while the model is busy, and a lone one does not wait.
 dynamic_batching {{ }}
 instance_group [ {{ count: 1 kind: {kind} }} ]
+{parameters}"""
+_PARAMETER = """\
+parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}
 """
-
-
 _GRAPH_CONFIG = """\
 name: "{name}"
 {backend}
@@ -64,15 +67,18 @@ _BACKENDS = {
 
 
 def triton(
-    directory: Path, repository: Path, name: str | None = None, max_batch: int = MAX_BATCH, graph: bool = False, key: Path | None = None
-) -> list[Path]:
+    directory: Path, repository: Path, name: str | None = None, max_batch: int = MAX_BATCH, graph: bool = False, key: Path | None = None,
+    how: AnswerOptions = DEFAULTS,
+) -> list[Path]:  # fmt: skip
     """Write `repository/NAME` for Triton's Python backend, with a copy of the artefact, and with `graph` also `NAME_graph`, the
     graph alone for the backend of its runtime: token ids in, outputs out. Return the folders.
 
-    A model that is there is not replaced: UsageError, as for a graph that is not fed one text a row. Raises IntegrityError where
-    the artefact is not the one exported, or with the public `key` not signed with it.
+    Of `how`, `aggregation_strategy` and `stride` go into the model's configuration. A model that is there is not replaced: UsageError, as
+    for a graph that is not fed one text a row, and for an option that the task does not have. Raises IntegrityError where the artefact is
+    not the one exported, or with the public `key` not signed with it.
     """
     manifest = stages.verify(directory, key)
+    how.check(manifest.spec)
     name = name or default_name(directory)
     if not _NAME.fullmatch(name) or set(name) == {"."}:
         raise UsageError(f"a model's name must consist of letters, digits, '.', '_' and '-'; got '{name}': give another one with --name")
@@ -97,7 +103,7 @@ def triton(
         shutil.copytree(directory, part / "1" / "artifact")
         stages.verify(part / "1" / "artifact", key)
         (part / "1" / "model.py").write_text(_MODEL)
-        (part / "config.pbtxt").write_text(_config(name, manifest.spec, max_batch, kind))
+        (part / "config.pbtxt").write_text(_config(name, manifest.spec, max_batch, kind, how))
         if graph:
             _write_graph(Path(made) / f"{name}_graph", part / "1" / "artifact", manifest, max_batch, kind)
         for target in targets:
@@ -105,11 +111,13 @@ def triton(
     return targets
 
 
-def _config(name: str, spec: Spec, max_batch: int, kind: str) -> str:
+def _config(name: str, spec: Spec, max_batch: int, kind: str, how: AnswerOptions) -> str:
     whole = spec.granularity == "text"
+    chosen = {key: getattr(how, key) for key in PARAMETERS if getattr(how, key) != getattr(DEFAULTS, key)}
     return _CONFIG.format(
         name=name, max_batch=max_batch, optional=str(spec.task != "question-answering").lower(), output=spec.outputs[0] if whole else "answers",
         type="TYPE_FP32" if whole else "TYPE_STRING", width=spec.output_size if whole else 1, kind=kind,
+        parameters="".join(_PARAMETER.format(key=key, value=value) for key, value in chosen.items()),
     )  # fmt: skip
 
 

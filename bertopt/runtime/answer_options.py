@@ -19,10 +19,6 @@ class AnswerOptions:
     aggregation_strategy: Aggregation = "none"
     prompt_name: str | None = None
     stride: int | None = None
-    ignore_labels: tuple[str, ...] | None = None
-    """Labels of tokens or entities that are not given; by default that of no entity, where entities are."""
-    sequences: bool = False
-    """fill-mask: whether each token of a text with one mask has the text with it, `sequence`, as in transformers' pipeline."""
 
     def check(self, spec: Spec) -> None:
         """Raise UsageError for an option that the task does not have, or a value that cannot be."""

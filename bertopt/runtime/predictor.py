@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -224,27 +224,32 @@ class Predictor:
         return task_outputs.classify(self.spec, values, how.top_k) if len(values) else []
 
     def located(
-        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: AnswerOptions = DEFAULTS
-    ) -> list[Any]:
+        self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: AnswerOptions = DEFAULTS,
+        ignored: Collection[str] | None = None, sequences: bool = False,
+    ) -> list[Any]:  # fmt: skip
         """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
-        the task is feature-extraction."""
+        the task is feature-extraction.
+
+        Tokens and entities of `ignored` labels are left out, by default those of no entity where entities are asked for. For `sequences` see
+        `task_outputs.fill`.
+        """
         task, name = self.spec.task, self.spec.outputs[0]
         if task == "feature-extraction":
             return [out[name] for out in outputs]
         rows = zip(texts, tokens, outputs, strict=True)
         fast, strategy = self.tokenizer.fast, how.aggregation_strategy
         if strategy != "none":
-            ignored = (OUTSIDE,) if how.ignore_labels is None else how.ignore_labels
+            left_out = (OUTSIDE,) if ignored is None else ignored
             return [
-                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id, ignored)
+                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id, left_out)
                 for text, t, out in rows
             ]
         if task == "token-classification":
             tags = (task_outputs.tag(self.spec, out[name], text, t) for text, t, out in rows)
-            return [[tag for tag in of_text if tag["entity"] not in (how.ignore_labels or ())] for of_text in tags]
+            return [[tag for tag in of_text if tag["entity"] not in (ignored or ())] for of_text in tags]
         if task == "question-answering":
             return [task_outputs.span(out["start_logits"], out["end_logits"], text, t) for text, t, out in rows]
-        return [task_outputs.fill(out[name], t, self._mask_id, fast.decode, how.top_k, how.sequences) for _, t, out in rows]
+        return [task_outputs.fill(out[name], t, self._mask_id, fast.decode, how.top_k, sequences) for _, t, out in rows]
 
 
 def mask_id(directory: Path, tokenizer: Tokenizer) -> int:

@@ -15,7 +15,7 @@ _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate
 #: What clients made for another service send in place of texts, by payload: kinds of value, and what to send.
 _MIX_UPS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "OpenAiEmbeddings": ((int, list), "send texts: token ids are another tokenizer's (LangChain: check_embedding_ctx_length=False)"),
-    "Predict": (dict, "send a question with its context as [question, context], any other pair as [a, b]"),
+    "Predict": (dict, "send a question with its context as {\"question\": a, \"context\": b}, any pair as [a, b]"),
 }
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from bertopt._version import __version__
-from bertopt.runtime.answer_options import DEFAULTS
 from bertopt.runtime.tokenization import Text
 from bertopt.serve import kserve_binary
 from bertopt.serve.call import Call, Raw
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
-from bertopt.serve.payloads import KServeInfer, KServeTensor
+from bertopt.serve.payloads import KServeInfer, KServeTensor, PredictParameters
 from bertopt.serve.task_parameters import answer_options, from_mapping
 from bertopt.serve.tei import prompted
 
@@ -65,10 +64,12 @@ async def infer(call: Call, body: bytes) -> Any:
             raise RequestError(400, f"outputs[{number}].name: expected '{output['name']}'; got {ascii(wanted.name)[:40]}", f"outputs[{number}].name")
     columns = _columns(asked, tail)
     texts: list[Text] = list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
-    how = DEFAULTS if whole else answer_options(from_mapping(asked.parameters or {}), model.spec)
+    parameters = PredictParameters() if whole else from_mapping(asked.parameters or {})
+    how = answer_options(parameters, model.spec)
     outputs = await call.outputs(prompted(model, texts, _prompt_name(asked)), None, "inputs[0].data", how.stride)
     named = {"model_name": model.name, "model_version": VERSION, **({"id": asked.id} if asked.id is not None else {})}
-    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in await model.answers(texts, outputs, call.until, how)]
+    answers = () if whole else await model.answers(texts, outputs, call.until, how, parameters.ignore_labels)
+    values = model.vectors(outputs) if whole else [json.dumps(answer) for answer in answers]
     output["shape"] = list(np.shape(values))
     if not _wants_binary(asked, output["name"]):
         return {**named, "outputs": [{**output, "data": np.ravel(values) if whole else values}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,14 +120,18 @@ class ServedModel:
         by_text = await self._run(items, until)
         return Outputs(by_text, len(flat.ids), encoded.origins or (), split)
 
-    async def answers(self, texts: Sequence[Text], outputs: Outputs, until: Until, how: AnswerOptions = DEFAULTS) -> list[Any]:
-        """Return what the predictor gives for each text, as JSON takes it."""
+    async def answers(
+        self, texts: Sequence[Text], outputs: Outputs, until: Until, how: AnswerOptions = DEFAULTS, ignored: Collection[str] | None = None,
+        sequences: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """Return what the predictor gives for each text, as JSON takes it; see its `located`."""
         if self.spec.granularity == "text":
             return list(self.vectors(outputs).tolist())
 
         def located() -> list[Any]:
             split = outputs.windows
-            found = self.predictor.located(texts if split is None else split.of_each(texts), outputs.origins, outputs.by_text, how)
+            of_each = texts if split is None else split.of_each(texts)
+            found = self.predictor.located(of_each, outputs.origins, outputs.by_text, how, ignored, sequences)
             return [task_outputs.plain(one) for one in (found if split is None else split.merged(found))]
 
         return located() if outputs.tokens <= INLINE_TOKENS else await _beside(located, until)

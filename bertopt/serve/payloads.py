@@ -22,6 +22,8 @@ class _FirstMistake(FailFast):
 List = Annotated[list[T], _FirstMistake()]
 
 
+#: What the texts of a pair are called by Hugging Face's client, and by transformers' pipeline.
+_PAIRS = (("question", "context"), ("text", "text_pair"))
 #: Which end of a text is cut off, as text-embeddings-inference and its clients spell it.
 Direction = Literal["left", "right", "Left", "Right"]
 
@@ -61,7 +63,7 @@ class PredictParameters(Payload):
 
 
 class Predict(Payload):
-    """`/predict`: a text, a pair `[a, b]` or `{"question": a, "context": b}`, or a list of `[text]` and pairs."""
+    """`/predict`: a text, a pair `[a, b]`, `{"question": a, "context": b}` or `{"text": a, "text_pair": b}`, or a list of `[text]` and pairs."""
 
     inputs: str | List[str] | List[List[str]]
     parameters: PredictParameters | None = None
@@ -72,7 +74,7 @@ class Predict(Payload):
     @field_validator("inputs", mode="before")
     @classmethod
     def _questions(cls, inputs: Any) -> Any:
-        """Take questions with their contexts for pairs."""
+        """Take named texts for pairs."""
         return [_pair(one) for one in inputs] if isinstance(inputs, list) else _pair(inputs)
 
 
@@ -161,7 +163,9 @@ class KServeInfer(Payload):
 
 
 def _pair(one: Any) -> Any:
-    return [one["question"], one["context"]] if isinstance(one, dict) and one.keys() == {"question", "context"} else one
+    """Return two named texts as a list, whatever else as it is."""
+    names = next((names for names in _PAIRS if isinstance(one, dict) and one.keys() == set(names)), None)
+    return one if names is None else [one[name] for name in names]
 
 
 def refuse_options(asked: Any, hidden: int, side: str) -> None:

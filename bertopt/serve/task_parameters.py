@@ -25,11 +25,8 @@ _FIXED = {
 _OF_TASK = {"doc_stride": "question-answering", "ignore_labels": "token-classification", "function_to_apply": "text-classification"}
 
 
-def answer_options(asked: PredictParameters | None, spec: Spec) -> AnswerOptions:
+def answer_options(asked: PredictParameters, spec: Spec) -> AnswerOptions:
     """Return how answers are to be given. Raises RequestError (422) for what the model's task does not have, or bertopt does otherwise."""
-    fillings = spec.task == "fill-mask"
-    if asked is None:
-        return AnswerOptions(sequences=fillings)
     for name, only in _FIXED.items():
         if getattr(asked, name) not in (None, only):
             expected = "none" if only is None else str(only).lower()
@@ -40,13 +37,10 @@ def answer_options(asked: PredictParameters | None, spec: Spec) -> AnswerOptions
     if asked.stride is not None and asked.doc_stride is not None:
         raise _refused("doc_stride", " is another name of stride: give one of both")
     top_k: Any = "default" if asked.top_k is None or (asked.top_k == 1 and spec.task == "question-answering") else asked.top_k
-    if fillings and top_k != "default" and top_k > MOST_FILLINGS:
+    if spec.task == "fill-mask" and top_k != "default" and top_k > MOST_FILLINGS:
         raise _refused("top_k", f": expected at most {MOST_FILLINGS}; got {top_k}")
     stride = asked.doc_stride if asked.stride is None else asked.stride
-    how = AnswerOptions(
-        top_k, asked.aggregation_strategy or DEFAULTS.aggregation_strategy, stride=stride, sequences=fillings,
-        ignore_labels=None if asked.ignore_labels is None else tuple(asked.ignore_labels),
-    )  # fmt: skip
+    how = AnswerOptions(top_k, asked.aggregation_strategy or DEFAULTS.aggregation_strategy, stride=stride)
     try:
         how.check(spec)
     except UsageError as error:

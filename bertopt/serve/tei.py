@@ -46,8 +46,9 @@ async def embed_sparse(call: Call) -> Any:
     raise RequestError(424, "the model gives dense embeddings; /embed_sparse needs a SPLADE model, which bertopt does not make")
 
 
-async def predict(call: Call, asked: Predict) -> Any:
-    """Return all labels with scores, best first; for models that answer about tokens, what the predictor answers."""
+async def predict(call: Call, asked: Predict, sequences: bool = False) -> Any:
+    """Return all labels with scores, best first; for models that answer about tokens, what the predictor answers, with `sequences` as
+    `task_outputs.fill` has them."""
     model = call.model
     if model.embeds:
         raise RequestError(424, f"'{model.name}' is an embedding model, not a classifier; use /embed")
@@ -57,7 +58,7 @@ async def predict(call: Call, asked: Predict) -> Any:
     how = answer_options(parameters, model.spec)
     outputs = await call.outputs(texts, asked.truncate, stride=how.stride)
     if model.spec.task != "text-classification":
-        answers = await model.answers(texts, outputs, call.until, how)
+        answers = await model.answers(texts, outputs, call.until, how, parameters.ignore_labels, sequences)
     else:
         answers = _labelled(model, model.vectors(outputs), "none" if asked.raw_scores else parameters.function_to_apply, parameters.top_k)
     return answers[0] if single else answers
@@ -117,11 +118,12 @@ async def root(call: Call, body: bytes) -> Any:
     if call.model.spec.ranks and b'"query"' in body:
         return await rerank(call, call.parse(Rerank, body))
     asked = call.parse(Predict, body)
-    answer = await predict(call, asked)
+    answer = await predict(call, asked, sequences=True)
     # Hugging Face's clients expect a list of texts here, also where they sent one; and no list of masks where there is one.
-    if isinstance(asked.inputs, str) and call.model.spec.task == "fill-mask" and len(answer) == 1:
+    single, task = isinstance(asked.inputs, str), call.model.spec.task
+    if single and task == "fill-mask" and len(answer) == 1:
         return answer[0]
-    return [answer] if isinstance(asked.inputs, str) and call.model.spec.task == "text-classification" else answer
+    return [answer] if single and task == "text-classification" else answer
 
 
 def normalised(model: ServedModel, vectors: Array, dimensions: int | None = None) -> Array:

@@ -22,6 +22,8 @@ from bertopt.runtime.tokenization import Text
 
 #: The folder of the artefact beside `model.py`.
 ARTEFACT = "artifact"
+#: Parameters of config.pbtxt that `bertopt deploy triton` writes: options of the predictor.
+PARAMETERS = ("aggregation_strategy", "stride")
 #: The first Triton whose Python backend reads arrays of numpy 2: https://github.com/triton-inference-server/python_backend/pull/384
 NUMPY_2 = (2, 52)
 _log = logging.getLogger(__name__)
@@ -34,6 +36,10 @@ class TritonPythonModel:
         """Open the artefact beside `model.py`. Raises what `bertopt.load` raises, so that Triton refuses the model, and Unsupported."""
         _check_numpy()
         self._predictor = load(Path(args["model_repository"]) / args["model_version"] / ARTEFACT, check=True)
+        self._options = _options(json.loads(args["model_config"]).get("parameters", {}))
+        if self._options:
+            one: Text = ("a", "a") if self._predictor.task == "question-answering" else "a"
+            self._predictor([one], **self._options)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests together; a request with wrong texts gets an error and does not disturb the others."""
@@ -87,7 +93,17 @@ class TritonPythonModel:
             return []
         if self._predictor.spec.granularity == "text":
             return [row if np.isfinite(row).all() else None for row in np.asarray(self._predictor.logits(texts), np.float32)]
-        return [_json(task_outputs.plain(one)) for one in self._predictor(texts)]
+        return [_json(task_outputs.plain(one)) for one in self._predictor(texts, **self._options)]
+
+
+def _options(parameters: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Return the predictor's options that config.pbtxt has. Raises UsageError for a value that cannot be."""
+    found: dict[str, Any] = {name: parameters[name]["string_value"] for name in PARAMETERS if name in parameters}
+    if "stride" in found:
+        if not found["stride"].isdecimal():
+            raise UsageError(f"config.pbtxt: stride must be a whole number of tokens from 0; got '{found['stride']}'")
+        found["stride"] = int(found["stride"])
+    return found
 
 
 def _json(answer: Any) -> bytes | None:

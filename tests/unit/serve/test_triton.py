@@ -26,6 +26,7 @@ import bertopt
 from bertopt.cli import app
 from bertopt.commands import deploy
 from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.serve.settings import default_name, named
 from tests.unit.serve.conftest import Artefact
 
@@ -67,14 +68,17 @@ def model(artefact: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         setattr(stand_in, name, value)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
 
-    def opened(task: str = "feature-extraction") -> Any:
-        (folder,) = deploy.triton(artefact(task), tmp_path / "models", task)
+    def opened(task: str = "feature-extraction", how: AnswerOptions = DEFAULTS) -> Any:
+        (folder,) = deploy.triton(artefact(task), tmp_path / "models", task, how=how)
         found = importlib.util.spec_from_file_location("triton_model", folder / "1" / "model.py")
         assert found and found.loader
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
         one = module.TritonPythonModel()
-        one.initialize({"model_repository": str(folder), "model_version": "1", "model_name": task, "model_instance_kind": "CPU"})
+        written = re.findall(r'^parameters { key: "(.*)" value: { string_value: "(.*)" } }$', (folder / "config.pbtxt").read_text(), re.MULTILINE)
+        config = {"parameters": {name: {"string_value": value} for name, value in written}}
+        arguments = {"model_repository": str(folder), "model_version": "1", "model_name": task, "model_instance_kind": "CPU"}
+        one.initialize({**arguments, "model_config": json.dumps(config)})
         return one
 
     return opened
@@ -99,6 +103,35 @@ def test_a_backend_that_misreads_arrays_refuses_the_model(
             model()
     else:
         model()
+
+
+@pytest.mark.parametrize(("task", "how"), [
+    ("token-classification", AnswerOptions(aggregation_strategy="first", stride=8)), ("token-classification", AnswerOptions(aggregation_strategy="max")),
+    ("question-answering", AnswerOptions(stride=8)), ("question-answering", DEFAULTS),
+])  # fmt: skip
+def test_long_texts_and_entities(task: str, how: AnswerOptions, model: Model, artefact: Artefact) -> None:
+    long = "the cat sat on the mat . " * 20
+    texts, pairs = (["who sat ?"] * 2, ["the cat", long]) if task == "question-answering" else (["the cat", long], None)
+    (response,) = model(task, how).execute([request(*texts, pair=pairs)])
+    asked = list(zip(texts, pairs, strict=True)) if pairs else texts
+    expected = bertopt.load(artefact(task))(asked, aggregation_strategy=how.aggregation_strategy, stride=how.stride)
+    assert [json.loads(one) for one in response.output_tensors[0].values[:, 0]] == expected
+
+
+@pytest.mark.parametrize(("task", "how", "said"), [
+    ("feature-extraction", AnswerOptions(stride=8), "stride goes with"),
+    ("token-classification", AnswerOptions(stride=8), "stride goes with entities"),
+    ("token-classification", AnswerOptions(stride=99, aggregation_strategy="max"), "less than the 62 tokens"),
+])  # fmt: skip
+def test_options_that_the_task_does_not_have(task: str, how: AnswerOptions, said: str, model: Model) -> None:
+    with pytest.raises(UsageError, match=said):
+        model(task, how)
+
+
+def test_a_stride_that_is_no_number(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "_PARAMETER", 'parameters {{ key: "{key}" value: {{ string_value: "-{value}" }} }}\n')
+    with pytest.raises(UsageError, match=r"config\.pbtxt: stride must be a whole number of tokens from 0; got '-8'"):
+        model("question-answering", AnswerOptions(stride=8))
 
 
 def test_each_answer_is_right_whatever_requests_are_merged(model: Model, artefact: Artefact) -> None:
