@@ -27,6 +27,7 @@ from bertopt.cli.app import (
     table,
     verdict,
 )
+from bertopt.errors import UsageError
 
 if TYPE_CHECKING:
     from bertopt.results import Report
@@ -60,6 +61,8 @@ def export(
         if recipe.suffix and recipes.find(recipe) != recipe:
             print(f"note: there is no file '{recipe}' here; this is the shipped recipe {recipe.stem}", file=sys.stderr)
         if dry_run:
+            if junit or summary:
+                raise UsageError("--dry-run measures nothing to write with --junit or --summary; leave them out, its exit code says whether the recipe is right")
             _dry_run(recipe, overrides, json_)
             return
         from bertopt.commands.export import run

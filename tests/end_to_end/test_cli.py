@@ -99,6 +99,12 @@ def test_dry_run_loads_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--junit", "--summary"])
+def test_dry_run_writes_no_file_for_ci(option: str, recipe: Path, tmp_path: Path) -> None:
+    found = call("export", str(recipe), "--dry-run", option, str(tmp_path / "file"))
+    assert found.exit_code == 2 and "leave them out" in last_line(found) and not (tmp_path / "file").exists()
+
+
 def test_dry_run_names_bad_lines_of_the_texts(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"sentence": "a"}\n')
     found = call("export", str(recipe), "--dry-run", "--set", f"inputs.texts={tmp_path / 'bad.jsonl'}")
