@@ -88,6 +88,12 @@ def open_directory(directory: Path, task: str = "auto") -> Eager:
         if task == "text-classification":
             warn_of_other_scores(config, directory)
         spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
+        if tokenizer.padding_side == "left" and not spec.left_padding_invariant:
+            warnings.warn(
+                f"tokenizer_config.json: padding_side is left, so that other libraries' answers to a text of {spec.family} depend on the texts beside "
+                "it, whose length shifts its positions; an artefact's are those of the text alone",
+                CheckpointWarning, stacklevel=2,
+            )  # fmt: skip
     after_pooling = dense.load(directory, spec.dense, spec.hidden)
     if after_pooling is not None:
         spec = spec.model_copy(update={"parameters": spec.parameters + sum(p.numel() for p in after_pooling.parameters())})

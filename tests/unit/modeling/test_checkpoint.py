@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bertopt.core import Eager
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
@@ -80,6 +81,17 @@ def test_a_class_without_a_name_is_named(bert: Path, names: dict[str, Any], word
     with_config(bert, id2label=names, label2id=None)
     with pytest.raises(IntegrityError, match=words):
         checkpoint.load(bert)
+
+
+def test_padding_on_the_left_is_warned_of_where_answers_depend_on_it(bert: Path, tmp_path: Path) -> None:
+    with_config(bert, "tokenizer_config.json", padding_side="left")
+    with pytest.warns(UserWarning, match="padding_side is left, so that other libraries' answers to a text of bert depend on the texts beside it"):
+        checkpoint.load(bert)
+    rotary = write_tiny(tmp_path / "rotary", "modernbert", "feature-extraction", "mean")
+    with_config(rotary, "tokenizer_config.json", padding_side="left")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CheckpointWarning)
+        checkpoint.load(rotary)
 
 
 # What may be loaded
