@@ -137,7 +137,7 @@ class PhaseClock:
         self.cpu_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._phase, self._since, self._cpu_s = ("run", "starting"), time.perf_counter(), cpu_seconds()
 
-    def __call__(self, report: Report, doing: str | None) -> None:
+    def __call__(self, report: Report, doing: str | None, left_s: float | None = None) -> None:
         now, cpu_s = time.perf_counter(), cpu_seconds()
         self.seconds[self._phase] += now - self._since
         # What a killed process used since may be lost.

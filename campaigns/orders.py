@@ -181,7 +181,7 @@ def _shown(case: Case) -> str:
     return (f"({before}) > " if before else "") + " > ".join(case.order)
 
 
-def _tell(_: Report, doing: str | None) -> None:
+def _tell(_: Report, doing: str | None, __: float | None) -> None:
     if doing:
         print(doing, file=sys.stderr, flush=True)
 

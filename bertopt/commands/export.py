@@ -56,8 +56,8 @@ def run(
     check_inputs(checked, fields)
     with Live(enabled=progress) as live:
 
-        def on_report(report: Report, doing: str | None) -> None:
-            live.update(report, doing)
+        def on_report(report: Report, doing: str | None, left_s: float | None) -> None:
+            live.update(report, doing, left_s)
             if listen:
                 listen(report)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from bertopt._version import __version__
 from bertopt.pipeline import calibration_texts
 from bertopt.pipeline.job import Job
-from bertopt.pipeline.progress import Progress, TimeLeft
+from bertopt.pipeline.progress import TimeLeft
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe
@@ -23,8 +23,9 @@ from bertopt.workers.client import Workers
 INTERRUPTED = 130
 UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
 
-#: Called with the report so far and what is being done, a `Progress`: 'quantize_int8: parity'; None after a row was added.
-ReportCallback = Callable[[Report, str | None], None]
+#: Called with the report so far, the current activity, such as `quantize_int8: parity` (None after a row was added), and the estimated
+#: seconds until the run ends (None while unknown).
+ReportCallback = Callable[[Report, str | None, float | None], None]
 
 
 def run(
@@ -43,7 +44,7 @@ def run(
 
     def on_progress(doing: str | None) -> None:
         if on_report:
-            on_report(report, None if doing is None else Progress(doing, left.seconds()))
+            on_report(report, doing, left.seconds())
 
     def record(ended: bool = False) -> None:
         report.wall_s = time.monotonic() - started

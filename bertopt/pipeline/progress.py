@@ -1,24 +1,12 @@
-"""Say what a run does now, and estimate how long it still takes."""
+"""Estimate how much longer a run takes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Self
 
-#: Called with what is being done, such as `bf16: parity`; with None where something is done.
+#: Called with the current activity, such as `bf16: parity`, and with None when a row was added or the run has ended.
 ProgressCallback = Callable[[str | None], None]
-
-
-class Progress(str):
-    """What a run does now, such as `bf16: parity`, with the seconds that it still takes by estimate, None while unknown."""
-
-    seconds_left: float | None
-
-    def __new__(cls, doing: str, seconds_left: float | None = None) -> Self:
-        progress = super().__new__(cls, doing)
-        progress.seconds_left = seconds_left
-        return progress
 
 
 class TimeLeft:

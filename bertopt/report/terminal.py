@@ -176,6 +176,7 @@ class Live:
         self._told: dict[str, str] = {}
         self._table: RenderableType = ""
         self._doing: str | None = None
+        self._left_s: float | None = None
         self._spinner = Spinner("dots")
         self._since = self._printed = now()
         self._live: RichLive | None = None
@@ -197,10 +198,10 @@ class Live:
         if self._live:
             self._live.stop()
 
-    def update(self, report: Report, doing: str | None) -> None:
-        """Show `report` as it stands; `doing` is like `quantize_int8: parity`."""
+    def update(self, report: Report, doing: str | None, left_s: float | None = None) -> None:
+        """Show `report` as it stands, the current activity, such as `quantize_int8: parity`, and the estimated seconds until the run ends."""
         if doing != self._doing:
-            self._doing, self._since = doing, self._now()
+            self._doing, self._left_s, self._since = doing, left_s, self._now()
             if doing and self._enabled and not self._live:
                 self._tell_doing(doing)
         if self._live:
@@ -213,7 +214,7 @@ class Live:
         if self._doing is None:
             return self._table
         spent_s = self._now() - self._since
-        left_s = (getattr(self._doing, "seconds_left", None) or 0.0) - spent_s
+        left_s = (self._left_s or 0.0) - spent_s
         left = f", about {left_s:.0f} s left" if left_s >= 0.5 else ""
         self._spinner.update(text=Text(f"{self._doing}  {spent_s:.0f} s{left}"))
         return Group(self._table, self._spinner)
@@ -223,8 +224,8 @@ class Live:
         if doing.startswith("waiting ") or doing.endswith(SWEEPING):
             self._print(doing)
         elif self._now() - self._printed >= _SILENCE_S:
-            left_s = getattr(doing, "seconds_left", None)  # 0 where it takes longer than was estimated
-            self._print(f"{doing}, about {math.ceil(left_s / 60)} min left" if left_s else doing)
+            # 0 where it takes longer than was estimated.
+            self._print(f"{doing}, about {math.ceil(self._left_s / 60)} min left" if self._left_s else doing)
 
     def _tell(self, report: Report) -> None:
         busy = (self._doing or "").partition(":")[0]

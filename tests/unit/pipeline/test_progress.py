@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertopt import pipeline
-from bertopt.pipeline.progress import Progress, ProgressCallback, TimeLeft
+from bertopt.pipeline.progress import ProgressCallback, TimeLeft
 from bertopt.recipe.parser import Recipe, Step, from_dict
 from bertopt.results import Report, Stage
 from bertopt.spec import Spec
@@ -18,12 +18,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-def test_progress_is_its_words() -> None:
-    progress = Progress("bf16: parity", 12.0)
-    assert progress == "bf16: parity" and progress.seconds_left == 12.0
-    assert Progress("starting").seconds_left is None
 
 
 def test_time_left_is_estimated_from_the_stages_done() -> None:
@@ -87,9 +81,9 @@ def test_the_sweeps_and_the_delivery_at_the_end_count_as_one_step(tmp_path: Path
     monkeypatch.setattr(pipeline, "TimeLeft", lambda steps, race_s: TimeLeft(steps, 0.0, clock))
     recipe = from_dict({"schema_version": 1, "model": "org/name", "steps": [{"pass": "use_sdpa"}, {"pass": "export_onnx"}]})
 
-    def on_report(report: Report, doing: str | None) -> None:
-        if isinstance(doing, Progress):
-            seen[str(doing)] = doing.seconds_left
+    def on_report(report: Report, doing: str | None, left_s: float | None) -> None:
+        if doing is not None:
+            seen[doing] = left_s
 
     pipeline.run(recipe, tmp_path / "out", on_report=on_report)
     assert seen["use_sdpa: building"] == 30.0 and seen["export_onnx: building"] == 20.0

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bertopt.pipeline.progress import Progress
 from bertopt.report import diff_table, formatting, html, terminal
 from bertopt.report.diff import Change, Diff, Tolerances
 from bertopt.results import (
@@ -420,13 +419,13 @@ def test_live_without_a_terminal_says_what_a_large_model_is_busy_with() -> None:
         clock[0] = 70
         live.update(empty, "reference: latency")
         clock[0] = 120
-        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: build", 1000.0))
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), "cast_half: build", 1000.0)
         clock[0] = 170
-        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: opening", 950.0))
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), "cast_half: opening", 950.0)
         clock[0] = 190
-        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: parity", 930.0))
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), "cast_half: parity", 930.0)
         clock[0] = 260
-        live.update(found.model_copy(update={"stages": found.stages[:1]}), Progress("cast_half: latency", 0.0))  # longer than was estimated
+        live.update(found.model_copy(update={"stages": found.stages[:1]}), "cast_half: latency", 0.0)  # longer than was estimated
     lines = file.getvalue().splitlines()
     told = ["cast_half: parity, about 16 min left", "cast_half: latency"]
     assert (lines[0], lines[1].partition(":")[0], lines[2:]) == ("reference: latency", "reference", told)
