@@ -27,7 +27,7 @@ import transformers
 
 from bertopt import passes, stages
 from bertopt.checks import framing, gates, parity, probes
-from bertopt.checks.parity import Answers
+from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Pass, Spec
 from bertopt.errors import Unsupported
@@ -218,7 +218,7 @@ def _probes(spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Any]]])
     ]  # fmt: skip
 
 
-def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict[str, Answers], str]:
+def _answers(directory: Path, spec: Spec, wanted: Sequence[Probe]) -> tuple[dict[str, ProbeOutputs], str]:
     """The answers of a stage opened as a run opens it, and what its last pass must show but does not."""
     manifest = stages.verify(directory)
     model = stages.open_stage(directory, manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from bertopt.results import (
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-#: One array of compared vectors [N, D] for each output, and whether all else was finite.
-Answers = tuple[dict[str, "Array"], bool]
 
 #: Right models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json): error_ratio up to 1.04, slope_error 0.14, bias 1.1,
 #: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 1.3 and 1.53. worst_ratio was 1.17 at most in 6
@@ -72,12 +69,17 @@ _SMALL = 0.1
 _TIE, _TIE_STEPS = 1e-5, 8
 
 
-def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
-    """Run one probe and keep the vectors that count, float32 [N, D] for each output.
+class ProbeOutputs(NamedTuple):
+    """What a model gave for one probe."""
 
-    Whatever is not compared, padding and fully masked rows, must still be finite. Raises WrongAnswer where the
-    answers have other names or dimensions than `spec` says.
-    """
+    vectors: dict[str, Array]
+    """The compared vectors, float32 [N, D], of each output."""
+    finite: bool = True
+    """Whether all values are finite, also those that are not compared: of padding and of fully masked rows."""
+
+
+def answer(session: Session, probe: Probe, spec: Spec) -> ProbeOutputs:
+    """Run one probe. Raises WrongAnswer where the outputs have other names or dimensions than `spec` says."""
     kept: dict[str, Array] = {}
     finite = True
     answers = session.run(probe.inputs)
@@ -92,7 +94,7 @@ def answer(session: Session, probe: Probe, spec: Spec) -> Answers:
             kept[name] = np.where(probe.compared, value, lowest)[probe.rows]
         else:
             kept[name] = value[probe.compared]
-    return kept, finite
+    return ProbeOutputs(kept, finite)
 
 
 def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
@@ -111,18 +113,18 @@ def _check_form(probe: Probe, spec: Spec, answers: Mapping[str, Array]) -> None:
             raise WrongAnswer(f"{name} must have length 1, since the checkpoint normalises it; got {other[0]:.3g} ({probe.name})")
 
 
-def scales(answers: Iterable[Answers], spec: Spec) -> dict[str, Array]:
-    """Return the usual size (root mean square) of the reference's answers over many probes, for each output or number of several."""
-    return usual_sizes((kept for kept, _ in answers), spec.gives_numbers)
+def scales(reference: Iterable[ProbeOutputs], spec: Spec) -> dict[str, Array]:
+    """Return the usual size (root mean square) of the reference's outputs over many probes, for each output or number of several."""
+    return usual_sizes((outputs.vectors for outputs in reference), spec.gives_numbers)
 
 
-def peak(answers: Iterable[Answers]) -> float:
-    """Return the size of the largest element of the reference's answers, of all outputs."""
-    return nan_max([0.0, *(float(np.abs(value).max(initial=0.0)) for kept, _ in answers for value in kept.values())])
+def peak(reference: Iterable[ProbeOutputs]) -> float:
+    """Return the largest absolute value of all the reference's outputs."""
+    return nan_max([0.0, *(float(np.abs(value).max(initial=0.0)) for outputs in reference for value in outputs.vectors.values())])
 
 
 def compare(
-    probe: Probe, spec: Spec, got: Answers, reference: Answers, usual: Mapping[str, Array] | None = None
+    probe: Probe, spec: Spec, got: ProbeOutputs, reference: ProbeOutputs, usual: Mapping[str, Array] | None = None
 ) -> Case:
     """The worst of every metric over the outputs of one probe.
 
@@ -131,7 +133,7 @@ def compare(
     by less, has cosine 1.
     """
     per_output = [
-        _compare_output(probe, spec, name, got[0][name], reference[0][name], (usual or {}).get(name, np.zeros(())))
+        _compare_output(probe, spec, name, got.vectors[name], reference.vectors[name], (usual or {}).get(name, np.zeros(())))
         for name in spec.outputs
     ]
     flips = [case.label_flips for case in per_output if case.label_flips is not None]
@@ -143,7 +145,7 @@ def compare(
             "cosine_mean": nan_min(case.cosine_mean for case in per_output),
             "cosine_median": nan_min(_median(case) for case in per_output),
             "label_flips": sum(flips) if flips else None,
-            "finite": got[1],
+            "finite": got.finite,
         }
     )
 
@@ -224,11 +226,8 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
 
     A failure without a metric cannot be waived: values that are not finite.
     """
-    missed = [
-        Failure(gate="parity", metric=None, text=f"outputs that are not compared must be finite ({case.where})")
-        for case in cases
-        if not case.finite
-    ][:1]
+    text = "outputs that are not compared must be finite"
+    missed = [Failure(gate="parity", metric=None, text=f"{text} ({case.where})") for case in cases if not case.finite][:1]
     missed += _under_the_clock([case for case in cases if case.padding == TIMED], limits)
     for metric, value, limit in _held(_probed(cases), limits):
         if not holds(metric, value, limit):

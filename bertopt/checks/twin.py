@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks.parity import Answers
+from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.ranking import rank_loss
 from bertopt.checks.row_differences import deviations, units
 from bertopt.core import Spec
@@ -58,8 +58,8 @@ def _merged(of: Callable[[Iterable[float]], float], found: Sequence[Rounding]) -
 
 
 def compare(
-    spec: Spec, names: Sequence[str], got: Mapping[str, Answers], twin: Mapping[str, Answers],
-    reference: Mapping[str, Answers], parent: Mapping[str, Answers] | None = None, contexts: Mapping[str, Array] | None = None,
+    spec: Spec, names: Sequence[str], got: Mapping[str, ProbeOutputs], twin: Mapping[str, ProbeOutputs],
+    reference: Mapping[str, ProbeOutputs], parent: Mapping[str, ProbeOutputs] | None = None, contexts: Mapping[str, Array] | None = None,
 ) -> Rounding | None:  # fmt: skip
     """Return how far a stage is from the reference on the probes in `names`, in units of its twin's error.
 
@@ -74,24 +74,24 @@ def compare(
     found = []
     for output in spec.outputs:
         # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
-        mine, theirs, right = (_stack([outputs[name][0][output] for name in names]) for outputs in (got, twin, reference))
-        before = None if parent is None else _stack([parent[name][0][output] for name in names])
+        mine, theirs, right = (_stack([outputs[name].vectors[output] for name in names]) for outputs in (got, twin, reference))
+        before = None if parent is None else _stack([parent[name].vectors[output] for name in names])
         if spec.gives_numbers or spec.gives_several:
             # Each number beside its own size: beside a price, any rating is rounding. Each label beside what it varies by.
             unit = units(np.sqrt(np.square(right).mean(axis=0)))[0] if spec.gives_numbers else deviations(right)
             mine, theirs, right, before = mine / unit, theirs / unit, right / unit, None if before is None else before / unit
         of_output = _of_output(spec, mine, theirs, right, before)
         if contexts is not None:
-            inside = (_stack([_inside(outputs[name][0][output], contexts[name]) for name in names]) for outputs in (got, reference))
+            inside = (_stack([_inside(outputs[name].vectors[output], contexts[name]) for name in names]) for outputs in (got, reference))
             margin = _flip_margin(spec, *inside) / _least_margin(spec, theirs, right)
             of_output = of_output.model_copy(update={"flip_margin": nan_max([of_output.flip_margin or 0.0, margin])})
         found.append(of_output)
     return _merged(nan_max, found).model_copy(update={"vectors": sum(one.vectors for one in found)})
 
 
-def finite(answers: Mapping[str, Answers]) -> bool:
-    """Return whether every answer is finite; a twin in float16 may overflow."""
-    return all(whole and all(np.isfinite(part).all() for part in outputs.values()) for outputs, whole in answers.values())
+def finite(outputs: Mapping[str, ProbeOutputs]) -> bool:
+    """Return whether every output is finite; a twin in float16 may overflow."""
+    return all(of_probe.finite and all(np.isfinite(part).all() for part in of_probe.vectors.values()) for of_probe in outputs.values())
 
 
 def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Array | None) -> Rounding:

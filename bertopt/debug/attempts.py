@@ -12,7 +12,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import parity
-from bertopt.checks.parity import Answers
+from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Eager, Model, Onnx, Rewrite, Session
 from bertopt.debug.tensor_difference import relative
@@ -43,7 +43,7 @@ class Attempts:
         self.probes, self.every = list(probes), list(every)
         plain = stages.open_stage(reference)
         self.spec, self._reference = plain.spec, open_session(plain, context.device)
-        self._answers: dict[str, Answers] = {}
+        self._answers: dict[str, ProbeOutputs] = {}
 
     def attempt(self, keep: Sequence[str], every: bool) -> list[str]:
         """The limits that are missed with `keep` in float32, in words. A probe that fails is looked at from then on."""

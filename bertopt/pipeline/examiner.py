@@ -13,7 +13,7 @@ import numpy as np
 from bertopt import stages
 from bertopt.checks import coverage, framing, invariance, padding_patterns, parity, probes, ranking, worst_case
 from bertopt.checks.measurements import StageMeasurements
-from bertopt.checks.parity import Answers
+from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import Probe
 from bertopt.core import Device
 from bertopt.errors import Unsupported
@@ -84,7 +84,7 @@ class Examiner:
         self.records = Records(records, inputs)
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
-        self._answers: dict[Path, dict[str, Answers]] = {}
+        self._answers: dict[Path, dict[str, ProbeOutputs]] = {}
         self._reference_predictions: list[list[float]] | None = None
         #: What each stage answered to the texts of `runtime.replay` when it was measured, in this run or an earlier one.
         self.replayed: dict[Path, replay.Answers | None] = {}
@@ -184,7 +184,7 @@ class Examiner:
         theirs = self._answers_of(parent, timeout)
         usual = parity.scales(reference.values(), self.spec)
 
-        def against(other: Mapping[str, Answers]) -> list[Case]:
+        def against(other: Mapping[str, ProbeOutputs]) -> list[Case]:
             run_by_both = [probe for probe in self.probes if probe.name in mine and probe.name in other]
             return [parity.compare(probe, self.spec, mine[probe.name], other[probe.name], usual) for probe in run_by_both]
 
@@ -212,7 +212,7 @@ class Examiner:
             self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
         return self._prints[directory]
 
-    def _answers_of(self, directory: Path, timeout: float) -> dict[str, Answers]:
+    def _answers_of(self, directory: Path, timeout: float) -> dict[str, ProbeOutputs]:
         """Answers by probe name, for every probe that the stage's largest shape admits."""
         if directory not in self._answers:
             worker = self._worker(directory, timeout)
@@ -250,8 +250,8 @@ class Examiner:
             return None
         output = self.spec.outputs[0]
         return ranking.measure(
-            np.concatenate([mine[name][0][output] for name in names]),
-            np.concatenate([theirs[name][0][output] for name in names]),
+            np.concatenate([mine[name].vectors[output] for name in names]),
+            np.concatenate([theirs[name].vectors[output] for name in names]),
         )
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
@@ -282,5 +282,5 @@ class Examiner:
         return labelled.quality(self.spec, self.texts, predicted, self._reference_predictions)
 
 
-def _bytes(answers: dict[str, Answers]) -> int:
-    return sum(array.nbytes for kept, _ in answers.values() for array in kept.values())
+def _bytes(outputs: dict[str, ProbeOutputs]) -> int:
+    return sum(array.nbytes for of_probe in outputs.values() for array in of_probe.vectors.values())

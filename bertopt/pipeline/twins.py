@@ -11,7 +11,7 @@ import numpy as np
 
 from bertopt.checks import framing, gates, parity, twin
 from bertopt.checks.framing import Frame
-from bertopt.checks.parity import Answers
+from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Device, Int8Rounding, Precision, Spec
 from bertopt.passes import registry
@@ -34,7 +34,7 @@ CALIBRATED = 3
 
 
 class Twins:
-    """The answers of twins of one reference to the real texts among `probes`, each computed once."""
+    """The outputs of one reference's twins for the real texts among `probes`, each computed once."""
 
     def __init__(
         self, workers: Workers, reference: Path, device: Device, spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]],
@@ -48,31 +48,31 @@ class Twins:
         if spec.granularity == "span":
             real = [probe for probe in probes if probe.padding in REAL]
             self._contexts = {probe.name: framing.second_texts(probe.inputs, frame)[probe.rows] for probe in real}
-        self._answers: dict[tuple[Precision, Int8Rounding | None, int], dict[str, Answers]] = {}
+        self._outputs: dict[tuple[Precision, Int8Rounding | None, int], dict[str, ProbeOutputs]] = {}
 
     def compare(
-        self, name: str, names: Sequence[str], manifest: Manifest, got: Mapping[str, Answers], reference: Mapping[str, Answers],
-        parent: Mapping[str, Answers] | None, timeout: float,
+        self, stage_name: str, probe_names: Sequence[str], manifest: Manifest, stage: Mapping[str, ProbeOutputs],
+        reference: Mapping[str, ProbeOutputs], parent: Mapping[str, ProbeOutputs] | None, timeout: float,
     ) -> Rounding | None:  # fmt: skip
-        """Return how far a stage is from the reference on the probes in `names`; `parent` as `twin.compare` has it."""
+        """Return how far a stage's outputs are from the reference's, both by probe name; `parent` as in `twin.compare`."""
         precision = manifest.precision
         how = _int8_rounding(manifest) if precision == "int8" else None
 
         def compared(draw: int) -> Rounding | None:
-            simulated = self._run(name, precision, how, draw, timeout)
+            simulated = self._run(stage_name, precision, how, draw, timeout)
             if precision == "float16" and not twin.finite(simulated):
                 # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
-                simulated = self._run(name, "bfloat16", None, draw, timeout)
-            return twin.compare(self.spec, names, got, simulated, reference, parent, self._contexts)
+                simulated = self._run(stage_name, "bfloat16", None, draw, timeout)
+            return twin.compare(self.spec, probe_names, stage, simulated, reference, parent, self._contexts)
 
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
-    def _run(self, name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, Answers]:
-        """Return one twin's answers by probe. Static scales are calibrated on some of the same texts and on odd inputs."""
+    def _run(self, stage_name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, ProbeOutputs]:
+        """Return one twin's outputs by probe name. Static scales are calibrated on some of the same texts and on odd inputs."""
         key = (precision, how, draw)
-        if key not in self._answers:
-            self.on_progress(f"{name}: simulating {precision}")
+        if key not in self._outputs:
+            self.on_progress(f"{stage_name}: simulating {precision}")
             real = [probe for probe in self.probes if probe.padding in REAL]
             static = how is not None and how.scales == "static"
             batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
@@ -82,8 +82,8 @@ class Twins:
                     precision=precision, int8=None if how is None else asdict(how), draw=draw, batches=len(batches),
                 )  # fmt: skip
                 session = RemoteSession(worker, timeout)
-                self._answers[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
-        return self._answers[key]
+                self._outputs[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
+        return self._outputs[key]
 
     def _odd_inputs(self) -> list[dict[str, Array]]:
         """Inputs that no text looks like, as passes calibrate on them."""

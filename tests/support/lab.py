@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from bertopt.checks import parity, probes
-from bertopt.checks.parity import DEFAULT_LIMITS, Answers
+from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs
 from bertopt.core import Eager, Model, Pass
 from bertopt.results import Limits
 from bertopt.sessions import open_session
@@ -31,13 +31,13 @@ class Lab(Built):
         model: Eager = self.build(family).model
         return model
 
-    def answers(self, model: Model) -> dict[str, Answers]:
+    def answers(self, model: Model) -> dict[str, ProbeOutputs]:
         session = open_session(model, threads=1)
         grid = probes.grid(model.spec, [(2, 8), (3, 16)], None)
         return {probe.name: parity.answer(session, probe, model.spec) for probe in grid}
 
     @functools.cache  # noqa: B019
-    def _reference_answers(self, family: str) -> dict[str, Answers]:
+    def _reference_answers(self, family: str) -> dict[str, ProbeOutputs]:
         return self.answers(self.reference(family))
 
     def check(self, family: str, model: Model) -> None:

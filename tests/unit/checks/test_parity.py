@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertopt.checks import parity, probes
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs
 from bertopt.checks.probes import Probe
 from bertopt.core import Session, Spec
 from bertopt.errors import WrongAnswer
@@ -172,8 +172,8 @@ def test_flips_of_both_ends_of_a_span_are_counted() -> None:
 
 def test_metrics() -> None:
     at = probe(TEXT, "none", (2, 4))
-    answers = ({"logits": np.array([[1.0, 0.0], [0.0, 2.0]])}, True)
-    other = ({"logits": np.array([[1.0, 0.0], [2.0, 0.0]])}, True)
+    answers = ProbeOutputs({"logits": np.array([[1.0, 0.0], [0.0, 2.0]])})
+    other = ProbeOutputs({"logits": np.array([[1.0, 0.0], [2.0, 0.0]])})
     case = parity.compare(at, TEXT, other, answers)
     assert (case.max_abs, case.cosine_min, case.cosine_mean, case.label_flips) == (2.0, 0.0, 0.5, 1)
     assert case.rel_l2 == pytest.approx(math.sqrt(8 / 5))
@@ -185,10 +185,10 @@ def test_one_bad_row_of_four_does_not_move_the_median_cosine_of_its_batch() -> N
     right = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [2.0, 1.0]])
     other = right.copy()
     other[1] = (2.0, 0.5)
-    case = parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True))
+    case = parity.compare(at, TEXT, ProbeOutputs({"logits": other}), ProbeOutputs({"logits": right}))
     assert case.cosine_mean < 0.91 and case.cosine_median == parity.cosine_median([case]) == pytest.approx(1.0)
     other[:3] = np.nan
-    assert math.isnan(parity.cosine_median([parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True))]))
+    assert math.isnan(parity.cosine_median([parity.compare(at, TEXT, ProbeOutputs({"logits": other}), ProbeOutputs({"logits": right}))]))
 
 
 @pytest.mark.parametrize(("margin", "wrong", "flips"), [(1e-6, 9.0, 0), (1e-3, 9.0, 1), (1e-6, math.nan, 1)])
@@ -198,7 +198,7 @@ def test_a_label_that_ties_with_another_does_not_flip(margin: float, wrong: floa
     right = np.array([[8.0, 8.0 + margin, 0.0], [0.0, 2.0, 1.0]])
     other = right.copy()
     other[0, 0] = wrong
-    assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
+    assert parity.compare(at, TEXT, ProbeOutputs({"logits": other}), ProbeOutputs({"logits": right})).label_flips == flips
 
 
 @pytest.mark.parametrize(("right", "other", "flips"), [
@@ -210,7 +210,7 @@ def test_labels_that_a_text_may_have_several_of_flip_at_one_half(right: Any, oth
     several = spec(multi_label=True)
     (a, b), at = (np.array([values, values[::-1]]) for values in (other, right)), probe(several, "none", (2, 4))
     a[1] = b[1]
-    assert parity.compare(at, several, ({"logits": a}, True), ({"logits": b}, True)).label_flips == flips
+    assert parity.compare(at, several, ProbeOutputs({"logits": a}), ProbeOutputs({"logits": b})).label_flips == flips
 
 
 @pytest.mark.parametrize(("margin", "flips"), [(2e-4, 0), (5e-3, 1)])
@@ -220,13 +220,13 @@ def test_labels_that_share_a_large_offset_have_an_order(margin: float, flips: in
     right = np.array([[1000.0, 1000.0 + margin, 1000.0], [0.0, 2.0, 1.0]])
     other = right.copy()
     other[0, :2] = right[0, 1::-1]
-    assert parity.compare(at, TEXT, ({"logits": other}, True), ({"logits": right}, True)).label_flips == flips
+    assert parity.compare(at, TEXT, ProbeOutputs({"logits": other}), ProbeOutputs({"logits": right})).label_flips == flips
 
 
 def test_the_largest_output_is_that_of_all_probes() -> None:
     small, large = np.array([[1.0, -2.0]]), np.array([[3.0, -40.0]])
-    assert parity.peak([({"logits": small}, True), ({"logits": large}, True)]) == 40.0
-    assert parity.peak([({"logits": small[:0]}, True)]) == parity.peak([]) == 0.0
+    assert parity.peak([ProbeOutputs({"logits": small}), ProbeOutputs({"logits": large})]) == 40.0
+    assert parity.peak([ProbeOutputs({"logits": small[:0]})]) == parity.peak([]) == 0.0
 
 
 def test_one_number_near_zero_is_held_against_the_usual_size() -> None:
@@ -236,7 +236,7 @@ def test_one_number_near_zero_is_held_against_the_usual_size() -> None:
     theirs, usual = np.array([[0.9]], np.float32), {"logits": 5.0}
 
     def passes(error: float) -> bool:
-        return judged(parity.compare(at, one, ({"logits": theirs + np.float32(error)}, True), ({"logits": theirs}, True), usual)).passed
+        return judged(parity.compare(at, one, ProbeOutputs({"logits": theirs + np.float32(error)}), ProbeOutputs({"logits": theirs}), usual)).passed
 
     assert passes(1.2e-5) and not passes(1e-4)
 
@@ -246,8 +246,8 @@ def test_each_of_several_numbers_is_held_to_its_own_size(wrong: tuple[float, flo
     """A rating without its bias was delivered: beside a price of 200,000 it is five millionths of the output."""
     at = next(p for p in probes.grid(VALUES, [(2, 8)], None) if p.padding == "none")
     right = np.array([[3.0, 2e5], [4.0, 1e5]])
-    theirs = ({"logits": right}, True)
-    case = parity.compare(at, VALUES, ({"logits": right + np.array(wrong)}, True), theirs, parity.scales([theirs], VALUES))
+    theirs = ProbeOutputs({"logits": right})
+    case = parity.compare(at, VALUES, ProbeOutputs({"logits": right + np.array(wrong)}), theirs, parity.scales([theirs], VALUES))
     assert judged(case, Limits(max_abs=2.0, rel_l2=1e-5)).passed == passes
     assert case.max_abs == max(wrong)
 
@@ -256,13 +256,13 @@ def test_a_lone_logit_near_zero_is_held_against_the_usual_size() -> None:
     at = Probe("1 × 1, none", "none", {}, np.ones((1, 1), bool), np.ones(1, bool))
     at.inputs["input_ids"] = np.ones((1, 1), np.int64)
     big, small = np.array([[3.0, -4.0, 0.0]]), np.array([[1e-3]])
-    usual = parity.scales([({"logits": big}, True), ({"logits": small}, True)], TEXT)
+    usual = parity.scales([ProbeOutputs({"logits": big}), ProbeOutputs({"logits": small})], TEXT)
     assert usual == {"logits": pytest.approx(2.5, rel=1e-6)}
-    rounded = ({"logits": small + 2e-7}, True)
-    assert parity.compare(at, TEXT, rounded, ({"logits": small}, True)).rel_l2 == pytest.approx(2e-4)
-    assert judged(parity.compare(at, TEXT, rounded, ({"logits": small}, True), usual)).passed
+    rounded = ProbeOutputs({"logits": small + 2e-7})
+    assert parity.compare(at, TEXT, rounded, ProbeOutputs({"logits": small})).rel_l2 == pytest.approx(2e-4)
+    assert judged(parity.compare(at, TEXT, rounded, ProbeOutputs({"logits": small}), usual)).passed
     for wrong in (small + 1e-3, small * np.nan):
-        assert not judged(parity.compare(at, TEXT, ({"logits": wrong}, True), ({"logits": small}, True), usual)).passed
+        assert not judged(parity.compare(at, TEXT, ProbeOutputs({"logits": wrong}), ProbeOutputs({"logits": small}), usual)).passed
 
 
 def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
@@ -272,7 +272,7 @@ def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
 
     def cosine(got: float, expected: float) -> float:
         values = ({"logits": np.full((4, 1), value, np.float32)} for value in (got, expected))
-        mine, theirs = ((one, True) for one in values)
+        mine, theirs = (ProbeOutputs(one) for one in values)
         return parity.compare(at, TEXT, mine, theirs, usual).cosine_mean
 
     assert cosine(-0.01, 0.02) == 1.0 and cosine(0.02, -0.02) == 1.0
@@ -284,15 +284,15 @@ def test_the_direction_of_a_vector_near_zero_is_not_compared() -> None:
 def test_small_outputs_are_compared_as_others_are(size: float) -> None:
     at = probe(TEXT, "none", (2, 4))
     right = np.array([[1.0, -2.0, 0.5], [0.0, 2.0, 1.0]])
-    case = parity.compare(at, TEXT, ({"logits": right * size * (1 + 1e-7)}, True), ({"logits": right * size}, True))
+    case = parity.compare(at, TEXT, ProbeOutputs({"logits": right * size * (1 + 1e-7)}), ProbeOutputs({"logits": right * size}))
     assert case.cosine_min == pytest.approx(1.0) and case.rel_l2 == pytest.approx(1e-7, rel=1e-3)
-    wrong = parity.compare(at, TEXT, ({"logits": right[::-1] * size}, True), ({"logits": right * size}, True))
+    wrong = parity.compare(at, TEXT, ProbeOutputs({"logits": right[::-1] * size}), ProbeOutputs({"logits": right * size}))
     assert wrong.cosine_min < 0.5 and wrong.rel_l2 > 0.5
 
 
 def test_zero_vectors() -> None:
     at = probe(PLAIN, "none", (1, 1))
-    zero, one = ({"last_hidden_state": np.zeros((1, 3))}, True), ({"last_hidden_state": np.ones((1, 3))}, True)
+    zero, one = ProbeOutputs({"last_hidden_state": np.zeros((1, 3))}), ProbeOutputs({"last_hidden_state": np.ones((1, 3))})
     assert judged(parity.compare(at, PLAIN, zero, zero)).passed
     assert not judged(parity.compare(at, PLAIN, one, zero)).passed
     assert not judged(parity.compare(at, PLAIN, zero, one)).passed
@@ -308,7 +308,7 @@ def test_nothing_to_compare() -> None:
 def test_other_shapes_are_an_error() -> None:
     at = probe(TEXT, "none")
     with pytest.raises(WrongAnswer, match=r"logits has shape \[4, 2\], the reference \[4, 3\] \(4 × 6, none\)"):
-        parity.compare(at, TEXT, ({"logits": np.zeros((4, 2))}, True), ({"logits": np.zeros((4, 3))}, True))
+        parity.compare(at, TEXT, ProbeOutputs({"logits": np.zeros((4, 2))}), ProbeOutputs({"logits": np.zeros((4, 3))}))
 
 
 @pytest.mark.parametrize(("of", "shape", "expected"), [

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bertopt.checks import gates, parity, twin
-from bertopt.checks.parity import DEFAULT_LIMITS, cosine_median
+from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs, cosine_median
 from bertopt.core import Int8Rounding, Precision
 from bertopt.modeling import checkpoint, rounding
 from bertopt.results import Limits
@@ -33,7 +33,7 @@ TWIN = REFERENCE + DICE.normal(size=(200, 3)) * 0.01
 
 def figures(got: Any, parent: Any = None) -> Rounding:
     def answers(values: Any) -> Any:
-        return {"texts": ({SPEC.outputs[0]: values}, True)}
+        return {"texts": ProbeOutputs({SPEC.outputs[0]: values})}
 
     found = twin.compare(
         SPEC, ["texts", "not run"], answers(got), answers(TWIN), answers(REFERENCE), None if parent is None else answers(parent)
@@ -74,7 +74,7 @@ def test_one_wrong_column_of_many_is_seen() -> None:
     lost = np.where(np.arange(300) == 7, 0, reference)
 
     def found(got: Any) -> Rounding:
-        asked = [{"texts": ({"sentence_embedding": values}, True)} for values in (got, reference + noise[1], reference)]
+        asked = [{"texts": ProbeOutputs({"sentence_embedding": values})} for values in (got, reference + noise[1], reference)]
         compared = twin.compare(spec(task="feature-extraction", pooling="mean"), ["texts"], *asked)
         assert compared is not None
         return compared
@@ -92,7 +92,7 @@ def test_each_of_several_numbers_is_held_to_its_own_rounding() -> None:
     noise = DICE.normal(size=(2, 200, 2)) * 0.03 * sizes
 
     def found(got: Any) -> set[str | None]:
-        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + noise[1], reference)]
+        asked = [{"texts": ProbeOutputs({"logits": values})} for values in (got, reference + noise[1], reference)]
         compared = twin.compare(VALUES, ["texts"], *asked)
         assert compared is not None
         return missed(compared, "int8")
@@ -110,7 +110,7 @@ def test_each_of_several_labels_is_held_to_its_own_rounding() -> None:
     noise = DICE.normal(size=(2, 200, 28)) * 0.03 * usual
 
     def found(got: Any) -> set[str | None]:
-        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + noise[1], reference)]
+        asked = [{"texts": ProbeOutputs({"logits": values})} for values in (got, reference + noise[1], reference)]
         compared = twin.compare(SEVERAL, ["texts"], *asked)
         assert compared is not None
         return missed(compared, "int8")
@@ -127,7 +127,7 @@ def test_one_vector_may_be_as_far_off_as_the_twin_s_farthest() -> None:
 
     def found(mine: int, its: int) -> set[str | None]:
         got, other = (REFERENCE + NOISE + (np.arange(200) == row)[:, None] * far for row in (mine, its))
-        asked = [{"texts": ({"logits": values}, True)} for values in (got, other, REFERENCE)]
+        asked = [{"texts": ProbeOutputs({"logits": values})} for values in (got, other, REFERENCE)]
         compared = twin.compare(SPEC, ["texts"], *asked)
         assert compared is not None
         return missed(compared)
@@ -141,7 +141,7 @@ def test_a_label_may_change_where_the_twin_s_largest_error_could_change_it() -> 
     reference = np.tile([2.0, 0.0, -2.0], (200, 1))
 
     def answers(values: Any) -> Any:
-        return {"texts": ({SPEC.outputs[0]: values}, True)}
+        return {"texts": ProbeOutputs({SPEC.outputs[0]: values})}
 
     def with_tail(row: int, size: float) -> Any:
         return reference + NOISE + (np.arange(200) == row)[:, None] * np.array([-size, size, 0.0])
@@ -161,7 +161,7 @@ def test_a_label_of_several_changes_where_its_score_crosses_one_half() -> None:
     lost = reference + NOISE - np.where(np.arange(200) == 8, 1.5, 0.0)[:, None] * [0.0, 1.0, 0.0]
 
     def margin(got: Any) -> float | None:
-        asked = [{"texts": ({"logits": values}, True)} for values in (got, reference + NOISE[::-1], reference)]
+        asked = [{"texts": ProbeOutputs({"logits": values})} for values in (got, reference + NOISE[::-1], reference)]
         found = twin.compare(several, ["texts"], *asked)
         return None if found is None else found.flip_margin
 
@@ -188,7 +188,7 @@ def test_embeddings_are_ranked() -> None:
     vectors, noise = DICE.normal(size=(40, 8)), DICE.normal(size=(40, 8))
 
     def answers(values: Any) -> Any:
-        return {"texts": ({"sentence_embedding": values}, True)}
+        return {"texts": ProbeOutputs({"sentence_embedding": values})}
 
     shuffled = twin.compare(
         embeds, ["texts"], answers(vectors[::-1]), answers(vectors + 0.01 * noise), answers(vectors)
@@ -199,7 +199,7 @@ def test_embeddings_are_ranked() -> None:
 
 def test_spans_of_batches_of_several_lengths_are_compared() -> None:
     spans = spec(task="question-answering", outputs=("start_logits", "end_logits"))
-    reference = {name: ({o: DICE.normal(size=(2, width)) for o in spans.outputs}, True) for name, width in (("a", 4), ("b", 7))}
+    reference = {name: ProbeOutputs({o: DICE.normal(size=(2, width)) for o in spans.outputs}) for name, width in (("a", 4), ("b", 7))}
     found = twin.compare(spans, ["a", "b"], reference, reference, reference)
     assert found is not None and found.error == 0 and found.vectors == 8
 
@@ -449,7 +449,7 @@ def test_where_outputs_hardly_vary_one_error_of_all_is_left_to_the_bias() -> Non
 
     def of(got: Any) -> Rounding:
         answers = ({SPEC.outputs[0]: values} for values in (got, twin_, reference))
-        found = twin.compare(SPEC, ["texts"], *({"texts": (one, True)} for one in answers))
+        found = twin.compare(SPEC, ["texts"], *({"texts": ProbeOutputs(one)} for one in answers))
         assert found is not None
         return found
 
@@ -464,7 +464,7 @@ def test_a_slope_is_held_to_how_outputs_vary() -> None:
     level = 5 + DICE.normal(size=(200, 3)) * 0.1
 
     def answers(values: Any) -> Any:
-        return {"texts": ({SPEC.outputs[0]: values}, True)}
+        return {"texts": ProbeOutputs({SPEC.outputs[0]: values})}
 
     found = [
         twin.compare(SPEC, ["texts"], answers(5 + (level - 5) * slope), answers(level + NOISE), answers(level))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs
 from bertopt.checks.probes import Probe
 from bertopt.core import Int8Rounding, Pass
 from bertopt.passes import BuildNative, ConvertOpenvino, QuantizeInt8
@@ -62,12 +62,12 @@ def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_
 
     class Simulated(Twins):
         def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int, timeout: float) -> Any:
-            return {"pairs": ({"start_logits": reference + noise[1]}, True)}
+            return {"pairs": ProbeOutputs({"start_logits": reference + noise[1]})}
 
     twins = Simulated(None, Path(), "cpu", questions, None, [probe], lambda text: None, (1, 2))  # type: ignore[arg-type]
 
     def margin(scores: Any) -> float:
-        answers = [{"pairs": ({"start_logits": values}, True)} for values in (scores, reference)]
+        answers = [{"pairs": ProbeOutputs({"start_logits": values})} for values in (scores, reference)]
         found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16"), *answers, None, 1.0)  # type: ignore[arg-type]
         assert found is not None and found.flip_margin is not None
         return found.flip_margin
