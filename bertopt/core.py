@@ -38,10 +38,8 @@ Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "float8"]
 
 
-class Rewrite(BaseModel):
+class Rewrite(BaseModel, frozen=True):
     """One recorded pass over an eager network, replayed when the stage is opened."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     """The pass's registered name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,10 +34,8 @@ class Int8Rounding:
     """None: 7 where the model was quantised for a CPU that saturates with 8, else 8. Activations always have 8."""
 
 
-class DenseLayer(BaseModel):
+class DenseLayer(BaseModel, frozen=True, extra="forbid"):
     """A linear layer after pooling, in float32 in every precision: activation(x · Wᵀ + b), as sentence-transformers' Dense."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     folder: str = Field(pattern=r"^[^/\\.][^/\\]*$")
     """Where beside the checkpoint `model.safetensors` holds `linear.weight` [size, H] and, unless it has none, `linear.bias` [size]."""
@@ -45,10 +43,8 @@ class DenseLayer(BaseModel):
     activation: Literal["identity", "tanh", "relu", "gelu"]
 
 
-class Spec(BaseModel):
+class Spec(BaseModel, frozen=True, extra="forbid"):
     """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     family: str
     task: Task
@@ -167,10 +163,8 @@ class Spec(BaseModel):
         return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
 
 
-class Profile(BaseModel):
+class Profile(BaseModel, frozen=True, extra="forbid"):
     """One optimisation profile of an engine: the [B, S] shapes it accepts, and the one it is tuned for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min: tuple[int, int] = (1, 1)
     opt: tuple[int, int] = (8, 128)
@@ -189,10 +183,8 @@ class Profile(BaseModel):
         return self.min[0] <= batch <= self.max[0] and self.min[1] <= sequence <= self.max[1]
 
 
-class PackageBuild(BaseModel):
+class PackageBuild(BaseModel, frozen=True, extra="forbid"):
     """What a package of compiled code was built with and for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     torch: str
     device: Literal["cpu", "cuda"]
@@ -204,13 +196,11 @@ class PackageBuild(BaseModel):
     """The GPU's, `sm90`; None on a CPU."""
 
 
-class ShapeLimits(BaseModel):
+class ShapeLimits(BaseModel, frozen=True, extra="forbid"):
     """The batches [B, S] that a form runs: up to `longest` tokens a row and, where there are profiles, within one of them.
 
     A session widens a batch that is smaller than a profile's lower bounds, and gives the answers that were asked for.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     longest: int
     profiles: tuple[Profile, ...] = ()
@@ -242,10 +232,8 @@ class ShapeLimits(BaseModel):
         return max(rows, default=0) if sequence <= self.longest else 0
 
 
-class RuntimeFacts(BaseModel):
+class RuntimeFacts(BaseModel, frozen=True, extra="forbid"):
     """What a session says of itself. A field is None where its runtime has no such thing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     runtime: str | None = None
     """Name and version."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from bertopt.results import Case, Comparison, Invariance, Latency, Quality, Ranking
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 
 
-class StageMeasurements(BaseModel):
+class StageMeasurements(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan="strings"):
     """Everything measured of one stage. Verdicts are not kept: limits may change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     cases: list[Case]
     """Parity with the reference, a case for each probe; empty for the reference itself."""

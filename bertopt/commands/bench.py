@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
@@ -21,10 +21,8 @@ from bertopt.system import environment
 from bertopt.workers.client import Worker, Workers
 
 
-class Timed(BaseModel):
+class Timed(BaseModel, extra="forbid"):
     """The figures of one artefact. `vs_reference` of each is against the first artefact."""
-
-    model_config = ConfigDict(extra="forbid")
 
     directory: str
     form: str
@@ -34,10 +32,8 @@ class Timed(BaseModel):
     peak_rss_bytes: int
 
 
-class Bench(BaseModel):
+class Bench(BaseModel, extra="forbid"):
     """What `bench` measured, and where."""
-
-    model_config = ConfigDict(extra="forbid")
 
     environment: dict[str, Any]
     artefacts: list[Timed]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from bertopt import stages
 from bertopt.checks.measurements import StageMeasurements
@@ -41,10 +41,8 @@ def identity(directory: Path) -> str:
     return " ".join((directory.name, manifest.content_sha256, manifest.form, manifest.precision, manifest.spec.model_dump_json(), *sources))
 
 
-class _Record(BaseModel):
+class _Record(BaseModel, extra="forbid"):
     """What a file holds: measurements as JSON text, and the hash of that text and of the record's key."""
-
-    model_config = ConfigDict(extra="forbid")
 
     sha256: str
     measurements: str

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from bertopt.results import Comparison, Latency, Limits, Ratio, Report, Stage, is_least
 
 Unit = Literal["", "x", "ms", "bytes"]
 
 
-class Tolerances(BaseModel):
+class Tolerances(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How much worse than the baseline is no regression. Parity is held to `limits`, over the baseline's own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     slower: float = Field(0.05, ge=0, description="share by which a speed-up may fall, where the intervals are apart")
     bigger: float = Field(0.10, ge=0, description="share by which the size on disk may grow")
@@ -24,10 +22,8 @@ class Tolerances(BaseModel):
     limits: Limits = Field(Limits(), description="parity limits of all stages, over the baseline's")
 
 
-class Change(BaseModel):
+class Change(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     """One figure before and after. `regression` says why it is one, or is None."""
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     stage: str
     gate: str
@@ -39,10 +35,8 @@ class Change(BaseModel):
     regression: str | None = None
 
 
-class Diff(BaseModel):
+class Diff(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     """All figures of a candidate against a baseline."""
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     baseline: str
     candidate: str

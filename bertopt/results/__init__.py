@@ -131,7 +131,7 @@ class Comparison(_Result):
         )  # fmt: skip
 
 
-class Parity(_Result):
+class Parity(_Result, extra="ignore"):  # reports of 0.1 repeat here the stage's failures
     passed: bool
     worst: Worst
     """The metric nearest to its limit, or farthest beyond it."""
@@ -139,7 +139,6 @@ class Parity(_Result):
     limits: Limits
     vs_parent: Comparison | None = None
     blame: Blame | None = None
-    model_config = ConfigDict(extra="ignore")  # reports of 0.1 repeat here the stage's failures
 
 
 class Quality(_Result):
@@ -156,10 +155,8 @@ class Quality(_Result):
     others: list[Quality] = []  # further metrics of the task, which no limit holds
 
 
-class Waiver(_Result):
+class Waiver(_Result, frozen=True):
     """A limit that a stage is known to miss, accepted for a reason until a day."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stage: str
     metric: str
@@ -186,7 +183,7 @@ class Failure(_Result):
         return cls(gate=gate, metric=metric if math.isfinite(value) else None, text=text)
 
 
-class Stage(_Result):
+class Stage(_Result, populate_by_name=True):
     """One row of the report."""
 
     index: int
@@ -225,8 +222,6 @@ class Stage(_Result):
     quality: Quality | None = None
     nearest: Margin | None = None
     """Of all limits, the one that is most used up. None where nothing was limited, and in reports of 0.1."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def mix(self) -> Latency | None:
         """Return the end-to-end timing on real texts, None where there is none."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 #: What a run does, in its words, while the stage to deliver runs every sweep: the longest check of most runs.
 SWEEPING = "every id and length"
 
 
-class SweptOutput(BaseModel):
+class SweptOutput(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """How far an output's rows are from the reference's: each by the norm of the difference, relative to the row's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     median: float
     worst: float
@@ -33,10 +31,8 @@ class SweptOutput(BaseModel):
     """Whether a row's output is one number, whose errors are spread further about their median than those of vectors."""
 
 
-class Coverage(BaseModel):
+class Coverage(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """What the probes and the coverage sweeps run of a model, as shares, and what the sweeps measure."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     seed: int
     ids: float

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
-class Rounding(BaseModel):
+class Rounding(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     """How far a stage of reduced precision is from the reference on real texts, beside what its rounding should cost.
 
     That is measured on the twin: the reference with the same rounding simulated. Of several twins every figure is beside the
     one that costs most.
     """
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     error: float
     """Mean over all compared vectors of their relative error."""
@@ -41,14 +39,12 @@ class Rounding(BaseModel):
     vectors: int
 
 
-class Certificate(BaseModel):
+class Certificate(BaseModel, extra="forbid"):
     """What a comparison of the weights on disk with the parent's says.
 
     `certified`: every weight is the rounding of the parent's, and nothing else changed as far as `reason` says.
     `contradicted`: a weight is not. `none`: no such comparison can be made.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     status: Literal["certified", "contradicted", "none"]
     reason: str

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 
-class RoundingLimits(BaseModel):
+class RoundingLimits(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan="strings"):
     """Limits of reduced precision. None is not checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     error_ratio_max: float | None = Field(
         None, ge=0, description="reduced precision: largest mean error on real texts, divided by the simulated rounding's"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 Gate = Literal[
     "effects", "certificate", "parity", "coverage", "rounding", "invariance", "ranking", "quality", "latency", "resources"
@@ -22,10 +22,8 @@ def holds(metric: str, value: float, limit: float) -> bool:
     return value >= limit if is_least(metric) else value <= limit
 
 
-class Margin(BaseModel):
+class Margin(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """One figure beside its limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     gate: Gate
     metric: str

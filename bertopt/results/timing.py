@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import BaseModel, computed_field
 
 Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
@@ -20,11 +20,10 @@ def factor(value: float) -> str:
     return ">10,000" if value > 10_000 else "<0.01" if 0 < value < 0.01 else usual
 
 
-class Ratio(BaseModel):
+class Ratio(BaseModel, extra="ignore", ser_json_inf_nan="strings"):
     """How many times faster than the other: other's time / this one's, with a 95 % interval over paired rounds."""
 
     # `verdict` comes back when a report is read.
-    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
 
     ratio: float
     low: float
@@ -57,10 +56,8 @@ class Ratio(BaseModel):
         return f"{self.verdict} {figures}"
 
 
-class Latency(BaseModel):
+class Latency(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     """One timed case: a `shape` is the session's step alone; the `mix` is real texts through the Predictor."""
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     kind: Literal["shape", "mix"]
     batch: int | None
