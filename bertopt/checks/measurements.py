@@ -12,33 +12,33 @@ from bertopt.results.fidelity import Certificate, Rounding
 
 
 class StageMeasurements(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan="strings"):
-    """Everything measured of one stage. Verdicts are not kept: limits may change."""
+    """Everything measured of one stage; what was not measured is None or empty. Verdicts are not kept: limits may change."""
 
-    cases: list[Case]
+    cases: list[Case] = []
     """Parity with the reference, a case for each probe; empty for the reference itself."""
     peak: float = 0.0
     """The largest element of the reference's answers to the probes."""
-    vs_parent: Comparison | None
-    latency: list[Latency]
-    invariance: Invariance | None
-    ranking: Ranking | None
+    vs_parent: Comparison | None = None
+    latency: list[Latency] = []
+    invariance: Invariance | None = None
+    ranking: Ranking | None = None
     rounding: Rounding | None = None
     """Against the twin; None for float32."""
     proven: float | None = None
-    """Share of the products' weights that are in the claimed precision and used; None for float32 and where not told."""
+    """Share of the products' weights that are in the claimed precision and used; None for float32, and where the runtime does not say."""
     certificate: Certificate | None = None
-    quality: Quality | None
-    predictions: list[list[float]] | None
+    quality: Quality | None = None
+    predictions: list[list[float]] | None = None
     """For each labelled text, as `task_metrics.predictions` encodes them: what later stages are paired with."""
-    effects: dict[str, tuple[int, int]]
+    effects: dict[str, tuple[int, int]] = {}
     """What the committed model shows of its pass: counts expected and seen."""
-    placed: dict[str, tuple[int, int]]
+    placed: dict[str, tuple[int, int]] = {}
     """The same for what holds for every pass: where the runtime runs it, and in which precision."""
-    changed: bool | None
+    changed: bool | None = None
     """Whether the committed model is another than its parent's. None for the reference."""
-    facts: dict[str, Any]
-    peak_rss_bytes: int | None
-    peak_gpu_bytes: int | None
+    facts: dict[str, Any] = {}
+    peak_rss_bytes: int | None = None
+    peak_gpu_bytes: int | None = None
     coverage: Coverage | None = None
     """None for the reference itself."""
     answers: list[list[list[float]]] | None = None

@@ -51,7 +51,4 @@ def _measure(
         baseline.call("reduce", timeout=timeout, kind=kind)
         timed, _ = race({"stage": baseline, "reference": usual}, plan.spec, plan.shapes, plan.mix, plan.budget, timeout)
         stats = baseline.call("stats", timeout=timeout)
-    return StageMeasurements(
-        cases=[], vs_parent=None, latency=timed, invariance=None, ranking=None, quality=None, predictions=None, effects={},
-        placed={}, changed=None, **stats,
-    )  # fmt: skip
+    return StageMeasurements(latency=timed, **stats)

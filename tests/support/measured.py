@@ -19,9 +19,4 @@ def measured(parent: float = 1e-3, **fields: Any) -> StageMeasurements:
     """A stage that differs by `parent` from its parent; fields of a case change its one case."""
     between = Comparison(max_abs=parent, rel_l2=parent, cosine_min=1, cosine_mean=1, label_flips=0, compared=10)
     figures = {name: fields.pop(name) for name in list(fields) if name in Case.model_fields}
-    given: dict[str, Any] = {
-        "cases": [case(**figures)], "vs_parent": between, "latency": [], "invariance": None, "ranking": None,
-        "quality": None, "predictions": None, "effects": {}, "placed": {}, "changed": True, "facts": {},
-        "peak_rss_bytes": None, "peak_gpu_bytes": None,
-    }  # fmt: skip
-    return StageMeasurements(**{**given, **fields})
+    return StageMeasurements(**{"cases": [case(**figures)], "vs_parent": between, "changed": True, **fields})

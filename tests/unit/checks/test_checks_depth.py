@@ -371,9 +371,8 @@ def test_a_comparison_names_row_and_token(of: Spec, token: int | None) -> None:
 def found(**fields: Any) -> StageMeasurements:
     zero = Comparison(max_abs=0, rel_l2=0, cosine_min=1, cosine_mean=1, label_flips=None, compared=1)
     given = {
-        "cases": [case(max_abs=NAN)], "vs_parent": zero, "latency": [], "ranking": None, "quality": None,
-        "invariance": Invariance(max_abs=NAN, cosine_min=-math.inf, texts=1, where="x"), "predictions": [[1.0], [NAN]],
-        "effects": {"nodes": (2, 2)}, "placed": {}, "changed": True, "facts": {"threads": 1}, "peak_rss_bytes": 5, "peak_gpu_bytes": None,
+        "cases": [case(max_abs=NAN)], "vs_parent": zero, "invariance": Invariance(max_abs=NAN, cosine_min=-math.inf, texts=1, where="x"),
+        "predictions": [[1.0], [NAN]], "effects": {"nodes": (2, 2)}, "changed": True, "facts": {"threads": 1}, "peak_rss_bytes": 5,
     }  # fmt: skip
     return StageMeasurements.model_validate(given | fields)
 
