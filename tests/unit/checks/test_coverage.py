@@ -16,21 +16,15 @@ from bertopt.core import ShapeLimits
 from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
 from bertopt.results import Limits
-from bertopt.results.coverage import Coverage, SweptOutput
+from bertopt.results.coverage import Coverage
 from bertopt.runtime.batch_limits import BatchLimits, most_tokens
-from tests.support.measured import case, measured
+from tests.support.measured import case, measured, swept
 from tests.support.specs import EMBEDDING, MINILM, TAGS, TEXT, VALUES, WHOLE
 from tests.support.specs import SWEPT as SPEC
 from tests.support.specs import spec as tiny_spec
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-
-def swept(median: float, worst: float, name: str = "logits", finite: bool = True) -> Coverage:
-    outputs = {name: SweptOutput(median=median, worst=worst, where="logits[0], 1 × 4")}
-    shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
-    return Coverage(seed=1, outputs=outputs, rows=9, tokens=36, finite=finite, **shares)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from bertopt.checks.parity import DEFAULT_LIMITS
 from bertopt.errors import StepTimeout
 from bertopt.pipeline import rows
 from bertopt.results import TIMED, Invariance, Limits, Quality, Ranking, Waiver
-from bertopt.results.coverage import Coverage, SweptOutput
-from tests.support.measured import case, measured
+from tests.support.measured import case, measured, swept
 
 TODAY = datetime.date(2026, 6, 1)
 LIMITS = Limits(rel_l2=0.06)
@@ -114,11 +113,8 @@ def test_a_waiver_s_limit_holds_for_what_coverage_sweeps_run() -> None:
     """Every gate that misses `rel_l2` is covered, a wrong id among the sweeps' too."""
     known, limits = [waiver(limit=1e-4)], DEFAULT_LIMITS["float32"]
     fine = {"max_abs": 1e-5, "cosine_min": 1.0, "cosine_mean": 1.0}
-    shares = dict.fromkeys(("ids", "positions", "batch_sizes", "lengths", "token_types"), 1.0)
     for worst, status in ((6e-5, "ok"), (1.1, "failed")):
-        swept = {"logits": SweptOutput(median=1e-6, worst=worst, where="logits[3], ids")}
-        covered = Coverage(seed=0, rows=9, tokens=99, finite=True, outputs=swept, **shares)
-        outcome = judge(measured(rel_l2=2e-5, coverage=covered, **fine), limits, waivers=known)
+        outcome = judge(measured(rel_l2=2e-5, coverage=swept(worst=worst), **fine), limits, waivers=known)
         assert (outcome.status, len(outcome.failures)) == (status, 2), outcome
 
 

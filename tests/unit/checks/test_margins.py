@@ -10,9 +10,8 @@ import pytest
 
 from bertopt.checks import gates
 from bertopt.results import Invariance, Latency, Limits, Margin, Quality, Ranking, Ratio
-from bertopt.results.coverage import Coverage, SweptOutput
 from bertopt.results.fidelity import Rounding
-from tests.support.measured import measured
+from tests.support.measured import measured, swept
 
 #: Of every check a figure, none of them near its limit.
 LOOSE = Limits(
@@ -24,13 +23,6 @@ TEXTS = Latency(
     kind="mix", batch=None, sequence=None, n=12, p50_ms=40.0, p90_ms=50.0, p99_ms=None, texts_per_s=300.0,
     vs_reference=Ratio(ratio=2.0, low=1.9, high=2.1),
 )  # fmt: skip
-
-
-def swept(median: float = 1e-6, worst: float = 1e-5) -> Coverage:
-    output = SweptOutput(median=median, worst=worst, where="row 3 of 8 × 4, sweep 2: ids")
-    return Coverage(
-        seed=1, ids=1, positions=1, batch_sizes=1, lengths=1, token_types=1, outputs={"logits": output}, rows=9, tokens=9, finite=True
-    )  # fmt: skip
 
 
 def nearest(limits: dict[str, float] | None = None, **fields: Any) -> Margin:

@@ -16,6 +16,8 @@ from bertopt.checks.probes import Probe
 from bertopt.core import Session, Spec
 from bertopt.errors import WrongAnswer
 from bertopt.results import Case, Comparison, Latency, Limits, Parity, Ratio, Report, Stage, Worst
+from tests.support import measured
+from tests.support.compared import probe
 from tests.support.specs import VALUES, spec
 
 Array = np.ndarray
@@ -47,10 +49,6 @@ class Fake(Session):
 
     def fetch(self) -> dict[str, Array]:
         return self.answers
-
-
-def probe(of: Spec, padding: str, shape: tuple[int, int] = (4, 6)) -> Probe:
-    return next(p for p in probes.grid(of, [shape], None) if p.padding == padding and p.shape == shape)
 
 
 def compared(of: Spec, at: Probe, edit: Callable[[str, Array], None]) -> Case:
@@ -341,10 +339,19 @@ def test_a_missing_answer_is_an_error() -> None:
         parity.answer(session, probe(SPAN, "none"), SPAN)
 
 
-def case(**fields: Any) -> Case:
-    given = {"batch": 1, "sequence": 8, "padding": "none", "max_abs": 0.0, "rel_l2": 0.0, "cosine_min": 1.0,
-             "cosine_mean": 1.0, "label_flips": 0, "compared": 10, "where": "logits[0, 0]"}  # fmt: skip
-    return Case.model_validate(given | fields)
+@pytest.mark.parametrize(("of", "token"), [(TEXT, None), (TOKEN, 4), (SPAN, 4)], ids=["text", "token", "span"])
+def test_a_comparison_names_row_and_token(of: Spec, token: int | None) -> None:
+    at = probe(of, "masked_row", (3, 8))
+
+    def spoil(name: str, value: Array) -> None:
+        value[2 if of.granularity == "text" else (2, 4)] += 50
+
+    found = compared(of, at, spoil)
+    assert (found.probe, found.row, found.token) == (at.name, 2, token)
+
+
+def case(**changed: Any) -> Case:
+    return measured.case(**{"max_abs": 0.0, "rel_l2": 0.0, "cosine_min": 1.0, "cosine_mean": 1.0, **changed})
 
 
 def test_summary_takes_the_worst_of_all_cases() -> None:

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 
 from bertopt.checks import probes
-from bertopt.checks.probes import Probe
-from bertopt.core import Profile, ShapeLimits, Spec
+from bertopt.core import Profile, ShapeLimits
+from tests.support.compared import probe
 from tests.support.specs import TEXT, spec
 
 Array = np.ndarray
-
-
-def probe(of: Spec, padding: str, shape: tuple[int, int] = (4, 6)) -> Probe:
-    return next(p for p in probes.grid(of, [shape], None) if p.padding == padding and p.shape == shape)
 
 
 def test_grid_has_every_shape_and_padding() -> None:
