@@ -1,7 +1,7 @@
-"""Coverage: run every token id, position, batch size and length once, and refuse rows that stand out.
+"""Coverage sweeps: run every token id, position, batch size and length once, and refuse rows whose error stands out.
 
-The parity probes look closely at a few inputs; these sweeps look once at what those leave out (`sweep_plan` says at which rows). Of
-an output all but `WIDE` columns are not compared.
+The parity probes compare a few inputs closely; the sweeps run once what those leave out (`sweep_plan` chooses the rows). Of an output
+with more than `WIDE` columns, only that many are compared.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 #: Columns compared of a wider output.
 WIDE = 1024
-#: Relative difference of a row beyond which a model is wrong whatever its precision, where no limit says so.
+#: Limit of the median row's relative difference where `limits` states neither `rel_l2` nor `cosine_median_min`.
 GROSS = 0.35
-#: Texts through the artefact's tokenizer and predictor; limits beyond `EXACT` are those of reduced precision.
+#: Name of the figures for texts that go through the artefact's own tokenizer and predictor. A limit above `EXACT` is one of reduced precision.
 END_TO_END, EXACT = "texts end to end", 1e-3
-#: Short texts, of which one call has 400: they are tokenised in pieces and run in many batches, several at once.
+#: Name of the figures for 400 short texts in one call, which are tokenised in pieces and run in many batches, several at once.
 IN_ONE_CALL = "texts in one call"
-#: Relative difference of a text's outputs that are as far from the reference's as from none at all.
+#: Relative difference of outputs that have nothing in common with the reference's: zeros would be as close.
 LOST = 1.0
-#: Median rows that one row of reduced precision may differ by, where the limit of cosines allows more: right forms had rows at 9
-#: times the median, second texts that were cut off at 54 times, a wrong embedding at 94 times.
+#: How many times the median one row of reduced precision may differ, where the cosine limit allows more. Correct models had rows at 9
+#: times the median; second texts that were cut off were at 54 times, a wrong embedding at 94 times.
 MOST_MEDIANS = 25
-#: Standard deviations of a normal distribution for each median of its sizes.
+#: Standard deviation of a normal distribution, divided by the median of the absolute values: for outputs of one number.
 ONE_NUMBER = 1.4826
-#: Median difference of rows in larger batches, relative to that in smaller ones, or of rows of some lengths, relative to that of
-#: all, of a model that is wrong there (right INT8 had 2.1 times, second texts that were cut off 13 times); and a difference that
-#: counts as rounding, whatever it is elsewhere.
+#: How many times as much the median row of larger batches may differ as that of smaller ones, and the median row of some lengths as that
+#: of all: correct INT8 models had 2.1 times, second texts that were cut off 13 times. A difference up to `NEAR` always counts as rounding.
 LARGER, NEAR = 3.0, 0.01
-#: Median difference of rows of a few tokens that are mostly padding, relative to that of others of as many.
+#: How many times as much the median of short rows that are mostly padding may differ as that of other rows of as many tokens.
 PADDED = 2.0
-#: Median row of reduced precision, in units of the mean error on real texts. Right models of 8 families and 2 checkpoints had 1.1 at most.
+#: How many times the mean error on real texts the median row of reduced precision may differ. Correct models of 8 families and 2
+#: checkpoints had 1.1 at most.
 TEXT_ERRORS = 5.0
-#: What nine rows of ten differ by, in units of the median: not a few rows are wrong where it is more. The same models had 2.1 at most, and
-#: normal numbers, as the errors of outputs of one number are, have 2.4.
+#: How many times the median the 90th percentile of the rows' differences may be; beyond that, many rows are wrong. The same models had 2.1
+#: at most. Normally distributed numbers, as the errors of outputs of one number are, have 2.4.
 SPREAD = 4.0
 
 
@@ -121,14 +121,9 @@ def shares(spec: Spec, probes: Sequence[Probe]) -> dict[str, float]:
 
 
 def failures(found: Coverage, limits: Limits, text_error: float | None = None) -> list[Failure]:
-    """Return what is grossly wrong: values that are not finite, a median row beyond `rel_l2`, a row that stands out.
+    """Return what the sweeps show to be wrong: values that are not finite, and for each output the first limit of `held` that it misses.
 
-    In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. The rounding of reduced precision
-    spreads less, so there by 5 times the median, by 0.1 or by the limit of cosines, and by `MOST_MEDIANS` at most; and rows in
-    batches larger than those of the real texts, which are held to what rounding costs, may differ `LARGER` times as much as in
-    those. So may rows of any length, or of a second text of any, compared with all rows: real texts are mostly short.
-    `text_error` is the mean error of reduced precision on real texts, where it was measured: the median row may differ by
-    `TEXT_ERRORS` times as much, and nine rows of ten by `SPREAD` times the median.
+    `text_error` is the mean error of reduced precision on real texts, where it was measured.
     """
     missed = [] if found.finite else [Failure(gate="coverage", metric=None, text="outputs of the coverage sweeps must be finite")]
     for name, output in found.outputs.items():
@@ -138,7 +133,7 @@ def failures(found: Coverage, limits: Limits, text_error: float | None = None) -
 
 
 class Held(NamedTuple):
-    """What one limit of the sweeps holds: `text` says how it is missed."""
+    """A figure of the sweeps and its limit; `text` is what to say where it is missed."""
 
     name: str
     value: float
@@ -147,7 +142,12 @@ class Held(NamedTuple):
 
 
 def held(name: str, output: SweptOutput, limits: Limits, text_error: float | None = None) -> Iterator[Held]:
-    """What is held of one output, the most general limit first: the first that is missed is the one to report."""
+    """Yield the figures of one output that have limits, the most general first: the first that misses its limit is the one to report.
+
+    In float32 a row may differ by `rel_l2`, or by 30 times the median where that is more. Rounding to reduced precision varies less: there
+    a row may differ by 5 times the median, by 0.1 or by what the cosine limit allows, and by `MOST_MEDIANS` medians at most. Real texts
+    are mostly short and run in small batches, so larger batches and each range of lengths are compared with the other rows.
+    """
     limit, where = _median_limit(limits), f"({output.where})"
     median, small, large = output.median, output.small_batches, output.large_batches
     median_limit, why = limit, ""

@@ -28,9 +28,9 @@ from bertopt.results import (
 )
 from bertopt.results.fidelity import Rounding
 
-#: Share of the weights of a model's products that proves a claim of reduced precision.
+#: Share of the weights of matrix products in a precision from which a model counts as being of it.
 PROVEN = 0.25
-#: Figures of `Rounding` that have a limit: what each measures, and what of the simulated rounding it is divided by.
+#: Figures of `Rounding` that have a limit: what each measures, and which figure of the twin it is divided by.
 _ROUNDING = {
     "error_ratio": ("the mean error on real texts", "that of the simulated rounding"),
     "worst_ratio": ("the largest error of one text or token", "the largest of the simulated rounding"),
@@ -72,11 +72,10 @@ def judge(
     waivers: Sequence[Waiver] = (), allow_noop: bool = False, ancestors: Mapping[str, float] | None = None,
     show: Callable[[Worst, Case], Worst] = lambda worst, case: worst, size_bytes: int | None = None,
 ) -> GateOutcome:  # fmt: skip
-    """Hold the measurements of `stage` against `limits`, of which `waivers` may cover some until their last day.
+    """Compare the measurements of `stage` with `limits`; `waivers` may cover misses until their last day.
 
-    A comparison with NaN never passes. `changes` are what the pass claims, `ancestors` the rel_l2 that each stage before
-    this one added, the checkpoint's child first. `show` adds text and tokens to the worst case. `size_bytes` is of the stage's
-    files.
+    NaN never passes. `changes` are the counts that the pass claims, `ancestors` the rel_l2 that each earlier stage added, the checkpoint's
+    child first. `show` adds text and tokens to the worst case. `size_bytes` is the size of the stage's files.
     """
     compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
     failures = _failures(measurements, limits, size_bytes)
@@ -110,14 +109,14 @@ def _failures(measurements: StageMeasurements, limits: Limits, size_bytes: int |
 
 
 def _beyond(failure: Failure, limit: float, measurements: StageMeasurements, limits: Limits, size_bytes: int | None) -> bool:
-    """Whether a gate would still miss a failure's metric if its limit were `limit`."""
+    """Return whether the failure would remain if the limit of its metric were `limit`."""
     assert failure.metric is not None, "who waives names a metric"
     waived = limits.model_copy(update={failure.metric: limit})
     return any((left.gate, left.metric) == (failure.gate, failure.metric) for left in _failures(measurements, waived, size_bytes))
 
 
 def _located(failures: Sequence[Failure], compared: Parity) -> Failure | None:
-    """Return the failure that the worst case is of; another one of parity where that limit is not among those missed."""
+    """Return the failure of the metric that the worst case shows, or else the first one of parity."""
     # Those without a metric, and what was sampled under the clock, name their own place.
     of_parity = [one for one in failures if one.gate == "parity" and one.metric is not None and parity.UNDER_THE_CLOCK not in one.text]
     return next((one for one in of_parity if one.text.startswith(compared.worst.metric)), next(iter(of_parity), None))
@@ -130,7 +129,7 @@ def _place(stage: str, compared: Parity) -> str:
 
 
 def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | None = None) -> str | None:
-    """Return why a stage counts as one whose pass changed nothing, or None. Unmeasured, it goes by the pass's counts."""
+    """Return why a stage counts as unchanged by its pass, or None. Before it is measured, the pass's counts decide."""
     if not any(changes.values()):
         return "the pass changed nothing; remove the step, or state allow_noop: true"
     if measurements is None or shows_change(measurements) is not False:
@@ -144,7 +143,7 @@ def noop_reason(changes: Mapping[str, int], measurements: StageMeasurements | No
 
 
 def shows_change(measurements: StageMeasurements) -> bool | None:
-    """Return whether the committed model differs from its parent's and shows anything of its pass; None: not measured."""
+    """Return whether the committed model differs from its parent's and shows any effect of its pass; None: not measured."""
     if measurements.changed is None:
         return None
     wanted = [got for expected, got in measurements.effects.values() if expected]
@@ -152,9 +151,9 @@ def shows_change(measurements: StageMeasurements) -> bool | None:
 
 
 def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failure]:
-    """Return every way in which a stage misses what it must show.
+    """Return every limit that a stage misses and every effect of its pass that is missing.
 
-    Where the model is its parent's (see `noop_reason`), there is nothing that its pass could show.
+    Where the model is equal to its parent's (see `noop_reason`), effects are not looked at.
     """
     failures = [
         Failure(gate="effects", metric=None, text=f"the committed model must show {expected} {what}; got {got}")
@@ -189,7 +188,7 @@ def find_failures(measurements: StageMeasurements, limits: Limits) -> list[Failu
 
 
 def rounding_failures(rounding: Rounding, limits: Limits) -> list[Failure]:
-    """Return every figure beside the twin that misses its limit."""
+    """Return every figure relative to the twin that misses its limit."""
     failures = []
     for metric, (what, of) in _ROUNDING.items():
         value, limit = getattr(rounding, metric), getattr(limits, f"{metric}_max")
@@ -205,10 +204,10 @@ def judged_precision(claimed: Precision, proven: float | None) -> Precision:
 
 
 def effective_limits(precision: Precision, *stated: Limits, peak: float = 0.0) -> Limits:
-    """Return the default limits of a precision under those `stated`, the most specific first.
+    """Return the default limits of a precision, overridden by those `stated`, the most specific first.
 
-    `peak` is the largest element of the reference's outputs: where float32 has no digits left for a default limit of an absolute
-    difference, that is larger. Stated limits stay as they are.
+    `peak` is the largest element of the reference's outputs: where float32 has too few digits for a default limit of an absolute difference,
+    that limit grows. Stated limits stay as they are.
     """
     limits = parity.DEFAULT_LIMITS[precision]
     least = parity.OF_PEAK * peak if math.isfinite(peak) else 0.0
@@ -243,10 +242,10 @@ def unused_waivers(waivers: Sequence[Waiver], rows: Sequence[Stage]) -> list[str
 
 
 def blame(added: Mapping[str, float], total: float) -> Blame | None:
-    """Return which stage of a line added most to the difference of its last, which is `total`.
+    """Return which of a stage and its ancestors added most to its difference from the reference, which is `total`.
 
-    `added` is each one's rel_l2 against its own parent, the checkpoint's child first. The first of equals is blamed, and
-    NaN before any number: a stage after the first NaN only inherits it.
+    `added` is the rel_l2 of each against its own parent, the checkpoint's child first. NaN is larger than any number, and the first of
+    equals is blamed: a stage after the first NaN only inherits it.
     """
     if not added:
         return None

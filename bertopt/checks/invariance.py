@@ -15,9 +15,9 @@ from bertopt.results import Invariance
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Texts looked at, and the tokens that the longest of them may have: a vocabulary's answers to more are gigabytes.
+#: Most texts, and most tokens of one: outputs over a vocabulary for more tokens take gigabytes.
 TEXTS, LONGEST = 12, 128
-#: Rows of the batches in which a text meets others.
+#: Sizes of the batches that mix texts.
 BATCHES = (2, 3, 8)
 _TINY = 1e-12
 
@@ -39,10 +39,10 @@ def measure(
     on the right to several lengths; where `spec.left_padding_invariant`, padded on the left too; and one twice in a batch. All
     through the same session.
 
-    The figures are the largest difference of a text's own answer from its answer alone, over its own tokens. Absolute
-    positions move under left padding, and heads that read the first column then read padding: neither can be equal, so
-    that is not run. Nor is it where `precision` is reduced: where a text begins changes float32's last digits, which may round to
-    another step; parity compares such batches. Batches that `limits` do not admit are left out. None where no text fits.
+    The figures are the largest differences between a text's output in a batch and its output alone, over the text's tokens. Left padding
+    is skipped where it changes absolute positions or where a head reads the first column, since outputs then differ for good reason. It is
+    skipped in reduced precision too: the column in which a text begins changes float32's last digits, which may round differently; parity
+    compares such batches. Batches that `limits` do not admit are left out. None where no text fits.
     """
     chosen = _choose(texts, limits)
     if not chosen:
@@ -69,7 +69,7 @@ def measure(
 
 
 def _choose(texts: Sequence[dict[str, Array]], limits: ShapeLimits) -> list[dict[str, Array]]:
-    """Texts of all lengths that fit, evenly."""
+    """Return at most `TEXTS` texts that fit, evenly spread over their lengths."""
     longest = min(LONGEST, limits.longest)
     fitting = sorted(
         (text for text in texts if 0 < text["input_ids"].shape[1] <= longest), key=lambda text: text["input_ids"].shape[1]
@@ -94,7 +94,7 @@ def _runs(left_too: bool, lengths: Sequence[int], limits: ShapeLimits, seed: int
         for i, length in enumerate(lengths):
             for width in sorted({min(limits.longest, length + 1), min(limits.longest, 2 * length + 7)} - {length}):
                 yield _Run(f"alone, padded on the {side} to {width}", [i], width, left)
-    # Rows that are alike may be computed once and copied to a wrong place.
+    # A model may compute equal rows once and copy the result to a wrong place.
     middle = len(lengths) // 2
     yield _Run("beside its copy", [middle, middle], lengths[middle])
 
@@ -111,7 +111,7 @@ def _batch(spec: Spec, texts: Sequence[dict[str, Array]], run: _Run) -> dict[str
 
 
 def _own(spec: Spec, answers: dict[str, Array], row: int, start: int, length: int) -> list[Array]:
-    """The vectors [N, D] that are one text's own, for each output: its one vector, or those of its tokens."""
+    """Return for each output the vectors [N, D] of one text: its one vector, or those of its tokens."""
     found = []
     for name in spec.outputs:
         value = answers[name][row] if spec.granularity == "text" else answers[name][row, start : start + length]
@@ -120,7 +120,7 @@ def _own(spec: Spec, answers: dict[str, Array], row: int, start: int, length: in
 
 
 def _difference(alone: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference and smallest cosine over all outputs; NaN where anything is not finite."""
+    """Return the largest absolute difference and the smallest cosine over all outputs; NaN where anything is not finite."""
     far, cosine = 0.0, 1.0
     for a, b in zip(alone, other, strict=True):
         if not (np.isfinite(a).all() and np.isfinite(b).all()):

@@ -16,7 +16,7 @@ from bertopt.results import Latency, Ratio
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Most rounds that a long budget may spend on one case.
+#: Most rounds of one case, however long the budget.
 MAX_ROUNDS = 4000
 #: Fewest samples for which a p99 is given.
 P99_SAMPLES = 5000
@@ -51,7 +51,7 @@ class Turn:
 
     @cached_property
     def least_disturbed(self) -> float:
-        """Return what the steps take that other processes disturbed least: they only ever add time."""
+        """Return the time of the steps that other processes disturbed least; a disturbance can only add time."""
         return float(np.quantile(self.step_ms, LEAST_DISTURBED))
 
 
@@ -117,7 +117,7 @@ def race(
 
 
 def _warm_up(contenders: Sequence[Contender]) -> None:
-    """Run each a few times, and settle how many steps its turns have."""
+    """Run each a few times, and set the number of steps of its turns."""
     fastest = []
     for contender in contenders:
         contender.wake()

@@ -1,4 +1,4 @@
-"""Find the figure of a stage that is nearest to its limit, of all limits that the stage is held to."""
+"""Find the figure of a stage that is nearest to its limit."""
 
 from __future__ import annotations
 

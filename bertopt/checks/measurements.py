@@ -17,7 +17,7 @@ class StageMeasurements(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan
     cases: list[Case] = []
     """Parity with the reference, a case for each probe; empty for the reference itself."""
     peak: float = 0.0
-    """The largest element of the reference's answers to the probes."""
+    """The largest element of the reference's outputs for the probes."""
     vs_parent: Comparison | None = None
     latency: list[Latency] = []
     invariance: Invariance | None = None
@@ -29,11 +29,11 @@ class StageMeasurements(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan
     certificate: Certificate | None = None
     quality: Quality | None = None
     predictions: list[list[float]] | None = None
-    """For each labelled text, as `task_metrics.predictions` encodes them: what later stages are paired with."""
+    """For each labelled text, as `task_metrics.predictions` encodes them: later stages are compared with the reference's."""
     effects: dict[str, tuple[int, int]] = {}
     """What the committed model shows of its pass: counts expected and seen."""
     placed: dict[str, tuple[int, int]] = {}
-    """The same for what holds for every pass: where the runtime runs it, and in which precision."""
+    """The same for effects that do not depend on the pass: where the runtime runs the model, and in which precision."""
     changed: bool | None = None
     """Whether the committed model is another than its parent's. None for the reference."""
     facts: dict[str, Any] = {}
@@ -42,6 +42,6 @@ class StageMeasurements(BaseModel, extra="forbid", frozen=True, ser_json_inf_nan
     coverage: Coverage | None = None
     """None for the reference itself."""
     answers: list[list[list[float]]] | None = None
-    """Outputs for the texts of `runtime.replay`: what is delivered must give them too. None where the runtime is not ours."""
+    """Outputs for the texts of `runtime.replay`, which the delivered copy must give too. None where the runtime is not bertopt's."""
     weights: dict[str, list[float]] | None = None
     """Figures of each tensor of a torch network, which what is delivered must have too: see `runtime.weight_figures`."""

@@ -1,9 +1,9 @@
-"""Rows that share most of what they are: a model that keeps answers by a part of its inputs gives one row's to another.
+"""Rows that are nearly equal: a model that caches outputs under a part of its inputs returns one row's output for another.
 
-What it keeps them by may be the first or last tokens, all but one, the tokens in any order, or all but their types. Each such row is
-run beside the others, alone after the row that it is like, and in a batch after one of such rows. Long rows share three quarters:
-texts with one letterhead or signature may be one by their first or last 128 tokens. Pairs share a text, as a query does with all its
-passages, or a part of one. Many rows of a batch share both ends, or many pairs a query: those may be computed once for all.
+The cache key may be the first or last tokens, all tokens but one, the tokens in any order, or all inputs but the token types. Rows that
+agree in such a key are run in one batch, alone after the row that they resemble, and in a batch after a batch of those rows. Long rows
+share three quarters of their tokens, as texts with the same letterhead or signature do. Pairs share one text, as a query does with all
+its passages, or a part of one. In some batches many rows share both ends, or many pairs a query: a model may compute those only once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Tokens of a row, so that halves are longer than what a cache would take for a key, and rows that others are like.
+#: Tokens of a row, so that half of it is longer than a cache key would be; and the number of rows that others resemble.
 LENGTH, BASES = 40, 3
-#: Tokens of a pair's texts: the first one's first half is as long as an instruction before a query.
+#: Tokens of the two texts of a pair. Half of the first is as long as an instruction before a query.
 QUERY, PASSAGE = 16, 40
-#: Tokens that more than FEW rows of a batch share at each end, or as a query; fewest and most empty texts of a batch.
+#: Tokens that more than FEW rows of a batch share at each end, or as a query; fewest and most rows of a batch of empty texts.
 SHARED, FEW, EMPTY = 12, 8, (2, 8)
-#: Tokens of a long row, at most, of which one is there, and its likes; the share of them that differs.
+#: Most tokens of a long row; one in DIFFERS of them differs in the rows that resemble it.
 LONG, DIFFERS = 512, 4
 
 
 def rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> tuple[dict[str, Array], int]:
-    """Return inputs [K × BASES, S] of rows and how many rows each of the `BASES` is there as: itself and its likes.
-
-    Rows 0 … BASES - 1 are those that the next BASES are like, in the same order, and so on.
-    """
+    """Return inputs [K × BASES, S] and K: the base rows 0 … BASES - 1, then K - 1 blocks of rows that resemble them, in the same order."""
     length = min(LENGTH, spec.max_length)
     mask = np.ones((BASES, length), np.int64)
     size = int(framing.free(mask[:1], frame).sum())
@@ -63,7 +60,7 @@ def rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) 
 
 
 def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
-    """Return inputs [3, S]: a row as long as the longest text, one whose last quarter and one whose first quarter differs."""
+    """Return inputs [3, S]: a row as long as the longest text, one with another last quarter and one with another first quarter."""
     mask = np.ones((1, min(LONG, spec.text_length)), np.int64)
     size = int(framing.free(mask, frame).sum())
     words, others = np.resize(rng.permutation(ids), (2, size))
@@ -78,8 +75,8 @@ def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | N
 
 
 def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
-    """Return inputs [K, S] of a pair and of pairs like it: with another second text, as long or shorter, whose first or last half is
-    the same, or with another first text, or one whose first half is the same."""
+    """Return inputs [K, S] of a pair and of pairs that resemble it: with another second text (as long, shorter, or with the same first or
+    last half), or with another first text (or only another second half of it)."""
     begin, end = (int(each) for each in rng.choice(ids, 2)) if frame is None else frame
     query, other_query, passage, other = (rng.choice(ids, size) for size in (QUERY, QUERY, PASSAGE, PASSAGE))
     half, middle = QUERY // 2, PASSAGE // 2
@@ -101,8 +98,8 @@ def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None)
 
 
 def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
-    """Return a batch of rows of one length, which is said to be `what`, as rows that share both ends, as texts behind one prompt do, or
-    as pairs with one query; others and smaller ones as they are."""
+    """Return a batch of rows of one length, changed so that its rows share both ends, as texts after one prompt do, or are pairs with one
+    query. `what` describes the batch (see `padded_batches.masks`); batches of other kinds and small ones are returned unchanged."""
     pairs = what == "rows without padding, no tiles" and spec.task in ("question-answering", "text-classification")
     length = int(probe.inputs["attention_mask"][0].sum())
     at = 0 if frame is None else 1
@@ -114,7 +111,7 @@ def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
     ids[:, at : at + shared] = ids[0, at : at + shared]
     if not pairs:
         ids[:, length - at - shared : length - at] = ids[0, length - at - shared : length - at]
-        # Beside FEW others they are one row: a column of a table may hold one value nearly everywhere.
+        # All but FEW become the same row: a column of a table may hold one value nearly everywhere.
         for array in inputs.values():
             array[:-FEW] = array[0]
         return replace(probe, inputs=inputs, name=f"{probe.name}, with one beginning and one end")
@@ -125,7 +122,7 @@ def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
 
 
 def _empty(spec: Spec, number: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Probe:
-    """Return a batch of empty texts, as a column gives that lacks some: no length that others have, and all rows are one."""
+    """Return a batch of empty texts, as a column with missing values gives: equal rows, shorter than all others."""
     rows = int(rng.integers(EMPTY[0], EMPTY[1] + 1))
     around = rng.choice(ids, 2) if frame is None else np.array(frame)
     shape = (rows, min(len(around), spec.max_length))
@@ -135,7 +132,7 @@ def _empty(spec: Spec, number: int, ids: Array, rng: np.random.Generator, frame:
 
 
 def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
-    """Yield the sweeps of rows and of long rows, from number `first` on."""
+    """Yield the batches of nearly equal rows, long rows and pairs, and one of empty texts, numbered from `first`."""
     numbers = count(first)
     inputs, kinds = rows(spec, ids, rng, frame)
     yield from _likes(inputs, kinds, (BASES, 1), numbers)
@@ -147,7 +144,8 @@ def probes(spec: Spec, first: int, ids: Array, rng: np.random.Generator, frame: 
 
 
 def longer_half(probe: Probe, number: int, padding: str) -> Iterator[Probe]:
-    """Yield the longer half of a batch's rows, each there twice, where the other half is short: as many rows, and more tokens."""
+    """Yield a batch of the longer half of a batch's rows, each twice, if its shortest row fills less than half the columns: as many rows,
+    and more tokens."""
     lengths = probe.inputs["attention_mask"].sum(axis=1)
     longer = np.argsort(lengths, kind="stable")[len(lengths) // 2 :]
     if lengths.min() * 2 < probe.shape[1]:
@@ -158,7 +156,7 @@ def longer_half(probe: Probe, number: int, padding: str) -> Iterator[Probe]:
 
 
 def beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
-    """Return a batch of the rows of `probe`, each there `times`, in other orders."""
+    """Return a batch in which each row of `probe` stands `times` times, in different orders."""
     rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])
     inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
     name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"
@@ -166,7 +164,7 @@ def beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generato
 
 
 def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: Iterator[int], long: str = "") -> Iterator[Probe]:
-    """Yield all rows in one batch, then batches of the first and of their likes in turn, of each of `sizes`."""
+    """Yield all rows in one batch; then, for each of `sizes`, batches of base rows and of rows that resemble them in turn."""
     bases = len(inputs["input_ids"]) // kinds
 
     def probe(of: Sequence[int], what: str, before: tuple[Probe, ...] = ()) -> Probe:
@@ -179,14 +177,14 @@ def _likes(inputs: dict[str, Array], kinds: int, sizes: Sequence[int], numbers: 
     yield probe(range(kinds * bases), "rows that are almost alike")
     for size in sizes:
         for kind in range(1, kinds):
-            # Right after those that they are like: a cache may hold no more.
+            # Right after the rows that they resemble: a cache may hold only these.
             like = probe(range(size), "rows that others are like")
             yield like
             yield probe(range(kind * bases, kind * bases + size), "rows almost like those before", (like,))
 
 
 def again(probe: Probe, other: Array) -> list[Probe]:
-    """Return what is run before a probe, and last the probe, with `other[id]` for each id."""
+    """Return the probes that run before `probe`, and then `probe`, with each id replaced by `other[id]`."""
 
     def changed(of: Probe) -> Array:
         ids = of.inputs["input_ids"]

@@ -1,10 +1,10 @@
-"""Batches as few others of the sweeps are: without padding, padded in every row or to whole tiles, mostly padding, with the longest row first,
-of documents.
+"""Masks of batches that the other sweeps hardly contain: without padding, with every row padded, padded to whole tiles, mostly padding, longest
+row first, and of documents.
 
-Sessions and kernels choose code by the mask: without padding there is none, a batch is cut to its longest row, and texts are taken out of
-their padding. Texts that were cut off fill batches without padding, clients that pad to a fixed length pad every row, one long text
-among short ones makes most of a batch padding, and the predictor sorts texts by length. Documents are cut into parts as long as a
-model takes, and fill the largest batches.
+Sessions and kernels choose code by the mask: they drop a mask without padding, cut a batch to its longest row, and remove padding.
+Services send all of these: truncated texts fill batches without padding, clients that pad to a fixed length pad every row, one long
+text among short ones makes most of a batch padding, and the predictor sorts texts by length. Documents are split into parts as long
+as a model takes, and fill the largest batches.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Fewest and most rows of each kind of batch. Without padding many rows are a whole number of tiles, and as long, which are sizes that
-#: services choose, and once neither.
+#: Fewest and most rows of each kind of batch. Without padding, one batch of many rows has a whole number of tiles in both dimensions, as
+#: services choose, and another one in neither.
 SIZES = ((2, 8), (9, 32))
 ROW_TILE, TOKEN_TILE = 8, 16
-#: Tokens of a batch without padding and of the others, and most of a row.
+#: Tokens of a batch without padding, tokens of a batch with padding, and most tokens of a row.
 TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
-#: Widths of tiles: at their multiples programs choose other code. Of each one batch is that long, with as many rows at most, which are padded but for one.
+#: Widths of tiles: kernels choose other code at their multiples. One batch is as long as each, with at most TILED_ROWS rows, all padded but one.
 TILES, TILED_ROWS = (64, 128, 256, 512), 3
-#: Tokens of the shortest row: a text of one token and what frames it; and one more than a text of a few words has.
+#: Tokens of the shortest row (one token between the special ones), and the number from which a row does not count as short.
 SHORTEST, SHORT = 3, 10
 #: A row is mostly padding where its batch has more columns than this number times its tokens.
 MOSTLY = 8
-#: Rows of one length that are padded, at least, where they are many: enough that some can be one row and more than 8 others.
+#: Fewest padded rows of one length in a large batch: enough for several copies of one row beside more than 8 others.
 ALIKE = 16
-#: Batches of rows longer than LONGEST: fewest and most rows, and most tokens. A GPU runs both.
+#: Batches of documents, whose rows are longer than LONGEST: fewest and most rows, and most tokens. Only a GPU runs the second.
 DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
 
 def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: int = 0) -> Iterator[tuple[str, Array]]:
-    """Yield what is said of a batch of at most `most_tokens`, and its mask [B, S]; of documents, of `affordable` tokens at most."""
+    """Yield a description and the mask [B, S] of each batch, of at most `most_tokens`; batches of documents have at most `affordable` tokens."""
     for least, most in SIZES:
         batch = int(rng.integers(least, most + 1))
         rows = batch if most <= ROW_TILE else -(-batch // ROW_TILE) * ROW_TILE
         full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // rows)
         yield "rows without padding", np.ones((rows, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
-        # One row less than a whole number of tiles has, or some.
+        # At least one row less than a whole number of tiles.
         fewer = batch if batch % ROW_TILE else batch - int(rng.integers(1, ROW_TILE))
         full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // fewer)
         yield "rows without padding, no tiles", np.ones((fewer, max(1, full - (full % TOKEN_TILE == 0))), np.int64)
@@ -52,12 +52,12 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
         if longest > SHORTEST:
             most_used = longest - int(rng.integers(1, max(2, longest // 2)))
             padded = rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True)
-            # Many from short to long, as the others are longest first or mixed.
+            # The large batch is sorted from short to long, since the others are sorted the other way or not at all.
             yield "every row padded", _mask(np.sort(padded) if most > ROW_TILE else padded, longest)
             lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(longest / 2 + 1), batch)).astype(int).clip(SHORTEST)  # e^log 3 may be below 3
             lengths[int(rng.integers(batch))] = longest
             yield "short rows beside a long one", _mask(lengths, longest)
-            # Many in another order than right before, and as many tokens; few with one short row among long ones, as in a service's calls.
+            # The large batch has the same lengths as the one before, in another order; the small one has one short row among long ones.
             few = np.append(np.linspace(longest, max(SHORTEST, longest // 2), batch).astype(int)[:-1], SHORTEST)
             yield "longest first", _mask(np.sort(lengths)[::-1] if most > ROW_TILE else few, longest)
             alike = max(batch, ALIKE) if most > ROW_TILE and most_tokens // ALIKE > SHORTEST else batch
@@ -68,9 +68,9 @@ def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: in
 
 
 def half_short(mask: Array, rng: np.random.Generator) -> Array:
-    """Return a mask [B, S] whose shorter half of rows has a few tokens each, so that they are mostly padding; as it is where none would be.
+    """Return a mask [B, S] with the shorter half of its rows cut to a few tokens, so that they are mostly padding; unchanged where S is too small.
 
-    What padding adds to attention by mistake is seen most where there is most of it; in reduced precision many rows have to show it.
+    Padding that takes part in attention by mistake shows most in such rows; in reduced precision it takes many rows to see it.
     """
     batch, columns = mask.shape
     lengths, most = mask.sum(axis=1), min(SHORT, columns // MOSTLY)
@@ -89,7 +89,7 @@ def mostly_padding(valid: Array) -> Array:
 def _tiled(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
     for width in TILES:
         if width <= spec.text_length and (rows := min(TILED_ROWS, most_tokens // width)) > 1:
-            # One of a few words, which many clients pad to as many tokens whatever it has.
+            # One text of a few words, which many clients pad to a fixed length too.
             short = rng.integers(SHORTEST, SHORT)
             yield "rows padded to whole tiles", _mask(np.array([width, short, *rng.integers(SHORTEST, width, rows - 2)]), width)
 

@@ -1,7 +1,7 @@
-"""Rows with padding on the left and with holes, which no text has: callers with arrays of their own send them.
+"""Rows padded on the left or with holes in their mask, which texts never give but callers with their own arrays do.
 
-In reduced precision they are held to the rows that are padded as texts are: rounding costs them about as much, and the cosine limit let
-logits differ by a quarter that were read from the wrong columns. In float32 the limits of parity hold for all rows.
+In reduced precision their errors are compared with those of right-padded rows, since rounding costs both about the same; the cosine limit
+alone let pass logits that were read from the wrong columns and differed by a quarter. In float32 the limits of parity hold for all rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bertopt.results import Case, Failure, Limits
 
 #: Tokens of each row.
 LENGTH = 16
-#: What rows without text are held to, and what they are called.
+#: The patterns that serve as the standard, and those that are compared with them, with their names in messages.
 USUAL, PATTERNS = ("none", "right"), {"left": "padding on the left", "holes": "holes in their mask"}
-#: Vectors of a pattern that it takes: of ModernBERT's rows with padding on the left only whole ones have an answer, and single ones vary.
+#: Fewest vectors of a pattern: few vary too much. (ModernBERT's left-padded rows are compared only where they are whole.)
 FEWEST = 16
 
 
 def probes(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
-    """Yield batches [batch, S] of each pattern of which no row is whole: the number of tokens is not the last one's place."""
+    """Yield a batch [batch, S] of each pattern in which every row has padding: no row's last column is its number of tokens."""
     shape = (batch, min(LENGTH, spec.max_length))
     for padding in ("right", *PATTERNS):
         rng = np.random.default_rng([seed, *shape, 26])
@@ -37,7 +37,7 @@ def probes(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
 
 
 def held(cases: Sequence[Case], limits: Limits) -> Iterator[Held]:
-    """What rows of each pattern may differ by in reduced precision, where a recipe does not state `rel_l2` for all rows."""
+    """Yield how far rows of each pattern differ in reduced precision, with the limit; nothing where a recipe limits `rel_l2` of all rows."""
     usual = _typical(cases, USUAL)
     if limits.rel_l2 is not None or usual is None:
         return
@@ -49,12 +49,12 @@ def held(cases: Sequence[Case], limits: Limits) -> Iterator[Held]:
 
 
 def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
-    """Return the patterns that miss what is `held` of them."""
+    """Return a failure for each pattern that misses its limit in `held`."""
     return [Failure.of_figure("coverage", "rel_l2", each.value, each.text) for each in held(cases, limits) if not each.value <= each.limit]
 
 
 def _typical(cases: Sequence[Case], paddings: Sequence[str]) -> float | None:
-    """Return the median relative difference of what was compared of these patterns; None of fewer vectors than `FEWEST`, NaN where one is."""
+    """Return the median relative difference of all vectors of these patterns; None below `FEWEST` vectors, NaN where one is NaN."""
     some = [case for case in cases if case.padding in paddings and case.compared]
     values = np.repeat([case.rel_l2 for case in some], [case.compared for case in some])
     return float(np.median(values)) if len(values) >= FEWEST else None

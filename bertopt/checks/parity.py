@@ -32,19 +32,19 @@ from bertopt.results import (
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Right models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json): error_ratio up to 1.04, slope_error 0.14, bias 1.1,
-#: flip_margin 4.5, rank_ratio 1.03. Models of 3 classes, whose errors are one shift, reach 1.12, 1.3 and 1.53. worst_ratio was 1.17 at most in 6
-#: forms of tiny models and of 2 checkpoints; of wrong models that no other figure showed 3.1, which passes, to 26. column_ratio was 1.9 beside
-#: the costliest of 6 twins, 2.6 beside any one, in simulated roundings of 12 tiny models; of right INT8 models of all-MiniLM-L6-v2 and 2 others in
-#: 3 forms 1.2, and of the former with a dimension that is halved, lost, swapped or negated 3.6, 7, 10 and 14.
+#: Correct models of 2 checkpoints in 11 forms (benchmarks/results/parity_limits.json) reached error_ratio 1.04, slope_error 0.14, bias 1.1,
+#: flip_margin 4.5 and rank_ratio 1.03. Classifiers of 3 classes, whose errors are mostly one shift, reached 1.12, 1.3 and 1.53 for the first three.
+#: worst_ratio reached 1.17 in 6 forms of tiny models and of 2 checkpoints; wrong models that no other figure showed had 3.1 (which passes) to 26.
+#: column_ratio reached 1.9 relative to the costliest of 6 twins (2.6 relative to any one) in simulated roundings of 12 tiny models, 1.2 in correct
+#: INT8 models of all-MiniLM-L6-v2 and 2 others, and 3.6, 7, 10 and 14 where a dimension of the former was halved, lost, swapped or negated.
 _REDUCED = Limits(
     error_ratio_max=1.3, worst_ratio_max=4.0, parent_ratio_max=1.4, slope_error_max=2.0, bias_max=2.5, column_ratio_max=3.0,
     flip_margin_max=8.0, rank_ratio_max=2.0, certified=True,
 )
-#: Reduced precision is held to its twin on real texts; random rows have to be finite and right on the whole, as what rounding costs them
-#: differs by the row (limits of rel_l2 and cosine_min refused right models by the seed of the probes). Measured on all-MiniLM-L6-v2 and the
-#: 12-class classifier, with room from 1.8 (int8) to 7 (float32) in rel_l2 (benchmarks/results). Invariance was 7e-6 at worst in float32 over nine
-#: families; reduced precision rounds otherwise beside other padding, and dynamic INT8's scales are the batch's: a limit is the recipe's decision.
+#: Reduced precision is compared with its twin on real texts. Random rows only have a limit on their median cosine, since what rounding costs
+#: varies by row: with limits on rel_l2 and cosine_min, correct models failed for some seeds. Measured on all-MiniLM-L6-v2 and the 12-class classifier;
+#: the limits are 1.8 (int8) to 7 (float32) times what these reached (benchmarks/results). Invariance was 7e-6 at worst in float32 over nine families.
+#: Reduced precision rounds differently with other padding, and dynamic INT8 takes one scale for a whole batch: a limit is the recipe's decision.
 DEFAULT_LIMITS: Mapping[Precision, Limits] = MappingProxyType({
     "float32": Limits(max_abs=1e-4, rel_l2=1e-5, cosine_min=0.999999, label_flips_max=0.0, invariance_max=1e-4),
     "float16": _REDUCED.over(Limits(cosine_median_min=0.999)),
@@ -52,17 +52,17 @@ DEFAULT_LIMITS: Mapping[Precision, Limits] = MappingProxyType({
     "float8": _REDUCED.over(Limits(cosine_median_min=0.97)),
     "int8": _REDUCED.over(Limits(cosine_median_min=0.91)),
 })
-#: Share of the largest output by which float32 may differ where that is more than a default limit: elements as large as 1,000 are
-#: stored in steps of 6e-5. A right classifier with such logits differed by 1.2e-7 of the largest.
+#: Share of the largest output by which float32 may differ where that is more than a default limit: elements near 1,000 are stored in steps
+#: of 6e-5. A correct classifier with such logits differed by 1.2e-7 of the largest.
 OF_PEAK = 1e-5
-#: `rel_l2` of cases sampled while a stage is timed may be this many times its limit, up to where outputs have nothing to do with each other.
+#: `rel_l2` of outputs sampled while a stage is timed may be this many times its limit, and at most TIMED_GROSS, where outputs are unrelated.
 TIMED_ROOM, TIMED_GROSS = 10, 0.7
 UNDER_THE_CLOCK = "outputs computed under the clock"
 #: Size of a vector that counts as zero; a classifier's logits may be as small as 1e-9, and float32 keeps all their digits.
 _TINY = 1e-30
 #: Difference from 1 of a normalised embedding's length, which 8 bits of bf16 may make.
 _UNIT = 0.02
-#: Share of an output's usual size below which an answer is not what errors are relative to.
+#: Errors are relative to a vector's size, but at least to this share of the output's usual size.
 _SMALL = 0.1
 #: Two labels tie that differ by at most this share of the largest deviation from the vector's mean, and 8 float32 steps of its
 #: largest element: scores of 1000.000 to 1000.005 have an order.
@@ -126,11 +126,10 @@ def peak(reference: Iterable[ProbeOutputs]) -> float:
 def compare(
     probe: Probe, spec: Spec, got: ProbeOutputs, reference: ProbeOutputs, usual: Mapping[str, Array] | None = None
 ) -> Case:
-    """The worst of every metric over the outputs of one probe.
+    """Return the worst of every metric over the outputs of one probe.
 
-    With the `usual` size of each output's answers (`scales`), rel_l2 is not relative to less than a tenth of it,
-    or for one number to less than all of it: it may lie near zero, where any rounding is large beside it. A vector that is smaller than that, and differs
-    by less, has cosine 1.
+    With the `usual` size of each output (`scales`), rel_l2 is relative to at least a tenth of it, and for outputs of one number to at least
+    all of it: a value near zero is small beside any rounding. A vector below that size that also differs by less has cosine 1.
     """
     per_output = [
         _compare_output(probe, spec, name, got.vectors[name], reference.vectors[name], (usual or {}).get(name, np.zeros(())))
@@ -185,13 +184,13 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
 
 
 def _relabelled(got: Array, reference: Array) -> Array:
-    """Return for each vector [N, D] whether it has other labels, those whose score is above one half; one at one half is either."""
+    """Return for each vector [N, D] whether its set of labels (scores above one half) differs; a score of one half counts as either."""
     ties = _TIE * np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     return np.asarray((((got > 0) != (reference > 0)) & (np.abs(reference) > ties) | np.isnan(got)).any(axis=-1))
 
 
 def _flipped(got: Array, reference: Array) -> Array:
-    """Return for each vector [N, D] whether its best label is another, and not one that ties with the reference's."""
+    """Return for each vector [N, D] whether its best label differs and does not tie with the reference's."""
     if reference.shape[-1] < 2:
         return np.zeros(len(reference), bool)
     chosen = np.take_along_axis(reference, got.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
@@ -202,7 +201,7 @@ def _flipped(got: Array, reference: Array) -> Array:
 
 
 def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:
-    """`[row, token, element]` of a compared element in the batch it came from; `[row, element]` without tokens."""
+    """Return `[row, token, element]` of a compared element in its batch; `[row, element]` where outputs have no tokens."""
     if spec.granularity == "token":
         row, token = np.argwhere(probe.compared)[index[0]]
         return [int(row), int(token), index[1]]
@@ -237,9 +236,9 @@ def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
 
 
 def _under_the_clock(cases: Sequence[Case], limits: Limits) -> list[Failure]:
-    """Return the first gross fault of outputs that were sampled while the stage was timed, if there is one.
+    """Return the first gross error of the outputs sampled while the stage was timed, if there is one.
 
-    How many there are, and of which inputs, depends on the clock: held to no more than this, a run's verdict repeats.
+    The number and inputs of the samples depend on the clock; with these loose limits a run's verdict is still repeatable.
     """
     if limits.rel_l2 is not None:
         allowed = max(limits.rel_l2, min(TIMED_ROOM * limits.rel_l2, TIMED_GROSS))
@@ -288,7 +287,7 @@ def _median(case: Case) -> float:
 
 
 def worst_case(cases: Sequence[Case], metric: str) -> Case:
-    """The case that is worst by a metric of Limits, NaN before all."""
+    """Return the case that is worst by a metric of Limits; NaN is the worst."""
 
     def badness(case: Case) -> float:
         if metric == "label_flips_max":

@@ -30,34 +30,33 @@ REAL = ("text", "pair")
 TEXT_BATCH = 8
 #: Most padding tokens of a batch of texts sorted by length: another run costs about as much.
 MAX_PADDING = 64
-#: Tokens in each row of the predictor's largest batch, and how often in a row one input is run.
+#: Tokens in each row of the predictor's largest batch, and how many times in succession one input is run.
 SERVED_LENGTH, REPEATS = 8, 4
-#: Answers over a vocabulary are compared at this many tokens a row: all of them would be gigabytes.
+#: Outputs over a vocabulary are compared at this many tokens of each row: all of them would take gigabytes.
 WIDE_TOKENS = 4
-#: Most words of a text that are masked for a model that fills masks, and of every fourth text.
+#: Most words masked in a text for fill-mask, and in every fourth text.
 MASKS, MANY_MASKS = 3, 8
 #: One layer's attention scores of the longest probe take at most this much; ModernBERT's 8192 tokens would take 3 GiB.
 SCORE_BYTES = 2**30
-#: Tokens beyond which a row that no recipe states is run in one padding pattern alone.
+#: Rows with more tokens are run in one padding pattern only, unless the recipe lists the shape.
 LONG = 1024
 #: Pairs of texts probed, for models that take pairs.
 PAIRS = 16
-#: Pairs besides whose second text begins with the first one's words, and how many these are.
+#: Additional pairs whose first text is the beginning of the second one, and its number of words.
 RELEVANT, QUERY_WORDS = 8, 6
-#: Most prompts of an embedding model that are put before texts, and texts behind each.
+#: Most prompts of an embedding model that are tried, and texts that follow each.
 PROMPTS, PROMPTED = 8, 3
-#: Texts and pairs, of all lengths, that are compared from text to output. What each model answers to the tokens of the
-#: others, parity compares.
+#: Texts and pairs, of all lengths, that are compared from text to output. Of the others, parity compares the outputs for given tokens.
 END_TO_END_TEXTS = 32
-#: Short texts in one call: more than the predictor tokenises at once. Letters of each.
+#: Short texts in one call (more than the predictor tokenises at once), and most characters of each.
 SNIPPETS, SNIPPET_LETTERS = 400, 20
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch. `compared` [B, S] marks the tokens whose answers count, `rows` [B] the rows that have any.
+    """One batch. `compared` [B, S] marks the tokens whose outputs are compared, `rows` [B] the rows that have any.
 
-    `texts` [B] are the rows' texts, where the probe is real text. What is run `before` it is almost like it.
+    `texts` [B] are the rows' texts, where the probe is real text. The nearly equal probes `before` run right before it.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Probe:
 
 
 def built_in_texts() -> list[str]:
-    """The 150 texts written for this project: 0 to beyond 512 tokens, several scripts."""
+    """Return the 150 texts written for this project: from 0 to more than 512 tokens, in several scripts."""
     lines = Path(__file__).with_name("texts.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
 
@@ -100,7 +99,7 @@ def grid(
 
 
 def longest_row(spec: Spec) -> int:
-    """Return the tokens of the longest row that is run: all positions, or, where texts are cut off before, as many as scores have room for."""
+    """Return the tokens of the longest row that is run: the longest text, or more, as far as attention scores have room (`SCORE_BYTES`)."""
     return max(spec.text_length, _bounded_length(spec))
 
 
@@ -109,7 +108,7 @@ def _bounded_length(spec: Spec) -> int:
 
 
 def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
-    """What a service does besides: batches [batch, S] as large as the predictor makes them, and one input again and again."""
+    """Yield what else a service sends: the predictor's largest batch [batch, S], and one input several times in succession."""
     shape = (batch, min(SERVED_LENGTH, spec.max_length))
     rng = np.random.default_rng([seed, *shape])
     mask = mask_of("right", *shape, rng)
@@ -122,8 +121,7 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
 
 
 def masked(of: Sequence[str], word: str) -> list[str]:
-    """Return texts with one to three of their words replaced by the mask token, as a user of fill-mask asks, every fourth with up to
-    eight; short ones stay."""
+    """Return texts with one to three of their words replaced by the mask token, and up to eight in every fourth; short texts stay as they are."""
     rng = np.random.default_rng([0, len(of)])
     found = []
     for number, text in enumerate(of):
@@ -136,7 +134,7 @@ def masked(of: Sequence[str], word: str) -> list[str]:
 
 
 def prompted(of: Sequence[str], prompts: Iterable[str]) -> list[str]:
-    """Return texts behind each prompt, as users of an embedding model send them: of those with words three from short to long."""
+    """Return texts with each prompt before them, as users of an embedding model send them: three texts, from short to long."""
     order = sorted(filter(str.strip, dict.fromkeys(of)), key=len)
     chosen = [order[len(order) * part // (PROMPTED + 1)] for part in range(1, PROMPTED + 1)] if order else []
     return [prompt + text for prompt in islice(filter(None, dict.fromkeys(prompts)), PROMPTS) for text in dict.fromkeys(chosen)]
@@ -146,10 +144,10 @@ def texts(
     spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text",
     mask: int | None = None,
 ) -> Iterator[Probe]:  # fmt: skip
-    """Real texts in right-padded batches: one that mixes all lengths, the rest sorted and cut so that little padding is run.
+    """Yield real texts in right-padded batches: one that mixes all lengths, the rest sorted and split so that there is little padding.
 
-    A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`). Where few tokens of a row are compared, those with the
-    id `mask` come first.
+    A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`). Where only a few tokens of a row are compared, those
+    with the id `mask` come first.
     """
     lengths = [encode([text])[0]["input_ids"].shape[1] for text in of]
     order = sorted(range(len(of)), key=lambda i: lengths[i])
@@ -162,7 +160,7 @@ def texts(
 
 
 def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Cut texts, sorted by length, into batches in which padding takes little more than a call costs."""
+    """Split texts, sorted by length, into batches whose padding costs little more than another call."""
     batch: list[int] = []
     for i in order:
         padding = sum(lengths[i] - lengths[j] for j in batch)
@@ -175,9 +173,9 @@ def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
-    """(query, passage) pairs of the texts, the shorter half as queries, of longer texts with their own first words, which a re-ranker
-    scores higher, and of one with itself and with none; for models that tell segments apart, classify (a re-ranker of RoBERTa's family
-    has one token type) or answer questions."""
+    """Return (query, passage) pairs for models that distinguish segments, classify (re-rankers of RoBERTa's family have one token type) or
+    answer questions: short texts with long ones, the first words of long texts with the whole text (which a re-ranker scores higher), and
+    one text with itself and with an empty one."""
     if spec.token_types < 2 and spec.task not in ("question-answering", "text-classification"):
         return []
     order = sorted(dict.fromkeys(of), key=len)
@@ -192,14 +190,14 @@ def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def of_all_lengths(texts: Sequence[Text], lengths: Sequence[int]) -> list[Text]:
-    """Return at most `END_TO_END_TEXTS` texts, evenly spread over the order of their lengths, the shortest and longest among them."""
+    """Return at most `END_TO_END_TEXTS` texts, evenly spread over their lengths, including the shortest and the longest."""
     order = np.argsort(lengths, kind="stable")
     chosen = np.linspace(0, len(order) - 1, min(END_TO_END_TEXTS, len(order))).round().astype(int)
     return [texts[int(order[i])] for i in chosen]
 
 
 def snippets(texts: Sequence[str]) -> list[str]:
-    """Return up to `SNIPPETS` different short texts, neighbouring words of `texts`, from all of these alike."""
+    """Return up to `SNIPPETS` different short texts: one or two neighbouring words, taken evenly from all `texts`."""
     parts = [text.split() for text in texts]
     longest = max(map(len, parts), default=0)
     pairs = (" ".join(words[at : at + 2]) for at in range(longest) for words in parts if at < len(words))
@@ -207,17 +205,17 @@ def snippets(texts: Sequence[str]) -> list[str]:
 
 
 def timed(spec: Spec, inputs: Mapping[str, Array], name: str) -> Probe:
-    """Inputs that a stage was given while it was timed."""
+    """Return the probe of inputs that a stage ran while it was timed."""
     return probe_of(spec, "timed", dict(inputs), name)
 
 
 def packable(spec: Spec, probe: Probe) -> bool:
-    """Whether a packed model can be asked `probe`: it has no answer of a masked first column, and no holes.
+    """Return whether a packed model computes the same for `probe` as a padded one.
 
-    A head or pooling that reads the first column reads a padding token under left padding, which in a padded network
-    attends to the text and is attended to by none. In packed rows no padding belongs to any text. Left padding is compared
-    all the same where nothing reads that column; see also `Spec.left_padding_invariant`. Packing closes holes, which only distances
-    between tokens tell apart: relative positions of MPNet and DeBERTa, ModernBERT's windows. Positions that are counted or taken from columns go along.
+    Packing removes padding. It differs where a head or pooling reads the first column and left padding is there: in a padded network that
+    padding token attends to the text. (Where nothing reads that column, left padding is compared; see `Spec.left_padding_invariant`.)
+    Packing also closes holes, which changes the distances between tokens: these matter to the relative positions of MPNet and DeBERTa and
+    to ModernBERT's windows. Absolute positions stay with their tokens.
     """
     if spec.family in ("mpnet", "deberta-v2", "modernbert"):
         mask = probe.inputs["attention_mask"].astype(np.int8)
@@ -229,7 +227,7 @@ def packable(spec: Spec, probe: Probe) -> bool:
 
 
 def digest(probes: Sequence[Probe]) -> str:
-    """A hash of every input, so that recorded figures are reused only for the same probes."""
+    """Return a hash of every input, so that recorded figures are reused only for the same probes."""
     sha = hashlib.sha256()
     for probe in probes:
         sha.update(probe.name.encode())
@@ -260,7 +258,7 @@ def probe_of(
 
 
 def mask_of(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:
-    """The attention mask [B, S] of a pattern, or None where the shape has no room for it."""
+    """Return the attention mask [B, S] of a pattern, or None where the shape has no room for it."""
     mask = np.ones((batch, sequence), np.int64)
     columns = np.arange(sequence)
     # Each row another length, one of them full.

@@ -1,4 +1,4 @@
-"""Accuracy on labelled texts, with closed 95 % intervals. See `task_metrics` for the other metrics."""
+"""Accuracy on labelled texts, with closed-form 95 % intervals. See `task_metrics` for the other metrics."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     from scipy.stats import binomtest
 
     found = binomtest(successes, n).proportion_ci(0.95, "wilson")
-    # At 0 and at n rounding would leave the proportion itself outside.
+    # Rounding could leave 0 or 1 itself outside.
     return min(successes / n, float(found.low)), max(successes / n, float(found.high))
 
 
 def paired(mine: Sequence[bool], reference: Sequence[bool]) -> tuple[float, float]:
     """Return the 95 % interval of the difference of two accuracies on the same texts.
 
-    Newcombe's hybrid score interval for paired data (1998, method 10). Unlike a bootstrap it stays open where no
-    answer differs: with few texts that proves little.
+    Newcombe's hybrid score interval for paired data (1998, method 10). Unlike a bootstrap's it has a width where no answer differs, which
+    proves little with few texts.
     """
     a, b = np.asarray(mine, bool), np.asarray(reference, bool)
     n = len(a)

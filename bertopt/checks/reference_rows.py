@@ -1,7 +1,7 @@
-"""Outputs of the reference for the rows of the sweeps: each distinct row is run once, among rows of about its length.
+"""Outputs of the reference for the rows of the sweeps: each distinct row is run once, in a batch of rows of similar length.
 
-Neither the batch that a row stands in nor padding may change the reference's output; the invariance check holds it to that. So a row
-that several sweeps share is run once, in batches of the size that torch is fastest at. A stage runs the sweeps as they are.
+The reference's output depends neither on the batch nor on padding, as the invariance check verifies. So a row that several sweeps
+share is run once, in batches of the size at which torch is fastest. A stage runs the sweeps as they are.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Most tokens of a batch: of MiniLM on 2 cores, torch runs 5,600 tokens a second so, 4,300 in the largest batch and 5,000 as single rows.
+#: Most tokens of a batch. With MiniLM on 2 cores, torch runs 5,600 tokens a second this way, 4,300 in the largest batch, 5,000 in single rows.
 BATCH_TOKENS, LEAST_TOKENS = 1024, 128
-#: Products and sums of a batch of a larger model: what waits for one waits less than a second.
+#: Floating-point operations of a batch of a larger model: less than a second, which others may have to wait.
 BATCH_OPERATIONS = 2.5e10
 
 
@@ -39,7 +39,7 @@ class ReferenceRows:
         self.spec = spec
         self.batch_tokens = min(BATCH_TOKENS, max(LEAST_TOKENS, int(BATCH_OPERATIONS / (24 * spec.layers * spec.hidden**2))))
         self._kept: dict[bytes, dict[str, Array]] = {}
-        #: Of a model of spans, the outputs that have a score for each token.
+        #: For question answering, the outputs that have a score for each token.
         self._scores: set[str] = set()
 
     def missing(self, sweeps: Sequence[Probe]) -> list[Rows]:
@@ -70,7 +70,7 @@ class ReferenceRows:
         return {name: np.concatenate([self._as_wide(name, row[name], sweep.shape[1]) for row in rows]) for name in rows[0]}
 
     def _rows(self, probe: Probe) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the number of each row, its valid tokens, and what tells it from others."""
+        """Yield the number of each row, how many valid tokens it has, and a key of its contents."""
         for row, length in enumerate(probe.inputs["attention_mask"].sum(axis=1).tolist()):
             arrays = [*(probe.inputs[name] for name in self.spec.inputs), probe.compared]
             yield row, length, b"".join(array[row, :length].tobytes() for array in arrays)

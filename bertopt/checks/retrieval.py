@@ -1,4 +1,4 @@
-"""How well scores order the passages of each query: nDCG@10 and recall@10, of labelled pairs that share their first text.
+"""How well scores order the passages of each query: nDCG@10 and recall@10, for labelled pairs that share their first text.
 
 Not looked at: passages without a label, of which a corpus has most, and the order of queries with one passage or equal labels.
 """
@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Places that count.
+#: Number of best passages that count.
 TOP = 10
 
 
@@ -28,8 +28,8 @@ def rows_by_query(queries: Sequence[str], relevance: Array) -> list[Array]:
 
 
 def ndcg(relevance: Array, scores: Array) -> float:
-    """Return the gain of one query's passages [N] in the order of their scores, discounted by log2 of the place (Järvelin and
-    Kekäläinen 2002), relative to the best order. Passages of equal scores share their places. NaN where a score is NaN."""
+    """Return the nDCG of one query's passages [N] (Järvelin and Kekäläinen 2002): gains in the order of the scores, discounted by log2 of
+    the rank, relative to the best order. Passages with equal scores share their ranks. NaN where a score is NaN."""
     worth = np.where(np.arange(len(scores)) < TOP, 1 / np.log2(np.arange(len(scores)) + 2), 0)
     return _gained(worth, relevance, scores) / float((np.sort(relevance)[::-1] * worth).sum())
 
@@ -41,7 +41,7 @@ def recall(relevance: Array, scores: Array) -> float:
 
 
 def _gained(worth: Array, gains: Array, scores: Array) -> float:
-    """Return the gains [N] times what the places are worth [N], the places of equal scores shared."""
+    """Return the sum of the gains [N], each times the weight of its rank [N]; passages with equal scores get the mean of their weights."""
     if np.isnan(scores).any():
         return float("nan")
     _, of, counts = np.unique(-scores, return_inverse=True, return_counts=True)

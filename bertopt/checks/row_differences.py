@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 
-#: Fewest rows of lengths that are judged by their median.
+#: Fewest rows of one length whose median is judged.
 FEWEST_ROWS = 16
-#: Where a row has more scores than this, of labels or tokens, each is compared by itself as well: beside many others, one that is wrong is a
-#: small part of the row.
+#: Where a row has more scores than this (of labels or tokens), each score is also compared by itself: one wrong score is a small part of the row.
 FEW_SCORES, ONE_SCORE = 8, ", one score"
-#: Part of a score's size below which its deviation is not what errors are relative to.
+#: Errors of a score are relative to its standard deviation, but at least to this share of its size.
 OF_SIZE = 0.5
-#: Relative difference that the batch makes to a float32 output, at most.
+#: Largest relative difference between the float32 outputs of one text in a call with others and alone.
 SAME_CALL = 1e-3
 
 
 class Comparer:
-    """Collects the relative differences of a stage's rows from the reference's; a row is all its compared tokens."""
+    """Collects the relative differences of a stage's rows from the reference's; a row consists of all its compared tokens."""
 
     def __init__(self, usual: Mapping[str, Array], scores: Mapping[str, Array] | None = None) -> None:
-        """`usual` are the outputs' usual sizes, as `usual_sizes` gives them; `scores`, of outputs whose scores are compared by themselves as
-        well, their units, as `score_units` gives them."""
+        """`usual` are the sizes of the outputs (see `usual_sizes`); `scores` the units of outputs whose scores are also compared by
+        themselves (see `score_units`)."""
         self.usual, self.scores = usual, scores or {}
         #: By output and probe: not every probe gives every output.
         self.errors: dict[str, dict[str, Array]] = {}
@@ -56,7 +55,7 @@ class Comparer:
                 self.errors.setdefault(figure, {})[probe.name] = self.row_errors(probe, got, reference, figure)
 
     def one_number(self, name: str) -> bool:
-        """Whether an output is one number a row, as a re-ranker's; those of tokens are only where rows have one token."""
+        """Whether an output is one number for each row, as a re-ranker's is."""
         return name not in self._vectors
 
     def result(self, seed: int, shares: Mapping[str, float], tokens: int) -> Coverage:
@@ -84,7 +83,7 @@ class Comparer:
         )  # fmt: skip
 
     def _short(self, name: str) -> list[float | None]:
-        """Return the medians of rows of a few tokens: of those that are not mostly padding, and of those that are; None of fewer than `FEWEST_ROWS`."""
+        """Return the median of short rows that are not mostly padding, and of those that are; None for fewer than `FEWEST_ROWS`."""
         found: dict[bool, list[Array]] = {False: [], True: []}
         for of, errors in self.errors[name].items():
             if self.probes[of].padding != "batch sizes":
@@ -98,8 +97,8 @@ class Comparer:
         return [float(np.median(errors)) if len(errors) >= FEWEST_ROWS else None for errors in joined]
 
     def _by_length(self, name: str) -> dict[str, float]:
-        """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, of pairs by those of the second text, and of batches of a size that was run
-        more than once: with one length it says no more than that."""
+        """Return the median of rows of 1, 2, 3 to 4, 5 to 8 … tokens, of pairs by the length of the second text, and of batches of one size that
+        was run more than once (a single run would only show its length)."""
         found: dict[tuple[str, int], list[float]] = {}
         sizes: dict[int, list[Array]] = {}
         for of, errors in self.errors[name].items():
@@ -109,7 +108,7 @@ class Comparer:
             sizes.setdefault(probe.shape[0], []).append(errors)
             valid = probe.inputs["attention_mask"] == 1
             second = valid & (probe.inputs["token_type_ids"] > 0) if "token_type_ids" in probe.inputs else np.zeros_like(valid)
-            # No pair begins with its second text: rows that do are far from what static INT8 was calibrated on.
+            # Rows that begin with a second text are left out: no pair does, and static INT8 was not calibrated on such rows.
             behind_first = second.sum(axis=1) * ~second[:, :1].any(axis=1)
             for what, tokens in (("rows", valid.sum(axis=1)), ("second texts", behind_first)):
                 for count, error in zip(tokens.tolist(), errors.tolist(), strict=True):
@@ -126,8 +125,8 @@ class Comparer:
         }
 
     def row_errors(self, probe: Probe, got: Mapping[str, Array], reference: Mapping[str, Array], figure: str) -> Array:
-        """Return the difference [B] of each row in one `figure` of `errors`: of an output relative to its size or the usual one, as few logits
-        near zero measure nothing, or of the score that is off furthest."""
+        """Return the difference [B] of each row in one `figure` of `errors`: of the whole output, relative to its size but at least to the usual
+        one (a few logits near zero measure nothing), or of the score with the largest error."""
         name, batch = figure.removesuffix(ONE_SCORE), probe.shape[0]
         mine, expected = got[name], reference[name].astype(np.float64)
         if mine.shape != expected.shape:
@@ -137,7 +136,7 @@ class Comparer:
             furthest = np.zeros(batch)
             np.maximum.at(furthest, row_of_vector, (np.abs(mine - expected) / self.scores[name]).max(axis=-1))
             return furthest
-        # Each number of several beside its own size.
+        # Each of several numbers relative to its own size.
         unit, usual_size = units(self.usual[name])
         mine, expected = mine / unit, expected / unit
 
@@ -150,15 +149,15 @@ class Comparer:
 
 
 def _tokens(power: int) -> str:
-    """Return `1 token`, `2 tokens`, `3 to 4 tokens`, …: numbers above half of 2^power, up to it."""
+    """Return `1 token`, `2 tokens`, `3 to 4 tokens`, …: the numbers above 2^(power - 1), up to 2^power."""
     first, last = 2**power // 2 + 1, 2**power
     return f"{f'{first} to ' if power > 1 else ''}{last} token{'s' if power else ''}"
 
 
 def end_to_end(got: Mapping[str, Array], reference: Mapping[str, Array], texts: Sequence[object], least: float = 1.0) -> SweptOutput:
-    """Compare outputs `<number>/<name>` for texts, from text to vectors, with the reference's.
+    """Compare the outputs `<number>/<name>` of texts with the reference's.
 
-    Each relative to its size or `least` times the usual one; of a text with several the largest.
+    Each difference is relative to the output's size, but at least to `least` times the usual one; of several outputs of a text the largest counts.
     """
     usual = usual_sizes({key.split("/", 1)[1]: value} for key, value in reference.items())
     errors = np.zeros(len(texts))
@@ -189,8 +188,8 @@ def check_alone(found: Mapping[str, Array], texts: Sequence[object]) -> None:
 
 
 def usual_sizes(reference: Iterable[Mapping[str, Array]], by_number: bool = False) -> dict[str, Array]:
-    """Return the root mean square of each of the reference's outputs [N, D], of all its elements or [D] `by_number`: beside a price, any
-    rating is rounding."""
+    """Return the root mean square of each of the reference's outputs [N, D]: of all elements, or [D] of each column if `by_number`, since
+    beside a price any rating is as small as rounding."""
     sums: dict[str, tuple[Array, int]] = {}
     for outputs in reference:
         for name, value in outputs.items():
@@ -201,10 +200,10 @@ def usual_sizes(reference: Iterable[Mapping[str, Array]], by_number: bool = Fals
 
 
 def score_units(reference: Iterable[Mapping[str, Array]], spec: Spec) -> dict[str, Array]:
-    """Return [D] or [1] for each of the reference's outputs [N, D] whose scores are compared by themselves: what the one that is off furthest
-    is relative to, so that a row whose scores are all off alike has about the same error as a whole and by its worst score.
+    """Return units [D] or [1] for the reference's outputs [N, D] whose scores are compared by themselves. The largest error of a row's scores is
+    divided by them; if all its scores are equally wrong, that gives about the same figure as the row as a whole.
 
-    None for embeddings, which are compared as a whole, for few labels, and for scores over a vocabulary.
+    Empty for embeddings, which are compared as a whole, for few labels, and for scores over a vocabulary.
     """
     span, tokens = spec.granularity == "span", spec.granularity == "token"
     if not span and (not spec.labels or (not tokens and len(spec.labels) <= FEW_SCORES)):
@@ -212,25 +211,24 @@ def score_units(reference: Iterable[Mapping[str, Array]], spec: Spec) -> dict[st
     found: dict[str, list[Array]] = {}
     for outputs in reference:
         for name in outputs.keys() & set(spec.outputs):
-            # Columns of spans are tokens, and 0 where nothing is compared.
+            # For question answering the columns are tokens, and 0 where nothing is compared.
             found.setdefault(name, []).append(outputs[name][outputs[name] != 0][:, None] if span else outputs[name])
-    # The largest of as many normal numbers as a row of a batch has.
+    # About the largest of as many normally distributed numbers as a row has scores.
     largest = math.sqrt(2 * math.log(PLACES if span else len(spec.labels) * (PLACES if tokens else 1)))
     each = {name: deviations(np.concatenate(parts)) for name, parts in found.items()}
-    # Rounding need not be smaller in a score that varies less than the usual one.
+    # A score that varies less than the others is not rounded less.
     return {name: largest * np.maximum(usual, math.sqrt(float(np.square(usual).mean()))) for name, usual in each.items()}
 
 
 def deviations(reference: Array) -> Array:
-    """Return what each score of vectors [N, D] usually deviates by: about its mean, or `OF_SIZE` of its size, which rounding goes by, where
-    that is more."""
+    """Return the standard deviation of each score of vectors [N, D], or `OF_SIZE` of its size where that is more: rounding depends on size."""
     values = reference.astype(np.float64)
     usual = np.maximum(values.std(axis=0), OF_SIZE * np.sqrt(np.square(values).mean(axis=0)))
     return np.where(usual > 0, usual, 1.0)
 
 
 def units(usual: Array) -> tuple[Array, float]:
-    """Return what to divide an output by before it is compared, and its usual size then."""
+    """Return what to divide an output by before it is compared, and its usual size after that."""
     if np.ndim(usual) == 0:
         return np.ones(()), float(usual)
     return np.where(usual > 0, usual, 1.0), 1.0

@@ -1,10 +1,10 @@
 """Score answers that are spans: entities of tagged words, and answers to questions.
 
-Each text is scored by itself, and the metrics are functions of the scores' sums: resamples of texts need no second look.
-Entities are read from tags as conlleval and seqeval (without `mode="strict"`) read them, answers are compared as SQuAD's
-evaluation compares them; a test holds both to figures of theirs.
+Each text has scores, and the metrics are functions of their sums, so that resamples of texts are not scored again. Entities are read
+from tags as conlleval and seqeval (without `mode="strict"`) read them, answers are compared as SQuAD's evaluation does; a test compares
+both with their figures.
 
-Not looked at: places of an answer in its context, probabilities, and words that the model cuts off, whose tag counts as `O`.
+Not looked at: the position of an answer in its context, and probabilities. The tag of a truncated word counts as `O`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def words(text: str) -> list[tuple[int, int]]:
-    """Return where the words of a text begin and end: what white space parts, of which each has a tag."""
+    """Return where the words of a text, which white space separates, begin and end; each has a tag."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
 def scores(spec: Spec, texts: Sequence[str], labels: Sequence[Label], answers: Sequence[Any]) -> list[list[float]]:
-    """Return what each text adds to the sums: of tags the entities that are right, given and labelled, and the words that are
-    right and there; of an answer its exact match, F1 and 1. `answers` are a predictor's."""
+    """Return what each text adds to the sums: for tags the number of correct, predicted and labelled entities and of correct words and all
+    words; for an answer its exact match, its F1 and 1. `answers` are a predictor's."""
     rows = zip(texts, labels, answers, strict=True)
     if spec.task == "question-answering":
         return [_answer([label] if isinstance(label, str) else label, answer["answer"]) for _, label, answer in rows]
@@ -43,7 +43,7 @@ def scores(spec: Spec, texts: Sequence[str], labels: Sequence[Label], answers: S
 
 
 def metrics(spec: Spec) -> Mapping[str, Callable[[Array], Array]]:
-    """Return the metrics of a task, the first first: functions of the sums [..., K] of `scores` over texts."""
+    """Return the metrics of a task, the main one first: functions of the sums [..., K] of `scores` over texts."""
     if spec.task == "question-answering":
         return {"answer_f1": lambda sums: _share(sums[..., 1], sums[..., 2]), "exact_match": lambda sums: _share(sums[..., 0], sums[..., 2])}
     entities: dict[str, Callable[[Array], Array]] = {
@@ -66,7 +66,7 @@ def word_tags(text: str, tokens: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Return type, first word and last word of each entity in IOB, IOB2 or IOBES tags."""
+    """Return the type, first word and last word of each entity in IOB, IOB2 or IOBES tags."""
     found, kind, start = set[tuple[str, int, int]](), "", 0
     before = "O"
     for index, tag in enumerate([*tags, "O"]):
@@ -97,13 +97,13 @@ def _normal(answer: str) -> str:
 
 
 def _overlap(given: Sequence[str], expected: Sequence[str]) -> float:
-    """Return the F1 of two bags of words; of none, whether both are."""
+    """Return the F1 of two bags of words; where one is empty, 1 if both are, else 0."""
     if not given or not expected:
         return float(given == expected)
     return 2 * sum((Counter(given) & Counter(expected)).values()) / (len(given) + len(expected))
 
 
 def _share(part: Array, whole: Array) -> Array:
-    """Return `part` / `whole`, 0 where nothing is there."""
+    """Return `part` / `whole`, 0 where `whole` is 0."""
     part, whole = np.asarray(part, float), np.asarray(whole, float)
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)

@@ -6,7 +6,7 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.results import Failure, Gate, Latency, Limits
 
 MB = 1e6
-#: What each upper limit holds, and its unit.
+#: What each upper limit is about, and its unit.
 _WORDS = {
     "mix_p50_ms_max": ("the median time of the timed texts", "ms"), "peak_rss_max": ("the peak memory", "MB"),
     "size_max": ("the size of the files", "MB"),
@@ -14,12 +14,11 @@ _WORDS = {
 
 
 def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Limits) -> list[Failure]:
-    """Return every stated limit that the stage misses, or that was not measured.
+    """Return every stated limit that the stage misses, or whose figure was not measured.
 
-    `speedup_min` is kept where the whole 95 % interval of the end-to-end speed-up is at least that. An interval that contains
-    it shows nothing, which is no pass: state 0.98 to accept a stage that is as fast as the checkpoint. A void timing is not
-    waivable. The other figures have no interval and are compared as they are. Single shapes, p90 and p99, GPU memory and other
-    machines are not looked at.
+    `speedup_min` holds where the whole 95 % interval of the end-to-end speed-up is at least that; an interval that contains the limit does
+    not pass (state 0.98 to accept a stage that is as fast as the checkpoint). A void timing cannot be waived. The other figures have no
+    interval. Not looked at: single shapes, p90 and p99, GPU memory, other machines.
     """
     texts = _texts(measurements.latency)
     found = []

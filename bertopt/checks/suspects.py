@@ -1,9 +1,9 @@
-"""Tell faults from unlucky rounding: what stands out in reduced precision is run again with other ids.
+"""Distinguish faults from unlucky rounding: rows that stand out in reduced precision are run again with other ids.
 
-In INT8 the error of a row of few random ids has a long tail: right forms of a classifier had rows 5.5 to 6.6 times the median off. A
-wrong embedding is wrong beside any others, and so each id of such a short row is run again. A batch size, a length or a row that is
-wrong is wrong whatever its ids, and so a batch with such a row is run again with others; its own ids stand in short rows as well.
-What is no longer seen: a fault of reduced precision that needs one pair of ids, or that hits less than every second time.
+In INT8 the errors of rows of few random ids have a long tail: correct forms of a classifier had rows 5.5 to 6.6 times the median. A wrong
+embedding is wrong next to any other ids, so each id of such a short row is run again among other ids. A wrong batch size, length or
+row is wrong whatever the ids, so a batch with such a row is run again with other ids; the original ids are in short rows too.
+Not seen: a fault of reduced precision that needs one particular pair of ids, or that occurs in fewer than half of the runs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     #: Run probes on the stage and on the reference; return the vectors of each by probe and output.
     RunBoth = Callable[[Sequence[Probe]], tuple[Vectors, Vectors]]
 
-#: Most rows that are run again; beyond, rows stand out that need no second look.
+#: Most rows that are run again: if more stand out, the rest of them fail without a second run.
 MOST = 64
 #: Most batches that are run again.
 MOST_BATCHES = 8
-#: Rows in which each id is run again, or times a batch is, and whose median counts.
+#: How many times each id or batch is run again; the median counts.
 TIMES = 5
 
 
 def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth, frame: Frame | None = None) -> None:
-    """Replace the errors of suspect rows by what running them again with other ids gives, in batches within the same `frame`."""
+    """Replace the errors of rows that stand out by those of running them again with other ids between the same special tokens (`frame`)."""
     rng = np.random.default_rng([seed, 20])
     # Both are chosen before either changes the median.
     rows, batches = _standing_out(compared, ("ids", SHORT_ROWS)), _standing_out(compared, WHOLE)
@@ -49,7 +49,7 @@ def settle(compared: Comparer, spec: Spec, seed: int, run: RunBoth, frame: Frame
 
 
 def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth) -> None:
-    """Replace the error of each short row by that of its worst id: the median over `TIMES` rows beside other ids."""
+    """Replace the error of each short row by that of its worst id: the median over `TIMES` rows with other ids."""
     ids = [probe.inputs["input_ids"][row][probe.inputs["attention_mask"][row] == 1] for probe, row in rows]
     repeated = np.repeat(np.concatenate(ids), TIMES)
     beside = spec.random_ids((len(repeated), min(ID_LENGTH, spec.max_length)), rng)
@@ -70,8 +70,8 @@ def _settle_ids(compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spe
 def _settle_batches(
     compared: Comparer, rows: Sequence[tuple[Probe, int]], spec: Spec, rng: np.random.Generator, run: RunBoth, frame: Frame | None = None
 ) -> None:
-    """Replace the error of each row by its median over `TIMES` runs of its batch, and of what is run before it: the same lengths, pairs,
-    copies and row, other ids."""
+    """Replace the error of each row by its median over `TIMES` runs of its batch and the probes before it, with the same lengths, pairs and
+    copies but other ids."""
     batches = {probe.name: probe for probe, _ in rows}
     for probe in list(batches.values())[:MOST_BATCHES]:
         others = [_other_ids(spec, rng, frame or ()) for _ in range(TIMES)]
@@ -87,8 +87,7 @@ def _settle_batches(
 
 
 def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -> Array:
-    """Return another id for each id [V], never the padding's; the same for those `kept`. Ids that are equal stay equal: tokens that
-    stand twice, and rows."""
+    """Return another id for each id [V], never the padding's; those `kept` stay. It is a permutation, so that equal tokens and rows stay equal."""
     other = np.arange(max(spec.vocabulary, spec.pad_id + 1))
     ids = np.flatnonzero(~np.isin(other, (spec.pad_id, *kept)))[: spec.vocabulary]
     other[ids], other[spec.pad_id] = rng.permutation(ids), rng.choice(ids)
@@ -96,8 +95,8 @@ def _other_ids(spec: Spec, rng: np.random.Generator, kept: Sequence[int] = ()) -
 
 
 def _standing_out(compared: Comparer, paddings: Sequence[str]) -> list[tuple[Probe, int]]:
-    """Return the rows, worst first, that differ by more than any row may whose limits say nothing: probe and row. The worst by what their
-    figure allows: the largest of many scores is further off than a row."""
+    """Return probe and row of all rows whose error is beyond what `coverage.allowed_row` allows without a limit, the worst first. Errors are
+    divided by what each figure allows, since the largest error of many scores exceeds that of a whole row."""
     found = list[tuple[float, str, int]]()
     for output, errors in compared.errors.items():
         most = coverage.allowed_row(float(np.median(np.concatenate(list(errors.values())))), 0.0, compared.one_number(output))

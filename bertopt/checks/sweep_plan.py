@@ -1,10 +1,9 @@
 """Which rows the coverage sweeps run: every token id, position and batch size, and as many lengths as there is time for.
 
-Every stage runs the batch sizes and a few lengths; the stage that is delivered runs every sweep. Lengths are run as one text without
-padding. Not run: most batch sizes above `MAX_BATCH`; pairs of a batch size and a length, or of a text's
-length and its batch's, other than one or a few for each; ids and lengths beyond the budgets of a large model (one of 12 layers
-runs 5 % of 512 lengths of a batch, 14 % of a text) and most that the predictor cuts off; of a longer row all but `PLACES` or
-`ROW_PLACES` tokens are not compared. The shares are in the report.
+Every stage runs the batch sizes and a few lengths; the stage to deliver runs every sweep. A length is run as one text without padding.
+Not run: most batch sizes above `MAX_BATCH`; more than one or a few combinations of a batch size with a length, or of a text's length
+with its batch's; ids and lengths beyond the budget of a large model (one of 12 layers runs 5 % of 512 padded lengths, 14 % of the text
+lengths); most lengths that the predictor truncates. Of longer rows only `PLACES` or `ROW_PLACES` tokens are compared.
 """
 
 from __future__ import annotations
@@ -24,48 +23,49 @@ from bertopt.core import ShapeLimits, Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Rows of 4 ids: one wrong embedding changes such a row by 0.54 at least, dynamic INT8 of MiniLM by 0.24 at most (rows of
-#: 8: 0.23 and 0.21; a row of 1 says nothing where post-norm layers forget a lone token).
+#: Rows of 4 ids: one wrong embedding changes such a row by at least 0.54, dynamic INT8 of MiniLM by at most 0.24 (rows of 8: 0.23 and
+#: 0.21; in rows of 1, post-norm layers hide the only token).
 ID_LENGTH, ID_ROWS = 4, 128
-#: Tokens of the batches of 1 … `MAX_BATCH` rows: their length is drawn from SHORTEST up to this share of them. Rows of two tokens have
-#: no place for what frames a text, and a batch size of such rows alone ran no text.
+#: Most tokens of the batches of 1 … `MAX_BATCH` rows, whose length is drawn from SHORTEST on. Shorter rows have no room for special tokens:
+#: with two tokens a row, a batch size would run no text.
 MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: One batch of SHORTEST rows to this number is as long as it has rows: programs that mix up the two are right for no other.
+#: One batch of SHORTEST to this number of rows has as many columns as rows: code that swaps the two axes is right only there.
 LARGEST_SQUARE = 16
-#: How many sizes of batches from `MAX_BATCH` to `MORE_ROWS` a device runs that makes them, and most tokens of one: few and short
-#: rows, since each counts in the medians as any other.
+#: How many batch sizes from `MAX_BATCH` to `MORE_ROWS` run on devices whose predictor makes such batches, and most tokens of one: few and
+#: short, since each row counts as much in the medians as any other.
 MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
 #: Length of the rows of the largest batch.
 LARGEST_LENGTH = 256
-#: Compared tokens of a row, where an output has a vector for each, of a batch and of one row; the longest is compared everywhere.
+#: Tokens compared in each row of a batch, and in a single row, where outputs have a vector for each token; the longest row is compared whole.
 PLACES, ROW_PLACES = 16, 64
-#: Batches that are run beside copies as well, as rows and how often each is there: rows that are alike may be computed once.
+#: Batches that are also run with copies of their rows: the batch's number, and how many times each row stands in it. A model may compute
+#: equal rows only once.
 COPIED = ((1, 2), (16, 2), (7, 3))
 #: Tokens of the texts that are run alone after the largest batch; several, since buffers may take turns.
 ALONE = (12, 4, 4)
-#: A row of this many tokens that is there so often: more than are there by chance.
+#: Tokens of a row that fills a batch, and how many copies of it: more than occur by chance.
 ALIKE_LENGTH, ALIKE = 24, 11
-#: Products and sums that the sweeps may take in the stage that is delivered: about 20 s of two cores.
+#: Floating-point operations of the sweeps over the stage to deliver: about 20 s of two cores.
 BUDGET = 8e12
-#: Those of rows of one text: about 6 s for all 256 of MiniLM, as far as every id has room besides;
-#: where it has none: about 3 s; and of lengths that the predictor cuts texts off before: less, as only other programs run them.
+#: Operations of single rows of all lengths: about 6 s for the 256 lengths of MiniLM, as far as all ids fit into the budget beside them; the
+#: least otherwise, about 3 s; and of lengths beyond the predictor's truncation, which only other programs run.
 LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
-#: Those of rows of one text that every stage runs, and of the longest row if every stage is to run it (bge-m3's 8,192 tokens take 1.2e13);
-#: as much may a batch of documents take, on a GPU as many times as much as its batches are larger.
+#: Operations of the single rows that every stage runs, and most of the longest row if every stage is to run it (bge-m3's 8,192 tokens take
+#: 1.2e13). A batch of documents may take as many as the latter, and on a GPU as many times more as its batches are larger.
 STAGE_LENGTHS_BUDGET, LONGEST_BUDGET = 5e10, 2e12
-#: Sweeps that only stages of reduced precision run: there a wrong id shows in a short row alone.
+#: Sweeps that only stages of reduced precision run: there a wrong id shows only in a short row.
 SHORT_ROWS = "ids in short rows"
-#: Sweep that only packed models run, whose rows hold many texts: more than 8 bits number, each of 3 or 4 tokens; and some beside one
-#: of LONG_TEXT tokens.
+#: Sweep that only packed models run, whose rows hold many texts: MANY texts (more than 8 bits can number) of 3 or 4 tokens, and BESIDE_LONG
+#: of them with one of LONG_TEXT tokens.
 MANY_TEXTS, MANY, BESIDE_LONG, LONG_TEXT = "many texts", 600, 24, 288
 #: Which rows of a batch are pairs.
 Pairs = Literal["some", "none", "all"]
-#: Sweeps whose batches are run whole, whatever their rows.
+#: Sweeps whose batches are never split.
 WHOLE = ("batch sizes", MANY_TEXTS)
 
 
 class LongBatch(NamedTuple):
-    """A batch of `least` to `most` rows and about `tokens`; `behind`: its length is so far behind a multiple of `WIDTH`, or any."""
+    """A batch of `least` to `most` rows and about `tokens` tokens; its length is a multiple of `WIDTH` plus `behind`, or any if that is None."""
 
     least: int
     most: int
@@ -74,10 +74,10 @@ class LongBatch(NamedTuple):
     behind: int | None = None
 
 
-#: Tokens that vector code takes at once.
+#: Tokens that vector code processes at once.
 WIDTH = 32
-#: Batches with long rows, in the stage that is delivered, of any size in a range and of those that services choose: programs choose
-#: code by rows, by length and by tokens. A call's texts are mostly all pairs or none.
+#: Batches with long rows for the stage to deliver, of sizes from a range and of sizes that services choose: kernels choose code by rows, by
+#: length and by tokens. In most calls all texts are pairs, or none.
 LONG_BATCHES = (
     LongBatch(2, 8, 1536, "some"), LongBatch(9, 15, 1536, "none", behind=1), LongBatch(16, 16, 1100, "none", behind=0), LongBatch(17, 23, 2240, "all"),
     LongBatch(24, 24, 800, "all", behind=1), LongBatch(25, 31, 1664, "some"), LongBatch(32, 32, 1280, "none"),
@@ -86,9 +86,9 @@ LONG_BATCHES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The sweeps over one model: `probes` of padding `batch sizes`, `ids` and `SHORT_ROWS`, and the columns compared.
+    """The sweeps over one model. A probe's `padding` names its kind: `batch sizes`, `MANY_TEXTS`, `ids` or `SHORT_ROWS`.
 
-    `first` names those that every stage runs; the others are for the stage that is delivered. `frame` is around rows of `batch sizes`.
+    Every stage runs the probes named in `first`, the stage to deliver runs all. `frame` stands around the rows of `batch sizes`.
     """
 
     seed: int
@@ -97,9 +97,9 @@ class Plan:
     frame: Frame | None = None
 
     def of(self, reduced: bool, shapes: ShapeLimits, every: bool = True, packed: bool = False) -> list[Probe]:
-        """Return the sweeps of a stage that runs these shapes, `every` one if it is delivered.
+        """Return the sweeps for a stage that can run these shapes, `every` one if it is to be delivered.
 
-        Ids whose larger batches it cannot run are run in short rows.
+        If it cannot run all larger batches, their ids are run in short rows.
         """
         larger = [probe for probe in self.probes if probe.padding == "batch sizes"]
         fitting = [probe for probe in larger if shapes.fit(*probe.shape) is not None]
@@ -112,7 +112,7 @@ class Plan:
 
 
 def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> Plan:
-    """Spread every id, the padding's too, over batches of all sizes, the largest of `most_tokens`, and rows of `ID_LENGTH`."""
+    """Spread all ids, including the padding's, over batches of all sizes (the largest has `most_tokens`) and rows of `ID_LENGTH`."""
     rng = np.random.default_rng([seed, 18])
     width = spec.vocabulary if spec.task == "fill-mask" else 0
     token_cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
@@ -125,7 +125,7 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     longest, largest = probes[0].shape[1], probes[-1]
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
     first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
-    # What a large batch left behind shows in short texts right after it.
+    # Stale data of a large batch shows in short texts right after it.
     probes += [_alone(spec, length, ids, number, rng, frame) for number, length in enumerate(ALONE, len(probes))]
     copies = _copies(spec, probes, ids, rng, frame)
     probes += copies
@@ -159,7 +159,7 @@ def _batches(
 
 
 def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: float, longest: bool) -> list[Probe]:
-    """Return what every stage runs: the `longest` row, the batch sizes, and the first rows of one text, of `length_tokens`; not the last ones."""
+    """Return what every stage runs: the longest row if `longest`, the batch sizes, and the first single rows, up to `length_tokens` in all."""
     count = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(most_tokens) else 0)
     longest_and_batches, single = batches[:count], batches[count : -1 - len(LONG_BATCHES)]
     within = np.cumsum([probe.shape[1] for probe in single]) <= length_tokens
@@ -167,7 +167,7 @@ def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: f
 
 
 def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:
-    """Return some of `batches` beside copies of their rows, and one row beside more copies than are there by chance."""
+    """Return some of `batches` with copies of their rows, and a batch of copies of one row."""
     found = [near_copies.beside_copies(batches[batch], times, len(batches) + number, rng) for number, (batch, times) in enumerate(COPIED)]
     row = np.ones((1, min(ALIKE_LENGTH, spec.max_length)), np.int64)
     valid = np.take(ids, range(int(framing.free(row, frame).sum())), mode="wrap")
@@ -185,8 +185,8 @@ def _id_rows(spec: Spec, padding: str, ids: Array, number: int, rng: np.random.G
 
 
 def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
-    """[B, S]: the longest row, every batch size with another length; rows of other lengths, of `room` tokens up to what the predictor
-    cuts texts to, of tokens `beyond`; a few long batches; the largest batch."""
+    """Return shapes [B, S]: the longest row; every batch size, each with another length; single rows of other lengths (of `room` tokens in all
+    up to the predictor's truncation, and `beyond` it); a few long batches; the largest batch."""
 
     def length_of(shortest: int, longest: int) -> int:
         longest = max(2, min(spec.max_length, longest))
@@ -196,9 +196,9 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
     lengths = {batch: square if batch == square else length_of(SHORTEST, BATCH_TOKENS // batch) for batch in range(1, MAX_BATCH + 1)}
     sizes = [(1, longest_row(spec)), *((batch, min(length, spec.max_length)) for batch, length in lengths.items())]
     sizes += _more_batches(spec, rng, most_tokens)
-    # A length that a batch has is run as one text too: programs choose code by the rows as well.
+    # Lengths that batches have are run as single rows too: kernels also choose code by the number of rows.
     others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
-    # At multiples of tiles, one before and one behind, programs choose other code: of each one such length is a row of one text.
+    # Kernels choose other code at multiples of a tile, and one token before or after: one such length of each tile is run as a single row.
     edges = np.intersect1d(np.add(TILES, rng.integers(-1, 2, len(TILES))), others[others <= spec.text_length])
     # From short to long, so that a large model has some of them.
     others = np.concatenate([edges, others[~np.isin(others, edges)]])
@@ -213,12 +213,12 @@ def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float,
 
 
 def _more_rows(most_tokens: int) -> bool:
-    """Whether the predictor makes batches of more than `MAX_BATCH` rows: on a device that runs more tokens than those have."""
+    """Return whether the predictor makes batches of more than `MAX_BATCH` rows: on devices that run more tokens at once."""
     return most_tokens > MAX_BATCH * LARGEST_LENGTH
 
 
 def _more_batches(spec: Spec, rng: np.random.Generator, most_tokens: int) -> list[tuple[int, int]]:
-    """[B, S]: one batch size of each of `MORE_BATCHES` ranges, as wide as each other in proportion, with another length each."""
+    """Return shapes [B, S]: one batch size from each of `MORE_BATCHES` ranges of equal ratio, each with another length."""
     if not _more_rows(most_tokens):
         return []
     edges = np.geomspace(MAX_BATCH + 1, MORE_ROWS, MORE_BATCHES + 1)
@@ -228,7 +228,7 @@ def _more_batches(spec: Spec, rng: np.random.Generator, most_tokens: int) -> lis
 
 
 def _mask_of_lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Return the mask [B, S] of rows of different lengths, from half the longest, which is anywhere among them."""
+    """Return the mask [B, S] of rows of different lengths, from half of S; at least one random row has length S."""
     lengths = np.resize(rng.permutation(np.arange(max(1, shape[1] // 2), shape[1] + 1)), shape[0])
     lengths[int(rng.integers(shape[0]))] = shape[1]
     return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
@@ -237,12 +237,12 @@ def _mask_of_lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
 def make_probe(
     spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None, pairs: Pairs = "some"
 ) -> Probe:
-    """Return a batch of the ids `valid` where `mask` [B, S] is 1, in each row between those of `frame`."""
+    """Return a batch with the ids `valid` where `mask` [B, S] is 1, in each row between the two of `frame`."""
     batch, sequence = mask.shape
     ids = framing.framed(mask, valid, frame, spec.pad_id)
     types = np.zeros((batch, sequence), np.int64)
     if spec.token_types > 1:
-        # Half the rows are pairs, which part anywhere, or all are or none.
+        # Half of the rows are pairs, split anywhere, or all are, or none.
         second = rng.integers(0, 2 * sequence, batch)[:, None]
         if pairs != "some":
             second = np.full_like(second, sequence) if pairs == "none" else 1 + second % np.maximum(mask.sum(axis=1, keepdims=True) - 1, 1)
@@ -260,12 +260,12 @@ def make_probe(
 
 
 def _padded(spec: Spec, most: int, affordable: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
-    """Yield batches of `padded_batches`, from number `number` on."""
+    """Yield the batches of `padded_batches`, numbered from `number`."""
     last: Probe | None = None
     for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most, affordable), number):
         valid = np.resize(ids, int(framing.free(mask, frame).sum()))
         probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
-        # Those of one shape follow each other: what is kept by it, and by how many tokens there are, is wrong right after.
+        # Batches of one shape follow each other: data cached under the shape, or the number of tokens, is wrong for the second.
         before = (last,) if last is not None and last.shape == probe.shape else ()
         probe = replace(probe, name=f"{mask.shape[0]} × {mask.shape[1]}, sweep {at}: {what}", before=before)
         last = near_copies.sharing(spec, probe, what, frame)
@@ -280,7 +280,7 @@ def _alone(spec: Spec, length: int, ids: Array, number: int, rng: np.random.Gene
 
 
 def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.random.Generator, frame: Frame | None) -> Iterator[Probe]:
-    """Yield texts of 3 or 4 tokens: as many as a packed model runs in a batch of a service's, and some beside a text that makes rows long."""
+    """Yield two batches of texts of 3 or 4 tokens: many, as a service may send to a packed model, and fewer together with one long text."""
     short = min(4, spec.max_length)
     for count, longest in ((MANY, short), (BESIDE_LONG, min(LONG_TEXT, spec.text_length))):
         lengths = rng.integers(max(1, short - 1), short + 1, max(1, min(count, most_tokens // short)))
@@ -292,7 +292,7 @@ def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.r
 
 
 def rows_at_once(probe: Probe, shapes: ShapeLimits) -> int:
-    """Return how many rows of a probe are run at once: all, or of an id sweep as many as the form runs."""
+    """Return how many rows of a probe are run at once: all, or in an id sweep as many as the form can run."""
     batch, sequence = probe.shape
     if probe.padding in WHOLE:
         return batch

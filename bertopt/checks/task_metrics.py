@@ -1,11 +1,11 @@
 """The task metrics of a model on labelled texts, each with a 95 % interval and its paired change from the reference.
 
-The first metric of a task is what `metric_drop_max` limits; the others are shown beside it. Accuracy has closed intervals
-(`quality`); the others have percentile intervals of a seeded bootstrap over texts, paired because both models answer the same
-resampled texts. Such an interval is empty where no prediction differs: with few texts that proves little.
+`metric_drop_max` limits the first metric of a task; the others are only shown. Accuracy has closed-form intervals (`quality`); the
+others have percentile intervals of a seeded bootstrap over texts, paired because both models answer the same resampled texts. Such an
+interval has no width where no prediction differs, which proves little with few texts.
 
-Not looked at: probabilities behind the labels (calibration), thresholds but 0.5 for several labels, regressions of several
-values. Of entities and answers to questions see `span_metrics`.
+Not looked at: probabilities (calibration), thresholds other than 0.5 for several labels, regressions of several values. For entities and
+answers to questions see `span_metrics`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESAMPLES = 400
 class _Metric:
     """Its value as scikit-learn or scipy gives it, and its values [R] in resamples, in which text n counts `weights[r, n]` times.
 
-    scikit-learn takes milliseconds a call, so that resamples are computed from counts; a test holds the two equal.
+    A call of scikit-learn takes milliseconds, so resamples are computed from counts; a test compares the two.
     """
 
     value: Callable[[Array, Array], float]
@@ -62,7 +62,7 @@ def predictions(spec: Spec, outputs: Array, second: Array | None = None) -> list
 
 
 def truth(spec: Spec, labels: Sequence[Label]) -> list[list[float]]:
-    """Return what `predictions` should be [N, D]: a value, one flag a label, or the number of the label; zeros where they are scores."""
+    """Return the correct `predictions` [N, D]: a value, a flag for each label, or the number of the label; zeros where predictions are scores."""
     if spec.task in span_metrics.TASKS:
         return [[0.0]] * len(labels)
     if spec.graded:
@@ -79,7 +79,8 @@ def measure(
 ) -> Quality:  # fmt: skip
     """Return the first metric of the task, with the others in it; `reference` is None for the reference itself.
 
-    `queries` are the first texts of pairs. Where most of them have several passages, how these are ordered comes first. Raises Unsupported where scikit-learn is needed and not there.
+    `queries` are the first texts of pairs: where most of them have several passages, ranking metrics come first. Raises Unsupported where
+    scikit-learn is needed and not installed.
     """
     y, a = np.asarray(expected, float), np.asarray(mine, float)
     b = None if reference is None else np.asarray(reference, float)
@@ -164,7 +165,7 @@ def _of_values() -> dict[str, _Metric]:
 
 
 def _of_queries(ranked: Sequence[Array], y: Array, mine: Array, reference: Array | None) -> list[Quality]:
-    """Return the means over queries, whose rows are `ranked`; resampled are queries. Recall where a query has more than `TOP`."""
+    """Return means over queries, whose rows are `ranked`, resampled by query; recall only where a query has more than `TOP` passages."""
     mean = _Metric(lambda _, p: p.mean(), lambda _, p, weights: weights @ p[:, 0] / len(p))
     weights = np.random.default_rng(0).multinomial(len(ranked), np.full(len(ranked), 1 / len(ranked)), size=RESAMPLES)
     metrics = {f"ndcg_at_{retrieval.TOP}": retrieval.ndcg, f"recall_at_{retrieval.TOP}": retrieval.recall}
@@ -186,13 +187,13 @@ def _one_hot(y: Array, p: Array) -> tuple[Array, Array]:
 
 
 def _counts(y: Array, p: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return true positives, true and predicted labels [R, K] of flags [N, K], for each resample."""
+    """Return the numbers of true positives, true and predicted labels [R, K] in each resample, given flags [N, K]."""
     true, predicted = y.astype(float), p.astype(float)
     return weights @ (true * predicted), weights @ true, weights @ predicted
 
 
 def _macro_f1(hits: Array, true: Array, predicted: Array, every: bool) -> Array:
-    """Return the mean over labels [R]; one that is neither there nor predicted counts 0 with `every`, else not at all."""
+    """Return the mean over labels [R]; a label that is neither true nor predicted anywhere counts as 0 with `every`, else not at all."""
     there = true + predicted > 0
     scores = np.divide(2 * hits, true + predicted, out=np.zeros_like(hits), where=there)
     return np.asarray(scores.sum(1) / (scores.shape[1] if every else there.sum(1)))
@@ -203,7 +204,7 @@ def _micro_f1(hits: Array, true: Array, predicted: Array) -> Array:
 
 
 def _mcc(hits: Array, true: Array, predicted: Array) -> Array:
-    """Return Matthews' correlation [R] for any number of labels (Gorodkin 2004); 0 where one label is all there is."""
+    """Return Matthews' correlation [R] for any number of labels (Gorodkin 2004); 0 where there is only one label."""
     n = true.sum(1)
     numerator = hits.sum(1) * n - (true * predicted).sum(1)
     size = np.sqrt((n**2 - (true**2).sum(1)) * (n**2 - (predicted**2).sum(1)))

@@ -1,4 +1,4 @@
-"""Time a session on inputs it has not seen, and keep some of the outputs computed while the clock ran."""
+"""Time a session on inputs that it has not seen, and keep some of the outputs computed while the clock ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sample = tuple[Mapping[str, "Array"], Mapping[str, "Array"]]
 
 
 def random_inputs(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) -> dict[str, Array]:
-    """Return random inputs [B, S] without padding. No two are alike, so that no cached result can be an answer."""
+    """Return random inputs [B, S] without padding: new ones each time, so that no cached result fits."""
     types = np.zeros(shape, np.int64)
     if spec.token_types > 1:
         types[:, shape[1] // 2 :] = 1
@@ -31,7 +31,7 @@ def random_inputs(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) 
 
 
 def rotate_words(text: Text, by: int) -> Text:
-    """Return the same words, of a pair in its second text, beginning with another one: as much work, but another input."""
+    """Return a text (or the second one of a pair) with its words rotated: as much work, but another input."""
     words = (text if isinstance(text, str) else text[1]).split(" ")
     start = by % len(words)
     rotated = " ".join(words[start:] + words[:start])
@@ -39,7 +39,7 @@ def rotate_words(text: Text, by: int) -> Text:
 
 
 class ReservoirSample:
-    """A random choice of the runs added, each as likely as any other."""
+    """A uniform random choice of the runs added."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng, self.kept, self._added = rng, list[Sample](), 0
@@ -62,10 +62,8 @@ class ReservoirSample:
 def time_steps(
     session: Session, batches: Sequence[Mapping[str, Array]], keep: int
 ) -> tuple[list[float], float, Sample]:
-    """Run once on each of `batches`: return milliseconds of each step, copies excluded.
-
-    Also how many milliseconds longer the first fetch of the outputs of step number `keep` took than a second one: that
-    much work was unfinished when its clock stopped. And that step's inputs and outputs.
+    """Run once on each of `batches` and return the milliseconds of each step, copies excluded; how many milliseconds of work of step number
+    `keep` were unfinished when its clock stopped (how much longer its first fetch took than a second one); and that step's inputs and outputs.
     """
     step_ms: list[float] = []
     unfinished_ms, kept = 0.0, (batches[keep], dict[str, "Array"]())

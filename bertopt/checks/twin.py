@@ -1,10 +1,10 @@
 """Compare a stage of reduced precision with its twin: the reference with the same rounding simulated, on the same real texts.
 
-What a rounding costs is luck as well: the error of a model of three classes is mostly one shift of its outputs, which another
-rounding of the same kind makes half or twice as large. A stage that misses a default limit beside one twin is therefore held
-to the costliest of `DRAWS` twins, which round otherwise.
+The cost of rounding varies by chance: the error of a three-class model is mostly one shift of its outputs, which another rounding of the
+same kind makes half or twice as large. A stage that misses a default limit relative to one twin is therefore compared with up to `DRAWS`
+twins that round differently, and each figure is taken relative to the twin with the largest error.
 
-What a twin cannot show: faults on texts that are not among them, and errors smaller than what rounding costs anyway.
+Not seen: faults on other texts, and errors smaller than what rounding costs anyway.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from bertopt.results.fidelity import Rounding
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Share of an output's usual size below which a vector is not what errors are relative to.
+#: Errors are relative to a vector's size, but at least to this share of the output's usual size.
 _SMALL = 0.1
-#: Vectors that it takes to separate their mean error from the rest.
+#: Fewest vectors from which their mean error can be separated from the rest.
 _MANY = 16
-#: Error of a twin, relative to the output, below which float32 itself is as far away.
+#: Least relative error of a twin that counts: float32 itself differs by as much.
 _EXACT = 1e-6
-#: Rounding errors by which two outputs of one vector move apart at most, where all vectors take errors of one size.
+#: How many rounding errors two outputs of one vector move apart at most, if all vectors have errors of the same size.
 _TAIL = 8
-#: Twins at most.
+#: Most twins.
 DRAWS = 8
 
 
 def beside(draws: int, compared: Callable[[int], Rounding | None], passes: Callable[[Rounding], bool]) -> Rounding | None:
-    """Return the least of each figure that `compared` gives for twin 0, 1, …, of at most `draws`, until they pass."""
+    """Return the smallest value of each figure that `compared` gives for twin 0, 1, …: as many as it takes to pass, at most `draws`."""
     least: Rounding | None = None
     for draw in range(draws):
         found = compared(draw)
@@ -51,7 +51,7 @@ def beside(draws: int, compared: Callable[[int], Rounding | None], passes: Calla
 
 
 def _merged(of: Callable[[Iterable[float]], float], found: Sequence[Rounding]) -> Rounding:
-    """Join figures by `of`, those that are None left out; `vectors` are the first's."""
+    """Combine each figure by `of`, leaving out None; `vectors` is the first one's."""
     names = [name for name in Rounding.model_fields if name != "vectors"]
     values = {name: [value for one in found if (value := getattr(one, name)) is not None] for name in names}
     return Rounding(vectors=found[0].vectors, **{name: of(some) if some else None for name, some in values.items()})
@@ -73,11 +73,11 @@ def compare(
         return None
     found = []
     for output in spec.outputs:
-        # Spans have as many columns as their batch: shorter ones are filled with what both agree on.
+        # Scores of spans have as many columns as their batch: shorter ones are filled up to the longest.
         mine, theirs, right = (_stack([outputs[name].vectors[output] for name in names]) for outputs in (got, twin, reference))
         before = None if parent is None else _stack([parent[name].vectors[output] for name in names])
         if spec.gives_numbers or spec.gives_several:
-            # Each number beside its own size: beside a price, any rating is rounding. Each label beside what it varies by.
+            # Each number relative to its own size (beside a price, any rating is small), each label to how much it varies.
             unit = units(np.sqrt(np.square(right).mean(axis=0)))[0] if spec.gives_numbers else deviations(right)
             mine, theirs, right, before = mine / unit, theirs / unit, right / unit, None if before is None else before / unit
         of_output = _of_output(spec, mine, theirs, right, before)
@@ -95,26 +95,26 @@ def finite(outputs: Mapping[str, ProbeOutputs]) -> bool:
 
 
 def _of_output(spec: Spec, got: Array, twin: Array, reference: Array, parent: Array | None) -> Rounding:
-    """The figures of one output: compared vectors [N, D] of the stage, its twin, the reference and the parent."""
+    """Return the figures of one output, given the compared vectors [N, D] of the stage, its twin, the reference and the parent."""
     usual = math.sqrt(float(np.square(reference).mean()))
     sizes = np.maximum(np.linalg.norm(reference, axis=1), max(_SMALL * usual * math.sqrt(reference.shape[1]), 1e-12))
     error = _mean_error(got, reference, sizes)
     cost = max(_mean_error(twin, reference, sizes), _EXACT)
-    # Rounding errors of single elements, which sums of many vectors should cancel.
+    # The error of a single element; in the mean over many vectors such errors should cancel.
     rounding = _rounding(twin, reference)
-    # A twin's own errors do not cancel all either: some dimensions of embeddings shift by twice the rounding.
+    # Not all of a twin's errors cancel either: some dimensions of embeddings shift by twice the rounding error.
     shift, usual_shift = (0.0 if spec.granularity == "span" else _shift(values, reference) for values in (got, twin))
     # Where outputs hardly vary, an error that is small beside them is large beside their variation.
     about, varied = (values - values.mean(axis=0) for values in (twin - reference, reference))
     ratio = error / cost
     if len(reference) >= _MANY and float(np.linalg.norm(varied)) < _SMALL * float(np.linalg.norm(reference)):
-        # There all vectors take one error, which is one draw of the rounding: that is held to `bias`, and here the rest of it.
+        # There all vectors have the same error by chance: `bias` limits it, and this figure the rest.
         rest = _mean_error(got - (got - reference).mean(axis=0), reference, sizes)
         ratio = rest / max(_mean_error(reference + about, reference, sizes), _EXACT)
-    # Beside the usual size: of vectors near zero rounding is many times their own.
+    # Relative to the usual size at least: rounding is many times the size of a vector near zero.
     wide = np.maximum(sizes, max(usual * math.sqrt(reference.shape[1]), 1e-12))
     farthest, its = (float((np.linalg.norm(one - reference, axis=1) / wide).max()) for one in (got, twin))
-    # Columns of spans are places in their batch, which hold other tokens for each text.
+    # For question answering a column is a position, which holds another token in each text.
     by_column = spec.granularity != "span" and reference.shape[1] > 1 and len(reference) >= _MANY
     margin = _flip_margin(spec, got, reference) if spec.gives_several or (spec.labelled and reference.shape[1] > 1 and not spec.regression) else None
     tilt = abs(_slope(got, reference) - 1) / max(cost, float(np.linalg.norm(about)) / max(float(np.linalg.norm(varied)), 1e-12))
@@ -142,42 +142,42 @@ def _shift(got: Array, reference: Array) -> float:
 
 
 def _rounding(twin: Array, reference: Array) -> float:
-    """Return the root mean square error of a twin's single elements; not less than float32's."""
+    """Return the root mean square error of a twin's elements; not less than float32's."""
     usual = math.sqrt(float(np.square(reference).mean()))
     return max(float(np.sqrt(np.square(twin - reference).mean())), _EXACT * usual, 1e-12)
 
 
 def _least_margin(spec: Spec, twin: Array, reference: Array) -> float:
-    """Return the unit of margins: a twin's error or, where few vectors take most of that, a part of the furthest that it moves two
-    outputs: no label may change that the twin's largest error could not."""
+    """Return the unit of margins: a twin's error or, where a few vectors have most of it, 1/`_TAIL` of the furthest that it moves two outputs
+    apart, so that no label may change that the twin's largest error could not change."""
     moved = twin - reference
     furthest = float(np.abs(moved).max() if spec.gives_several else np.ptp(moved, axis=1).max())
     return max(_rounding(twin, reference), furthest / _TAIL)
 
 
 def _inside(scores: Array, context: Array) -> Array:
-    """Return scores [N, S] of which those outside the context are its lowest; of rows without one, all as they are."""
+    """Return scores [N, S] with those outside the context set to the lowest inside; rows without a context are unchanged."""
     lowest = np.where(context, scores, np.inf).min(axis=1, keepdims=True)
     return np.where(context | ~context.any(axis=1, keepdims=True), scores, lowest)
 
 
 def _column_ratio(errors: Array, about: Array, usual: float) -> float:
-    """The largest deviation of a column's `errors` about their mean, in units of the twin's, which are `about` it: of that column's, or of
-    all columns' where those are larger."""
+    """Return the largest standard deviation of a column's `errors` in units of the twin's, whose errors `about` their mean are given: of the
+    same column's, or of all columns' where that is larger."""
     mine, its = errors.std(axis=0), np.sqrt(np.square(about).mean(axis=0))
     return float((mine / np.maximum(its, max(float(np.sqrt(np.square(its).mean())), _EXACT * usual, 1e-12))).max())
 
 
 def _slope(got: Array, reference: Array) -> float:
-    """The slope of all outputs against the reference's, each about its mean: 1 / temperature. 1 where nothing varies."""
+    """Return the slope of all outputs against the reference's, each about its mean (1 / temperature); 1 where nothing varies."""
     about = reference - reference.mean(axis=0)
     spread = float(np.square(about).sum())
     return float((got * about).sum()) / spread if spread > 0 else 1.0
 
 
 def _flip_margin(spec: Spec, got: Array, reference: Array) -> float:
-    """By how much the reference preferred its own label where the stage gives another, at most; 0 where none changed. Where a text
-    has several labels: how far the logit of one is from 0 that it has in one of both alone."""
+    """Return the largest margin by which the reference preferred its label over the stage's; 0 where none changed. Where texts have several
+    labels: the largest logit, in absolute value, of a label that only one of them gives."""
     if np.isnan(got).any():
         return math.nan
     if spec.gives_several:
@@ -187,6 +187,6 @@ def _flip_margin(spec: Spec, got: Array, reference: Array) -> float:
 
 
 def _rank_ratio(got: Array, twin: Array, reference: Array) -> float | None:
-    """Rank correlation lost, in units of what the twin loses."""
+    """Return the loss of rank correlation in units of the twin's loss."""
     lost, cost = rank_loss(got, reference), rank_loss(twin, reference)
     return None if lost is None or cost is None else lost / max(cost, _EXACT)

@@ -14,9 +14,9 @@ WINDOW, LONGEST_TEXT = 64, 1000
 
 
 def show(worst: Worst, case: Case, probes: Sequence[Probe], word: Callable[[int], str]) -> Worst:
-    """Return `worst` with the text and tokens of the row that `case` names, where one of `probes` is its input.
+    """Return `worst` with the text and tokens of the row that `case` names, if its probe is one of `probes`.
 
-    `word` spells a token of the vocabulary; random probes show ids. Tokens that the mask hides are in brackets.
+    `word` returns the spelling of a token id; random probes show ids. Tokens that the mask hides are in brackets.
     """
     probe = next((probe for probe in probes if probe.name == case.probe), None)
     if probe is None or case.row is None:
@@ -39,6 +39,6 @@ def show(worst: Worst, case: Case, probes: Sequence[Probe], word: Callable[[int]
 
 
 def _text(text: Text) -> str:
-    """A text, or both of a pair, cut to what a reader takes in."""
+    """Return a text, or both of a pair, shortened."""
     whole = text if isinstance(text, str) else " ‖ ".join(text)
     return whole if len(whole) <= LONGEST_TEXT else f"{whole[:LONGEST_TEXT]}…"
