@@ -19,7 +19,7 @@ from bertopt.results import Report
 from bertopt.system import disk_full, environment
 from bertopt.workers.client import Workers
 
-#: What the report of a run says until the run has ended.
+#: Exit code and reason in the report of a run that has not ended.
 INTERRUPTED = 130
 UNFINISHED = "this run has not ended, or was interrupted: nothing is delivered; run the same command again to continue"
 
@@ -48,7 +48,7 @@ def run(
 
     def record(ended: bool = False) -> None:
         report.wall_s = time.monotonic() - started
-        # What an interrupted run leaves must not read as one that passed.
+        # The report that an interrupted run leaves must not look like one that passed.
         open_ = {} if ended or report.exit_code else {"exit_code": INTERRUPTED, "reason": UNFINISHED}
         store.write_report(report.model_copy(update=open_))
 

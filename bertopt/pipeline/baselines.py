@@ -1,4 +1,4 @@
-"""Time what torch alone makes of the checkpoint on a GPU, since its fp32 without TF32 flatters every speed-up."""
+"""Time the checkpoint on a GPU with TF32 and in bfloat16, in plain torch: speed-ups over fp32 without TF32 look too good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertopt.pipeline.race import race
 from bertopt.results import Latency
 from bertopt.workers.client import Workers
 
-#: The checkpoint with TF32 products, and cast to bfloat16; eager, its attention as the reference's.
+#: Eager, with the reference's attention: matrix products in TF32, or the network cast to bfloat16.
 KINDS = ("tf32", "bfloat16")
 
 
@@ -24,7 +24,7 @@ def measure(
 ) -> tuple[dict[str, list[Latency]], list[str]]:  # fmt: skip
     """Return the figures of each baseline against the fp32 reference, and a warning for each that could not be timed.
 
-    Not seen: whether their outputs hold any limit. They are for comparison and never delivered.
+    Their outputs are not checked: they are for comparison and never delivered.
     """
     found, warnings = {}, []
     for kind in KINDS:

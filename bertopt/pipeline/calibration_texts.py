@@ -1,4 +1,4 @@
-"""Whether the recipe's texts were enough for the ranges of static INT8."""
+"""Warn where static INT8 was calibrated on too few texts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bertopt.passes import registry
 from bertopt.recipe.parser import Step
 from bertopt.results import Stage
 
-#: With fewer texts, ranges cut off much of what others need: `error_ratio_max` then refuses right passes.
+#: With fewer texts, ranges clip the activations of other texts: correct passes then miss `error_ratio_max`.
 FEWEST = 8
 
 
 def warnings(steps: Sequence[Step], rows: Sequence[Stage], texts: int) -> list[str]:
-    """Return a warning for each stage whose ranges come from so few texts that they may not fit others."""
+    """Return a warning for each stage with static INT8 if there are fewer than `FEWEST` texts."""
     if texts >= FEWEST:
         return []
     roundings = {step.name: registry.int8_rounding(step.pass_) for step in steps}

@@ -1,5 +1,5 @@
-"""Run an artefact in a new interpreter: another hash seed, thread count and working directory, memory that is not zero before it is written,
-and few environment variables.
+"""Run an artefact in a new interpreter with another hash seed, thread count and working directory, few environment variables, and new memory
+that is not zero.
 
 Not tried: another user, machine or date, and other values of the variables that are kept.
 """
@@ -25,34 +25,34 @@ from bertopt.runtime.replay import Answers
 from bertopt.runtime.weight_figures import Figures
 from bertopt.system import disk_full, environment, out_of_memory, temporary_directory
 
-#: Variables that are kept: where programs, libraries, caches and GPUs are, and limits on threads.
+#: Environment variables that are kept, by prefix: where programs, libraries, caches and GPUs are, and limits on threads.
 _KEPT = (
     "PATH", "HOME", "USER", "LANG", "LC_", "TMP", "TEMP", "LD_", "DYLD_", "XDG_", "SSL_", "CC", "CXX", "CUDA", "NVIDIA", "TRITON",
     "TORCH", "PYTORCH", "HF_", "TRANSFORMERS_", "ORT_", "ONNX", "OV_", "OPENVINO", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TBB_",
     "MALLOC_", "GLIBC_", "VIRTUAL_ENV", "CONDA_", "SYSTEMROOT",
 )  # fmt: skip
-#: Other than the one that workers run with.
+#: Another hash seed than the workers'.
 HASH_SEED = "4242"
-#: glibc's malloc fills what it gives with the complement of these bits, 0x5a in each byte: what is read before it was written is 1.5e16 in
-#: float32, where a process with fresh memory reads 0, and no NaN, which a right model may multiply by 0.
+#: MALLOC_PERTURB_: glibc's malloc fills new memory with the complement, 0x5a in each byte. Memory read before it was written is then 1.5e16 in
+#: float32, not 0 as in a new process, and not NaN, which a correct model may multiply by 0.
 UNWRITTEN = "165"
 TIMEOUT_S = 600.0
 
 
 def answers(directory: Path, device: Device, compiled: bool, weights: Figures | None = None) -> tuple[dict[str, Answers], list[str]]:
-    """Return what the artefact in `directory` answers there, by when and how it was called, and what there is to warn of: files that it
-    read from elsewhere, and what was not tried.
+    """Return the artefact's outputs in a new interpreter, by how it was called, and warnings: files that it read from elsewhere, and what was
+    not tried.
 
-    Unless it is `compiled`, which takes minutes for each number of threads, it is opened again on more threads than there are cores.
+    It is opened a second time on more threads than there are cores, unless it is `compiled`, which takes minutes for each thread count.
 
-    Raises what it raises there, and WrongAnswer where it answers otherwise to several callers at once, holds other weights there than
-    those with these figures or changes them in calls, or replaces what libraries give every model in the process.
+    Raises what it raises there, and WrongAnswer where concurrent calls give other outputs, where its weights differ from those with these
+    figures or change in calls, or where opening it replaces functions or classes of libraries that other models in the process use.
     """
-    # Without TF32, as workers run: in NVIDIA's containers float32 would differ from what was measured by more than it may.
+    # Without TF32, as in workers: NVIDIA's containers switch it on, and float32 would differ too much from what was measured.
     variables = {name: value for name, value in environment.without_tf32().items() if name.startswith(_KEPT)}
     variables |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": environment.python_path(), "MALLOC_PERTURB_": UNWRITTEN}
     threads = 2 if variables.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
-    # Also for what runs before the session sets its threads.
+    # For code that runs before the session sets its number of threads.
     variables["OMP_NUM_THREADS"] = str(threads)
     request = {
         "directory": str(directory.resolve()), "device": device, "threads": threads,
@@ -87,7 +87,7 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
 
 
 def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return what `runtime.replay_process` writes in a new interpreter with these environment variables."""
+    """Run `runtime.replay_process` in a new interpreter with these environment variables and return what it writes."""
     with temporary_directory.make() as folder:
         out = Path(folder) / "answers.json"
         try:
@@ -104,7 +104,7 @@ def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, 
 
 
 def _ended(code: int, log: str) -> BertoptError:
-    """Return the error of an interpreter that ended with `code` (negative for a signal) and without answers, having written `log`."""
+    """Return the error of an interpreter that ended with `code` (negative for a signal) without writing outputs; `log` is its stderr."""
     how, last = f"a new interpreter that opened the delivered artefact ended with {code}", (log.strip().splitlines() or ["no message"])[-1]
     error: BertoptError = WorkerCrashed(how)
     if disk_full.said(log):

@@ -40,15 +40,15 @@ from bertopt.workers.remote_tokenizer import RemoteTokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Answers of earlier stages are kept for their children up to this much memory, and computed again beyond it.
-ANSWER_BYTES = 64 * 2**20
+#: Outputs of earlier stages are kept for their children up to this much memory; beyond it they are computed again.
+OUTPUT_BYTES = 64 * 2**20
 
-#: Seconds that one request to a worker may take where no step says so: of the reference, and of models that are compared.
+#: Seconds that one request to a worker may take where no step's timeout applies: for the reference, and in comparisons of two models.
 TIMEOUT_S = 1800.0
 
 
 class Examiner:
-    """Measures committed stages. Holds the probes, the outputs of earlier stages and the few workers worth keeping open."""
+    """Measures committed stages. Holds the probes, the outputs of earlier stages, and workers that are still needed."""
 
     def __init__(
         self, workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Path,
@@ -84,11 +84,11 @@ class Examiner:
         self.records = Records(records, inputs)
         self._open: dict[Path, Worker] = {}
         self._prints: dict[Path, str] = {}
-        self._answers: dict[Path, dict[str, ProbeOutputs]] = {}
+        self._outputs: dict[Path, dict[str, ProbeOutputs]] = {}
         self._reference_predictions: list[list[float]] | None = None
-        #: What each stage answered to the texts of `runtime.replay` when it was measured, in this run or an earlier one.
+        #: Each stage's outputs for the texts of `runtime.replay` when it was measured, in this run or an earlier one.
         self.replayed: dict[Path, replay.Answers | None] = {}
-        #: Figures of the weights that it held then.
+        #: Figures of its weights at that time.
         self.weights: dict[Path, Figures | None] = {}
 
     def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
@@ -108,7 +108,7 @@ class Examiner:
         return measurements
 
     def sweep(self, name: str, directory: Path, parent: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
-        """Return what `measure` does of a stage that is to be delivered, with the figures of every coverage sweep."""
+        """Return the measurements of a stage that is to be delivered, with the figures of all coverage sweeps."""
         names = [identity(directory), identity(parent), "every sweep"]
         measurements = self.records.read(names)
         if measurements is None:
@@ -118,7 +118,7 @@ class Examiner:
         return measurements
 
     def sweeping(self) -> contextlib.AbstractContextManager[None]:
-        """Let the reference run rows of the sweeps while the block builds a stage on a CPU; on a GPU builders time kernels."""
+        """Run the reference on rows of the sweeps while the block builds a stage; only on a CPU, since builders for a GPU time kernels."""
         worker = self._open.get(self.reference)
         if self.device == "cuda" or worker is None or not worker.alive:
             return contextlib.nullcontext()
@@ -171,17 +171,17 @@ class Examiner:
         )  # fmt: skip
 
     def _make_room(self, needed: Container[Path | None]) -> None:
-        """Close workers that are not `needed`, and forget answers of such stages beyond `ANSWER_BYTES`."""
+        """Close workers that are not `needed`, and drop outputs of such stages beyond `OUTPUT_BYTES`."""
         for path in [path for path in self._open if path not in needed]:
             self._open.pop(path).close()
-        while len(self._answers) > 2 and sum(map(_bytes, self._answers.values())) > ANSWER_BYTES:
-            del self._answers[next(path for path in self._answers if path not in needed)]
+        while len(self._outputs) > 2 and sum(map(_bytes, self._outputs.values())) > OUTPUT_BYTES:
+            del self._outputs[next(path for path in self._outputs if path not in needed)]
 
     def _parity(self, directory: Path, parent: Path, timeout: float) -> tuple[list[Case], Comparison | None, float]:
-        """Return the cases against the reference, the comparison with the parent, and the largest of the reference's answers."""
-        mine = self._answers_of(directory, timeout)
-        reference = self._answers_of(self.reference, timeout)
-        theirs = self._answers_of(parent, timeout)
+        """Return the cases against the reference, the comparison with the parent, and the reference's largest output."""
+        mine = self._outputs_of(directory, timeout)
+        reference = self._outputs_of(self.reference, timeout)
+        theirs = self._outputs_of(parent, timeout)
         usual = parity.scales(reference.values(), self.spec)
 
         def against(other: Mapping[str, ProbeOutputs]) -> list[Case]:
@@ -212,13 +212,13 @@ class Examiner:
             self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
         return self._prints[directory]
 
-    def _answers_of(self, directory: Path, timeout: float) -> dict[str, ProbeOutputs]:
-        """Answers by probe name, for every probe that the stage's largest shape admits."""
-        if directory not in self._answers:
+    def _outputs_of(self, directory: Path, timeout: float) -> dict[str, ProbeOutputs]:
+        """Return the outputs of a stage by probe name, for every probe that it can run."""
+        if directory not in self._outputs:
             worker = self._worker(directory, timeout)
             session = RemoteSession(worker, timeout)
-            self._answers[directory] = {probe.name: parity.answer(session, probe, self.spec) for probe in self._fitting(worker)}
-        return self._answers[directory]
+            self._outputs[directory] = {probe.name: parity.answer(session, probe, self.spec) for probe in self._fitting(worker)}
+        return self._outputs[directory]
 
     def _fitting(self, worker: Worker) -> list[Probe]:
         return [
@@ -241,10 +241,10 @@ class Examiner:
         return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes, precision=precision)
 
     def _ranking(self, directory: Path) -> Ranking | None:
-        """From the answers to the texts, which were compared already; None where the model gives no embeddings."""
+        """Return how the embeddings of the probes' texts rank; None where the model gives no embeddings."""
         if self.spec.pooling is None:
             return None
-        mine, theirs = self._answers[directory], self._answers[self.reference]
+        mine, theirs = self._outputs[directory], self._outputs[self.reference]
         names = [probe.name for probe in self.probes if probe.padding == "text" and probe.name in mine]
         if not names:
             return None
@@ -255,18 +255,18 @@ class Examiner:
         )
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
-        """Against the twin of the stage's precision, on real texts; None for float32, and where the reference is no checkpoint."""
+        """Return the comparison with the stage's twin on real texts; None for float32, and where the reference is not a checkpoint."""
         manifest = stages.read_manifest(directory)
         if manifest.precision == "float32" or not self._of_checkpoint:
             return None
         kept = stages.read_manifest(parent).precision == manifest.precision
-        mine, reference = self._answers[directory], self._answers[self.reference]
+        mine, reference = self._outputs[directory], self._outputs[self.reference]
         names = [probe.name for probe in self.probes if probe.padding in probes.REAL]
-        return self.twins.compare(name, names, manifest, mine, reference, self._answers[parent] if kept else None, timeout)
+        return self.twins.compare(name, names, manifest, mine, reference, self._outputs[parent] if kept else None, timeout)
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
-        """What the weights show beside the parent's; None where `parent` is neither the stage that this one was built from, nor the
-        checkpoint of a graph, of which the tables of embeddings are left as they are."""
+        """Return the comparison of the weights with the parent's. None where `parent` is neither the stage that this one was built from nor,
+        for an ONNX graph, the checkpoint (whose embedding tables passes leave as they are)."""
         made, source = stages.read_manifest(directory), stages.read_manifest(parent)
         if len(made.passes) != len(source.passes) + 1 and (made.form != "onnx" or source.passes):
             return None

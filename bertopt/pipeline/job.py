@@ -1,4 +1,4 @@
-"""One run's loop over the steps: build → verify → measure → judge → record, and deliver at the end."""
+"""One run over the steps of a recipe: build, verify, measure, judge and record each, then deliver."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gpu_conflict(recipe: Recipe, packages: Mapping[str, str]) -> str | None:
 
 
 class Job:
-    """One run's state: what became of each step so far, and whether the run has been stopped."""
+    """The state of one run: the outcome of each step so far, and the step that stopped the run, if any."""
 
     def __init__(
         self, recipe: Recipe, report: Report, store: Store, workers: Workers, texts: Texts, budget: Budget,
@@ -63,11 +63,11 @@ class Job:
         self.texts, self.budget, self.on_progress = texts, budget, on_progress
         self.done: dict[str, Done] = {}
         self.stopped: str | None = None
-        #: Steps that were not reached: what earlier runs built of them is still of use.
+        #: Steps that were not reached: their stages from earlier runs are kept.
         self.unreached: set[str] = set()
 
     def open_reference(self) -> None:
-        """Load the checkpoint, commit stage 00 and measure it. The device is settled here."""
+        """Choose the device, load the checkpoint, commit stage 00 and measure it."""
         recipe = self.recipe
         with self.workers.start() as worker:
             self.on_progress(f"{REFERENCE}: loading {recipe.model}")
@@ -100,9 +100,9 @@ class Job:
             self.warn(*warnings)
 
     def _check_inputs(self) -> None:
-        """Raise UsageError for labels, limits and shapes that do not fit the model, naming every one.
+        """Raise UsageError that names all labels, limits and shapes that do not fit the model.
 
-        A limit that nothing measures would hold by itself.
+        A limit on something that is not measured would always hold.
         """
         self.texts.check_labels(self.spec)
         measured = labelled.measurable(self.spec, self.texts)
@@ -208,7 +208,7 @@ class Job:
         return str(path.relative_to(self.store.out))
 
     def sweep(self) -> None:
-        """Run every coverage sweep over the stage to deliver. One that fails is handled as its step says; then the next one's turn."""
+        """Run all coverage sweeps over the stage to deliver. If it fails, do what its step says, and go on with the next choice."""
         swept = set[str]()
         while not self.stopped and (done := self._chosen()).row.coverage is not None and done.row.name not in swept:
             swept.add(done.row.name)
@@ -262,7 +262,7 @@ class Job:
             self.warn(f"the artefact before this one was signed, and this one is not yet: bertopt sign '{delivered}' --key FILE")
 
     def _warn_of_speed(self, row: Stage) -> None:
-        """Say in the report where what is delivered is the checkpoint itself, slower than it, or was not timed validly."""
+        """Add a warning where the delivered stage is the checkpoint itself, is slower than it, or was not timed validly."""
         step, slow = self.recipe.step(row.name), row.slow()
         limits = step.limits.over(self._stated(row.precision)) if step else Limits()
         if slow and limits.speedup_min is None:
@@ -276,7 +276,7 @@ class Job:
         return self.recipe.limits.get(cast(Precision, precision), Limits())
 
     def _run_copy(self, row: Stage, stage: Path, part: Path) -> Answers | None:
-        """Return what the artefact in `part` answers in a new interpreter, which must be what its stage answered when it was measured."""
+        """Return the outputs of the artefact in `part` in a new interpreter, and check that they are its stage's when that was measured."""
         if row.status != "ok" or row.precision is None:
             return None
         expected = self.examiner.replayed[stage]

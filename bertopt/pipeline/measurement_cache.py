@@ -1,4 +1,4 @@
-"""Keep measurements on disk under a hash of everything they depend on, and trust none that is not as it was written."""
+"""Cache measurements on disk under a hash of everything they depend on; a file that was changed is ignored."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.stages import source_hash
 from bertopt.system import atomic_write, limits
 
-#: Whoever changes how something is measured, runs it otherwise: what was recorded before is then measured anew.
+#: The code that decides what is measured and how: after a change to any of it, stages are measured again.
 MEASURING = (
     "checks", "modeling/rounding.py", "runtime", "sessions", "workers", "pipeline/baselines.py", "pipeline/end_to_end.py",
     "pipeline/examiner.py", "pipeline/labelled.py", "pipeline/measurement_plan.py", "pipeline/race.py", "pipeline/sweeps.py",
     "pipeline/twins.py", "quantization/calibration_inputs.py", "stages/certificates.py", "stages/claims.py", "stages/effects.py",
     "stages/fingerprint.py", "system/cpu_contention.py",
 )  # fmt: skip
-#: Limits on threads that runtimes take from the environment: figures of one thread are none of two.
+#: Environment variables by which runtimes limit their threads: timings depend on them.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TBB_NUM_THREADS",
     "OV_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY",
@@ -31,10 +31,10 @@ THREAD_VARIABLES = (
 
 
 def identity(directory: Path) -> str:
-    """Return what tells a stage from every other, one that was built under the same key included.
+    """Return text that identifies a stage, also among those built under the same key.
 
-    A key names what a stage is built from. A pass may give another model when it is built again, and files may change; those that a user's
-    pass reads and imports are not the stage's own.
+    The key only covers what a stage is built from. A pass may give another model when it is run again, and files that a user's pass reads
+    or imports may change.
     """
     manifest = stages.read_manifest(directory)
     sources = [json.dumps(manifest.sources, sort_keys=True)] if stages.runs_foreign_code(manifest) else []
@@ -42,7 +42,7 @@ def identity(directory: Path) -> str:
 
 
 class _Record(BaseModel, extra="forbid"):
-    """What a file holds: measurements as JSON text, and the hash of that text and of the record's key."""
+    """The contents of a file: measurements as JSON text, and the hash of that text and of the record's key."""
 
     sha256: str
     measurements: str

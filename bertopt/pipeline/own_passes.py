@@ -1,4 +1,4 @@
-"""Whose fault an error is where passes that are not part of bertopt made what is built or run."""
+"""Attribute unexpected errors to a user's own passes where these took part in a stage."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bertopt.passes import registry
 
 
 def explained(error: BertoptError, by: Pass[Any, Any], parent: Path) -> BertoptError:
-    """Return `error`, met with the stage that `by` makes of the one in `parent`.
+    """Return `error`, which came up with the stage that `by` makes from the one in `parent`, or a PassFailed instead of it.
 
-    Where nobody foresaw it and passes of somebody else's are part of the stage, no bug of bertopt is shown: the last of them is named.
+    If the error is unexpected and passes that are not part of bertopt took part, it need not be a bug of bertopt: the last of them is named.
     """
     if not isinstance(error, WorkerRaised):
         return error

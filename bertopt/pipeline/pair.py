@@ -22,7 +22,7 @@ from bertopt.system.untrusted import plain
 from bertopt.workers.client import Workers
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
 
-#: [B, S] where a manifest names none: a stage directory's.
+#: Shapes [B, S] for stage directories, whose manifests name none.
 SHAPES = ((1, 16), (8, 128))
 
 
@@ -32,7 +32,7 @@ def measure(
 ) -> tuple[StageMeasurements, StageMeasurements, Examiner]:
     """Return measurements of both, the second's against the first, and the examiner that can show its worst case.
 
-    Raises UsageError where they are no models of one kind, WrongAnswer where they read texts or word answers differently, whatever their
+    Raises UsageError where the two are not comparable, WrongAnswer where they tokenise texts or word answers differently, whatever their
     outputs are, Unsupported where this machine cannot open one.
     """
     ours, theirs = stages.read_manifest(first), stages.read_manifest(second)
@@ -58,9 +58,9 @@ def measure(
 
 
 def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path) -> None:
-    """Raise WrongAnswer where the labels, lengths, prompts, words or tokens of two models of one kind differ.
+    """Raise WrongAnswer where the labels, lengths, prompts, vocabularies or tokens of two models differ.
 
-    Outputs do not show the first three, and in reduced precision may hide the others.
+    Outputs do not depend on the first three, and in reduced precision may hide the others.
     """
     spec, other = (stages.read_manifest(path).spec for path in (first, second))
     contents.check_said(spec, other, f"{{}} must be the same in '{first}' and '{second}'; got {{}} and {{}}: their answers differ, whatever their outputs are")
@@ -85,21 +85,22 @@ def _check_alike(workers: Workers, examiner: Examiner, first: Path, second: Path
 
 
 def _vocabulary(directory: Path) -> dict[str, int]:
-    """Return the id of each word of a model, which no version of the libraries writes otherwise; few words are in any text that is compared."""
+    """Return the id of each token in the vocabulary: only a few tokens occur in the texts that are compared. (All versions of the libraries
+    write this part of tokenizer.json in the same way.)"""
     fields = json.loads((directory / "tokenizer.json").read_bytes())
     words = fields["model"]["vocab"]
-    # Of some models a list of each word and how likely it is.
+    # Unigram models have a list of tokens with their probabilities.
     numbered = words if isinstance(words, dict) else {word: number for number, (word, _) in enumerate(words)}
     return {**numbered, **{token["content"]: token["id"] for token in fields.get("added_tokens", ())}}
 
 
 def name(manifest: stages.Manifest) -> str:
-    """The name of the stage that an artefact was made of, or of a stage itself."""
+    """Return the name of the stage that an artefact was made from, or of a stage itself."""
     return str(manifest.stage or manifest.name)
 
 
 def shapes(manifest: stages.Manifest) -> list[tuple[int, int]]:
-    """The [B, S] grid that an artefact was checked on; of a stage `SHAPES`, cut to the model's longest sequence."""
+    """Return the shapes [B, S] that an artefact was checked on; for a stage `SHAPES`, cut to the model's longest sequence."""
     stated = (manifest.recipe or {}).get("inputs", {}).get("shapes")
     longest = manifest.spec.max_length
     return [(batch, sequence) for batch, sequence in stated] if stated else [(batch, min(sequence, longest)) for batch, sequence in SHAPES]

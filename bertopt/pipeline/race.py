@@ -31,7 +31,7 @@ class Budget:
 
     @classmethod
     def of(cls, timing: Timing) -> Budget:
-        """Return what a recipe's `timing:` asks for; `quick` ends every race after `QUICK_ROUNDS` rounds."""
+        """Return the budget of a recipe's `timing:`; `quick` ends every race after `QUICK_ROUNDS` rounds."""
         return cls(0.0, 0.0, QUICK_ROUNDS) if timing.quick else cls(timing.shape_s, timing.mix_s)
 
     def total_s(self, shapes: int) -> float:
@@ -43,10 +43,10 @@ def race(
     racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
     timeout: float | None,
 ) -> tuple[list[Latency], list[Case]]:  # fmt: skip
-    """Time `racing["stage"]` on every [B, S] that all can run, and on the mix if there is one, against the other workers.
+    """Time `racing["stage"]` on every [B, S] that all can run, and end to end on the texts `mix` if there are any, against the other workers.
 
-    The others are `reference`, and `parent` where that is another. All but the one that is timed are paused. The cases
-    compare some of the stage's outputs under the clock with the reference's for the same inputs.
+    The others are `reference`, and `parent` if that is another stage. All but the one being timed are paused. The cases compare some of the
+    outputs that the stage computed while it was timed with the reference's for the same inputs.
     """
     shapes = [shape for shape in shapes if all(worker.fits(shape) for worker in racing.values())]
     figures: list[Latency] = []

@@ -1,4 +1,4 @@
-"""Put a row of the report together from its frozen parts: what was built, what was measured, what the gates say."""
+"""Make a row of the report from its parts: what was built, what was measured, and what the gates decided."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StageBuild:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was run, or could not be. `stage` is what its name stands for: its parent's if reverted."""
+    """A step after its turn, whether it was run or not. `stage` is the stage that its name refers to: the parent's if it was reverted."""
 
     row: Stage
     stage: str
@@ -45,7 +45,7 @@ class Done:
     """The stage that it starts from."""
     path: Path | None = None
     exit_code: int = 0
-    """The run's, where this is the stage to deliver."""
+    """Exit code of the run if this is the stage to deliver."""
     build: StageBuild | None = None
 
 

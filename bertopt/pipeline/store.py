@@ -32,8 +32,8 @@ from bertopt.workers.client import Worker
 _STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}-([0-9a-f]{12})")
 _PART = re.compile(r"\.part-[A-Za-z][A-Za-z0-9_-]{0,63}-\d+")
 _RECORD = re.compile(r"[0-9a-f]{64}\.(json|part)|\.[0-9a-f]{64}\.json\.\d+\.tmp")
-#: How long a checkpoint may take to load, and how much memory: nobody has looked at it yet. A real one needs about three
-#: times its weights, and what it is loaded with.
+#: Time and memory that loading a checkpoint may take, since it may be malicious: LOADING_BYTES plus LOADING_TIMES its weights. A real one needs
+#: about three times its weights, and the libraries.
 LOADING_S, LOADING_BYTES, LOADING_TIMES = 1800.0, 4 * 2**30, 6
 
 
@@ -81,7 +81,7 @@ class Store:
         return self
 
     def _refuse_foreign(self) -> None:
-        """Raise UsageError for a directory that holds somebody else's files under our names."""
+        """Raise UsageError for a directory that holds other files under the names that bertopt uses."""
         for folder, ours in ((self.stages, _is_stage), (self.checks, _is_record)):
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"'{folder}' must be a directory of bertopt's; it is a file: choose another --out")
@@ -108,7 +108,7 @@ class Store:
         self._lock.release()
 
     def choose_device(self, worker: Worker, wanted: str) -> tuple[Device, dict[str, Any]]:
-        """Return the device that a recipe's `device` means here, and what CUDA sees. Raises Unsupported where it cannot be."""
+        """Return the device that a recipe's `device` means on this machine, and what CUDA sees. Raises Unsupported where there is none."""
         cuda = worker.call("device")
         if wanted == "cuda" and not cuda["cuda"]:
             raise Unsupported(
@@ -143,7 +143,7 @@ class Store:
             )  # fmt: skip
 
         def check(manifest: Manifest) -> None:
-            # Everything is compared with this stage, and with nothing else.
+            # All stages are compared with this one only.
             for name in weights:
                 if name not in manifest.files or manifest.files[name].sha256 != hashes[name]:
                     raise IntegrityError(f"'{name}' of the reference must be the checkpoint's; it differs: run again when nobody writes to '{directory}'")
@@ -164,7 +164,7 @@ class Store:
         Raises IntegrityError where the pass changed its parent's files, or wrote others than its form's.
         """
         record = step.pass_.record()
-        # What holds a GPU's code is of that GPU; everything else runs on any.
+        # Forms that hold a GPU's code depend on the GPU; all others run on any.
         hardware: dict[str, Any] = dict(self.gpu or {}) if step.pass_.forms()[1].form in stages.DEVICE_FORMS else {}
         if step.pass_.depends_on_cpu and device == "cpu":
             hardware["instructions"] = environment.instructions()
@@ -178,7 +178,7 @@ class Store:
                 "build", timeout=step.timeout, parent=str(parent), record=record.model_dump(), part=str(part),
                 context=context, fields={**fields, **checkpoint},
             )  # fmt: skip
-            # Stages share files with their parents: a pass that wrote into one changed what it is compared with too.
+            # Stages share files with their parents: a pass that writes into one also changes what it is compared with.
             try:
                 stages.verify(parent)
             except BertoptError as error:
@@ -191,18 +191,18 @@ class Store:
         self, name: str, key: str, device: Device, make: Callable[[Path, dict[str, Any]], None],
         check: Callable[[Manifest], None] = lambda manifest: None,
     ) -> CommittedStage:  # fmt: skip
-        """Return a stage that was committed before, is whole and of the same sources, or made now; `check` raises for one that may not be used."""
+        """Return the stage committed before, if it is undamaged and from the same sources, or make it. `check` raises for one that may not be used."""
         path = self.stages / f"{name}-{key[:12]}"
         self._used.add(path)
         if path.is_dir():
             try:
                 manifest = stages.verify(path)
-                # The key knows a pass's code, not yet which files it read and what it imported by other means than `import`.
+                # The key covers a pass's code, but not the files that it read, nor modules imported by other means than `import`.
                 sources.check_here(manifest.sources)
                 check(manifest)
                 return CommittedStage(path, manifest, reused=True)
             except BertoptError:
-                # Damaged, or of other sources: build it again.
+                # Damaged, or from other sources: build it again.
                 shutil.rmtree(path)
         part = self.stages / f".part-{name}-{os.getpid()}"
         part.mkdir()
@@ -218,14 +218,14 @@ class Store:
         atomic_write.write(self.out / "report.json", report.model_dump_json(by_alias=True, indent=2) + "\n")
 
     def prune(self, unreached: Container[str] = ()) -> None:
-        """Remove stages that this run did not use, but of the steps `unreached`. What is no stage of ours stays."""
+        """Remove stages that this run did not use, except those of the steps `unreached`. Other files stay."""
         for path in self.stages.iterdir():
             if path not in self._used and path.name.rpartition("-")[0] not in unreached and _is_stage(path):
                 shutil.rmtree(path)
 
 
 def _is_stage(path: Path) -> bool:
-    """Whether a stage of ours lies there, whole or not: by its name, and by a manifest that names the same key."""
+    """Return whether `path` is a stage, complete or not: by its name, and by a manifest with the same key."""
     named = _STAGE.fullmatch(path.name)
     if not named or not path.is_dir() or path.is_symlink():
         return bool(_PART.fullmatch(path.name)) and path.is_dir()
@@ -240,7 +240,7 @@ def _is_record(path: Path) -> bool:
 
 
 def _hashes(directory: Path, weights: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of each file of a checkpoint's configuration, weights and tokenizer, by its name there."""
+    """Return the SHA-256 of each file of a checkpoint's configuration, weights and tokenizer, by relative path."""
     named = (p for p in directory.rglob("*") if p.suffix in {".json", ".safetensors", ".txt", ".model"} and p.is_file())
     paths = sorted({*named, *(directory / name for name in weights)})
     return {str(path.relative_to(directory)): sha256(path) for path in paths}

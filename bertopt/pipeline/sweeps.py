@@ -1,4 +1,4 @@
-"""Run the coverage sweeps of one model: its rows on the reference once, the sweeps on every stage, each in its worker."""
+"""Run the coverage sweeps of one model: on every stage as they are, on the reference each distinct row once, each in its worker."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from bertopt.workers.client import Worker
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-    #: Vectors by probe and output, and whether every output of a probe was finite.
+    #: Vectors by probe name and output, and whether all outputs of a probe were finite.
     Ran = tuple[dict[str, dict[str, Array]], dict[str, bool]]
 
 
 class Sweeps:
-    """The sweeps over one reference, and its vectors as far as they were needed."""
+    """The sweeps of one model, and the reference's vectors, computed when first needed."""
 
     def __init__(self, spec: Spec, reference: str, device: Device, by_row: bool = True, frame: Frame | None = None) -> None:
-        """`by_row`: the reference is a checkpoint in float32, whose rows depend on no batch and run in any. `frame`: of texts."""
-        # Other lengths and rows for every checkpoint; the same ones whenever that is measured.
+        """`by_row`: the reference is a checkpoint in float32, whose rows do not depend on their batch. `frame`: see `framing`."""
+        # Each checkpoint has other rows and lengths, but always the same ones.
         seed = int(hashlib.sha256(reference.encode()).hexdigest()[:8], 16)
         self.spec, self.plan = spec, sweep_plan.plan(spec, seed, most_tokens(spec, device == "cuda"), frame)
         self.by_row, self._reference = by_row, ReferenceRows(spec)
         self._whole: dict[str, dict[str, Array]] = {}
-        #: What stages answered to the sweeps of all stages: the one that is delivered runs the others.
+        #: Results of the sweeps that every stage runs: the stage to deliver then runs only the others.
         self._early: dict[Path, Ran] = {}
 
     def measure(
         self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
     ) -> Coverage:
-        """Compare the stage in `directory`, open in `worker`, with the reference, in `every` sweep or those of all stages.
+        """Compare the stage in `directory`, open in `worker`, with the reference, in `every` sweep or only those that all stages run.
 
-        `ran` are the probes that it ran before.
+        `ran` are the parity probes that it has run, which count in the shares.
         """
         assert worker.shapes is not None, "open comes first"
         reduced = stages.read_manifest(directory).precision != "float32"
@@ -56,7 +56,7 @@ class Sweeps:
         if not every:
             self._early[directory] = vectors, finite
         vectors, finite = before | vectors, finite_before | finite
-        # Rounding may hide one score among many; float32 is held to 1e-5 of all.
+        # In reduced precision one wrong score among many may be hidden by rounding; float32 has a limit of 1e-5 over all.
         scores = row_differences.score_units(expected.values(), self.spec) if reduced else None
         compared = row_differences.Comparer(row_differences.usual_sizes(expected.values(), self.spec.gives_numbers), scores)
         for probe in sweeps:
@@ -72,9 +72,9 @@ class Sweeps:
 
     @contextlib.contextmanager
     def ahead(self, reference: Worker, timeout: float) -> Iterator[None]:
-        """Run rows of the sweeps on the reference beside the block, which must not be timed or use that worker.
+        """Run rows of the sweeps on the reference while the block runs, which must not be timed or use that worker.
 
-        On one thread: builders mostly leave a core idle, and two would wait for each other.
+        On one thread: builders mostly leave one core idle.
         """
         ended, errors = threading.Event(), list[BaseException]()
 
@@ -102,7 +102,7 @@ class Sweeps:
             raise errors[0]
 
     def _expected(self, reference: Worker, sweeps: Sequence[Probe], timeout: float) -> dict[str, dict[str, Array]]:
-        """Return the reference's vectors by probe and output: of rows run once or, where they depend on their batch, of the sweeps."""
+        """Return the reference's vectors by probe and output, each distinct row run once, or whole sweeps if rows depend on their batch."""
         if not self.by_row:
             self._whole.update(self._run(reference, [probe for probe in sweeps if probe.name not in self._whole], timeout)[0])
             return {probe.name: self._whole[probe.name] for probe in sweeps}
@@ -113,7 +113,7 @@ class Sweeps:
         return {probe.name: self._reference.vectors(probe) for probe in sweeps}
 
     def _run(self, worker: Worker, sweeps: Sequence[Probe], timeout: float) -> Ran:
-        """Return a stage's vectors by probe and output, and whether every output of a probe was finite."""
+        """Return a model's vectors by probe and output, and whether all outputs of a probe were finite."""
         arrays = protocol.numbered({**probe.inputs, "compared": probe.compared} for probe in sweeps)
         names = [{"name": probe.name, "padding": probe.padding} for probe in sweeps]
         finite, vectors = worker.exchange("cover", arrays, timeout, probes=names, seed=self.plan.seed)

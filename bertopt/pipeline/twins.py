@@ -27,9 +27,9 @@ from bertopt.workers.remote_session import RemoteSession
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Odd batches that a twin of static scales is calibrated on besides real texts: each kind in each length.
+#: Unusual batches that a twin with static scales is calibrated on besides real texts: each kind in each length.
 ODD_BATCHES = 18
-#: One batch of real texts of this many calibrates it: as many texts as a pass takes, and of all lengths.
+#: One in this many batches of real texts calibrates it: about as many texts as a pass takes, of all lengths.
 CALIBRATED = 3
 
 
@@ -43,7 +43,7 @@ class Twins:
         """`frame` is what the tokenizer puts around a text."""
         self.workers, self.reference, self.device, self.spec, self.encode = workers, reference, device, spec, encode
         self.probes, self.on_progress = probes, on_progress
-        #: Where outputs are spans, the tokens that these may be of.
+        #: For question answering, which tokens belong to the context, by probe name.
         self._contexts = None
         if spec.granularity == "span":
             real = [probe for probe in probes if probe.padding in REAL]
@@ -61,7 +61,7 @@ class Twins:
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(stage_name, precision, how, draw, timeout)
             if precision == "float16" and not twin.finite(simulated):
-                # The checkpoint overflows in float16, which keep_fp32 prevents: its products are held to what bfloat16 costs.
+                # The checkpoint overflows in float16, which keep_fp32 prevents in the stage: compare with bfloat16's rounding instead.
                 simulated = self._run(stage_name, "bfloat16", None, draw, timeout)
             return twin.compare(self.spec, probe_names, stage, simulated, reference, parent, self._contexts)
 
@@ -86,14 +86,14 @@ class Twins:
         return self._outputs[key]
 
     def _odd_inputs(self) -> list[dict[str, Array]]:
-        """Inputs that no text looks like, as passes calibrate on them."""
+        """Return inputs unlike any text, as passes calibrate on them."""
         (empty,) = self.encode([("", "") if self.spec.task == "question-answering" else ""])
         rng = np.random.default_rng(0)
         return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, rng) for number in range(ODD_BATCHES)]
 
 
 def _int8_rounding(manifest: Manifest) -> Int8Rounding:
-    """Return how the INT8 products of a stage round, as the first of its passes says that writes such."""
+    """Return how the INT8 products of a stage round, as the first pass that writes such products says."""
     known = [record for record in manifest.passes if registry.get(record.name) is not None]
     stated = (registry.int8_rounding(registry.restore(record)) for record in known)
     how = next((one for one in stated if one is not None), Int8Rounding())
