@@ -28,10 +28,10 @@ __all__ = [
 #: Forms that hold machine code of one kind of GPU.
 DEVICE_FORMS = ("engine", "packaged")
 
-#: What makes up a form; everything else in a stage (configuration, tokenizer) is handed down from its parent.
+#: Files and folders of the forms; everything else in a stage (configuration, tokenizer) is inherited from its parent.
 _FORM_FILES = ("rewrites.json", "onnx", "openvino", "engines", "native", "package", MANIFEST, SIGNATURE)
 
-#: Where a stage keeps the file of each form, but an engine's, whose folder names what it was built for.
+#: Where a stage keeps the file of each form. (An engine's folder names what it was built for: see `_model_file`.)
 _MODEL_FILES = {
     "onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "native": "native/model.bin", "packaged": "package/model.pt2",
 }  # fmt: skip
@@ -50,7 +50,7 @@ class CommittedStage:
 
 
 def inherit(parent: Path, out: Path) -> None:
-    """Link configuration and tokenizer from the parent stage. Stages are never written to, so links are safe."""
+    """Link configuration and tokenizer from the parent stage. Links are safe since nothing writes to a committed stage."""
     for path in files_of(parent):
         relative = path.relative_to(parent)
         if handed_down(str(relative)) and not (out / relative).exists():
@@ -58,13 +58,13 @@ def inherit(parent: Path, out: Path) -> None:
 
 
 def handed_down(name: str) -> bool:
-    """Whether a file of this name goes from stage to stage: configuration, tokenizer, and what follows pooling."""
+    """Return whether stages inherit a file of this name: configuration, tokenizer, and the layers after pooling."""
     folder, *inside = name.split("/", maxsplit=1)
     return folder not in _FORM_FILES and (bool(inside) or not _holds_weights(Path(name)))
 
 
 def _holds_weights(path: Path) -> bool:
-    """A checkpoint's weights, sharded or not, or the index of its shards."""
+    """Return whether a file holds a checkpoint's weights, sharded or not, or the index of its shards."""
     return path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
 
 
@@ -105,7 +105,7 @@ def _model_file(model: FileModel) -> str:
 
 
 def files_beside(model: FileModel) -> list[Path]:
-    """Return the other files of a form: large weights of ONNX, those of OpenVINO, a task head of the native encoder."""
+    """Return the other files of a form: external data of ONNX, weights of OpenVINO, a task head of the native encoder."""
     if isinstance(model, Onnx):
         data = model.path.with_name("model.onnx_data")
         return [data] if data.exists() else []
@@ -141,7 +141,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def runs_foreign_code(manifest: Manifest) -> bool:
-    """Whether opening a stage or artefact runs passes that are not bertopt's own."""
+    """Return whether opening a stage or artefact runs passes that are not part of bertopt."""
     return manifest.form in ("eager", "compiled") and any(key.startswith("pass ") for key in manifest.sources or {})
 
 
@@ -197,7 +197,7 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
     model = checkpoint.reopen(directory, manifest.spec)
     records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
     names = [record.name for record in records]
-    # Before code is run that may be other code, and after: a module may be imported only there.
+    # Check before the passes run, and again after, since running them may import more modules.
     sources.check(manifest.sources, names)
     for record in records:
         apply = registry.restore(record)
@@ -211,10 +211,10 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
 def key(
     parent: str, record: Rewrite | None, device: str, shapes: Any, texts: str, hardware: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the hash of what determines a stage: its parent, the pass with options and source, versions, device, inputs,
-    and the hardware where the stage holds code or numbers for it alone.
+    """Return the hash of everything that determines a stage: its parent, the pass with options and source, versions, device, inputs, and
+    the hardware where the stage holds code or numbers for it alone.
 
-    The source is the pass's own and that of every module it imports; for the reference (no record), of what loads it.
+    The source is that of the pass and of every module it imports; for the reference (no record), of the code that loads it.
     """
     source = source_hash.of_package("modeling/checkpoint.py") if record is None else _source_hash(record)
     parts = [parent, record.model_dump() if record else None, source, environment.versions(), device, shapes, texts, *([hardware] if hardware else [])]

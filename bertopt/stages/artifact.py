@@ -1,4 +1,4 @@
-"""The artefact: a delivered stage, copied and described, that replaces its predecessor in one exchange."""
+"""Deliver a stage: copy and describe it, and replace the previous artefact atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def deliver(
     row: Stage, source: Path, recipe: dict[str, Any], out: Path, run: Callable[[Path], Any] = lambda part: None
 ) -> Path:
-    """Write `out/artifact` from the stage at `source`, with the gates it passed and their figures in its manifest.
+    """Write `out/artifact` from the stage at `source`, with the gates it passed and their figures in its manifest, and return its path.
 
-    `run` is called with the directory of the finished copy; what it returns goes into the manifest as the artefact's answers.
-    Until the new artefact is complete and on disk, the old one stays as it is. Raises OSError where it cannot,
-    IntegrityError where a file of the stage is no longer the one that was examined, or `run` changed one, and what `run` raises.
+    `run` is called with the directory of the finished copy; what it returns is recorded in the manifest as the artefact's `answers`. The
+    old artefact stays until the new one is complete and on disk. Raises OSError where it cannot be written, IntegrityError where a file of
+    the stage changed since it was measured, or `run` changed one, and what `run` raises.
     """
     part, final = out / ".artifact.part", out / "artifact"
     shutil.rmtree(part, ignore_errors=True)
@@ -45,7 +45,7 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
         target = part / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    # The copies must be what was examined: a pass or a person may have written to the stage since.
+    # The copies must be what was measured: a pass or a person may have written to the stage since.
     manifest = stages.verify(part)
     gates = {
         "status": row.status,
@@ -65,21 +65,21 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
     }  # fmt: skip
     stages.write_manifest(part, fields)
     answers = run(part)
-    # Whatever opened the copy may have written into it, and the manifest is about to be written anew.
+    # The code that ran the copy may have changed it, and the manifest is about to be written again with new hashes.
     stages.verify(part)
     if answers is not None:
         stages.write_manifest(part, {**fields, "answers": answers})
 
 
 def _portable(path: str | None) -> str | None:
-    """Return the last part of a path of this machine; hub ids, package and relative paths as they are."""
+    """Return the last part of an absolute path; hub ids, package and relative paths as they are."""
     return Path(path).name if path is not None and Path(path).is_absolute() else path
 
 
 def recover(out: Path) -> None:
-    """Clear up after an interrupted delivery: what is unfinished goes, an old artefact that stood aside comes back.
+    """Clean up after an interrupted delivery: remove an unfinished copy, and restore the previous artefact if it was moved aside.
 
-    Raises UsageError where something else stands where the artefact will: before a run that could not deliver.
+    Raises UsageError, before the run begins, where something else is in the artefact's place.
     """
     old, final = out / ".artifact.old", out / "artifact"
     if old.exists() and not final.exists():
@@ -102,7 +102,7 @@ def _replace(part: Path, final: Path) -> None:
     stages.sync(part)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) != 0:
-        # A file system without exchange: the old artefact steps aside for a moment.
+        # The file system cannot exchange two directories: move the old artefact aside for a moment.
         old = final.with_name(".artifact.old")
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)

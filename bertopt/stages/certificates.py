@@ -10,7 +10,7 @@ from bertopt.results.fidelity import Certificate
 
 
 def certify(model: Model, parent: Model) -> Certificate:
-    """Return what the weights of `model`, made from `parent` by one pass, show."""
+    """Compare the weights of `model`, made from `parent` by one pass, with the parent's."""
     if isinstance(model, Eager | Compiled) and isinstance(parent, Eager):
         from bertopt.stages import torch_certificate
 

@@ -1,7 +1,7 @@
-"""Prove on the committed model that its products compute in the precision it claims, which buys looser limits.
+"""Measure how much of a committed model computes in the precision it claims, since reduced precision has looser limits.
 
-Counted are the weights of matrix products that the outputs depend on. What is not seen: a product whose result is
-multiplied by zero counts as used, and how a runtime's own kernels round inside.
+The weights of all matrix products that the outputs depend on are counted. Not seen: whether the result of a product is multiplied by
+zero, and how a runtime's kernels round inside.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _WEIGHTS = {
     "MatMul": 1, "Gemm": 1, "FusedMatMul": 1, "MatMulInteger": 1, "MatMulIntegerToFloat": 1, "DynamicQuantizeMatMul": 1,
     "QGemm": 3, "QLinearMatMul": 3, "Attention": 1, "QAttention": 1, "MatMulNBits": 1,
 }  # fmt: skip
-#: What may stand between a product and the constant that it multiplies by.
+#: Operators that may stand between a product and its constant weights.
 _THROUGH = ("DequantizeLinear", "QuantizeLinear", "Cast", "Transpose", "Reshape", "Identity", "Unsqueeze")
 #: torch's operators that multiply by weights: `aten::addmm`, …
 _PRODUCTS = ("mm", "addmm", "linear", "_transformer_encoder_layer_fwd", "_linear_pointwise", "_int_mm")
-#: How inspectors of engines and OpenVINO spell a precision.
+#: How TensorRT's engine inspector and OpenVINO spell a precision.
 _SPELLED = {"int8": "^(.*int8|[iu]8)", "float16": "half|fp16|f16$", "bfloat16": "bf16|bfloat16", "float8": "fp8|f8e|float8"}
 
 
 def proven(model: Model, facts: RuntimeFacts) -> float | None:
     """Return the share of the products' weights that is in the claimed precision, from 0 to 1.
 
-    OpenVINO and engines report what they run: there it is a share of products, and of layers' outputs. None for
-    float32, which claims nothing, and where a runtime does not say.
+    For OpenVINO and engines, which report what they run, it is the share of products or of layers' outputs. None for float32, which claims
+    nothing, and where a runtime does not say.
     """
     if model.precision == "float32":
         return None
@@ -41,7 +41,7 @@ def proven(model: Model, facts: RuntimeFacts) -> float | None:
     told = facts.products if isinstance(model, OpenVino | Native) else facts.output_formats if isinstance(model, Engine) else None
     if not told:
         return None
-    # An engine's masks and ids are integers of 32 and 64 bits: what counts is floating, or 8 bits.
+    # An engine's masks and ids are integers of 32 and 64 bits, which do not count.
     told = {kind: count for kind, count in told.items() if not re.search("int32|int64|bool", kind, re.IGNORECASE)}
     return _share(
         ((model.precision if re.search(_SPELLED[model.precision], kind, re.IGNORECASE) else kind, n) for kind, n in told.items()),
@@ -58,7 +58,7 @@ def _share(weights: Iterable[tuple[str, int]], precision: str) -> float:
 
 
 def _in_network(network: Any) -> list[tuple[str, int]]:
-    """Precision and size of every matrix that a product multiplies by in one forward, compiled networks run eagerly."""
+    """Return precision and size of every weight matrix of a product in one forward pass; compiled networks are run eagerly."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -75,7 +75,7 @@ def _in_network(network: Any) -> list[tuple[str, int]]:
                 # Scales of fp8 products are matrices too, and follow the two that are multiplied.
                 factors = args[:2] if name.startswith("_scaled_mm") else args
                 matrices = [arg for arg in factors if isinstance(arg, torch.Tensor) and arg.dim() == 2]
-                # The weights come last; the whole layer's operator takes four matrices, its input is none.
+                # The weights come last. The operator of a whole layer takes four weight matrices; its input is not two-dimensional.
                 for matrix in matrices if name.startswith("_transformer") else matrices[-1:]:
                     found.append((_named(matrix.dtype), matrix.numel()))
             return func(*args, **(kwargs or {}))
@@ -94,7 +94,7 @@ def _named(dtype: Any) -> str:
 
 
 def _in_graph(model: Onnx) -> Iterator[tuple[str, int]]:
-    """Precision and size of the weights of every product that an output of the spec depends on."""
+    """Yield precision and size of the weights of every product that an output of the spec depends on."""
     import onnx_ir as ir
 
     graph = ir.load(model.path).graph
@@ -114,7 +114,7 @@ def _in_graph(model: Onnx) -> Iterator[tuple[str, int]]:
 
 
 def _constant(value: Any) -> tuple[Any, bool]:
-    """The initializer that `value` is made of, None where it is computed, and whether it is dequantised on the way."""
+    """Return the initializer that `value` comes from, None where it is computed, and whether it is dequantised on the way."""
     dequantised = False
     while value is not None and not value.is_initializer():
         made = value.producer()
@@ -126,13 +126,13 @@ def _constant(value: Any) -> tuple[Any, bool]:
 
 
 def _floating(value: Any) -> bool:
-    """Whether a product reads activations that are not quantised."""
+    """Return whether a product reads activations that are not quantised."""
     made = None if value is None else value.producer()
     return made is None or made.op_type != "DequantizeLinear"
 
 
 def _used(outputs: Iterable[Any]) -> list[Any]:
-    """Every node that one of the values in `outputs` depends on."""
+    """Return every node that one of the values in `outputs` depends on."""
     waiting, found, seen = list(outputs), [], set()
     while waiting:
         node = waiting.pop().producer()

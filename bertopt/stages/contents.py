@@ -1,4 +1,4 @@
-"""Which files a stage may hold: its form's, and its parent's configuration and tokenizer, unchanged."""
+"""Check that a stage holds only the files of its form and its parent's configuration and tokenizer, unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertopt.errors import IntegrityError, WrongAnswer
 from bertopt.stages.manifest import Manifest
 
 _WEIGHTS = r"[^/]+\.safetensors(\.index\.json)?|rewrites\.json"
-#: The files of each form; one that is not here has folders.
+#: The files of each form; forms that are not listed may have any files in folders.
 _OF_FORM = {
     "eager": _WEIGHTS, "compiled": _WEIGHTS, "onnx": r"onnx/model\.onnx(_data)?",
     "openvino": r"openvino/openvino_model\.(xml|bin)", "engine": r"engines/[^/]+/model\.plan",
@@ -22,7 +22,7 @@ _NAMED = {
 }  # fmt: skip
 
 
-#: What of a specification decides how texts are read and answers are worded, as manifests of every version have it.
+#: The fields of a Spec that decide how texts are tokenised and answers are worded, which manifests of all versions have.
 _SAID = (
     "task", "inputs", "labels", "multi_label", "regression", "pooling", "dense", "normalize", "max_length", "text_length", "pad_id", "vocabulary",
     "token_types",
@@ -30,10 +30,9 @@ _SAID = (
 
 
 def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
-    """Raise WrongAnswer where an artefact says otherwise than its checkpoint how texts are read and answers are worded.
+    """Raise WrongAnswer where an artefact tokenises texts or words answers differently from its checkpoint, though outputs may be equal.
 
-    Both give the same outputs then, and other answers. Returns a warning for each file that differs and was written by other versions of
-    the libraries, whose way of writing it may have changed.
+    Return a warning for each file that differs but was written by other versions of the libraries, which may write it differently.
     """
     check_said(reference.spec, artefact.spec, "the artefact's {} must be the checkpoint's, {}; got {}: export again")
     then, now = (manifest.environment.get("packages", {}) for manifest in (artefact, reference))
@@ -52,7 +51,10 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
 
 
 def check_said(expected: Spec, got: Spec, message: str) -> None:
-    """Raise WrongAnswer with `message`, of what it is and both values, where two models read texts or word answers differently."""
+    """Raise WrongAnswer where a field that decides how texts are tokenised or answers are worded differs.
+
+    `message` is a format string for the field's name and both values.
+    """
     for name in _SAID:
         first, second = getattr(expected, name), getattr(got, name)
         if first != second:
@@ -62,8 +64,7 @@ def check_said(expected: Spec, got: Spec, message: str) -> None:
 def check(parent: Manifest, made: Manifest) -> None:
     """Raise IntegrityError for a file that is neither the form's nor the parent's, or that differs from the parent's.
 
-    Configuration and tokenizer decide how texts are read, and parity is measured on texts that the reference's tokenizer
-    read.
+    Configuration and tokenizer decide how texts are tokenised, and parity would not show it: it uses the reference's tokenizer.
     """
     allowed = _OF_FORM.get(made.form, r"[^/]+/.+")
     inherited = {name: entry.sha256 for name, entry in parent.files.items() if stages.handed_down(name)}

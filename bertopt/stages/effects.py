@@ -1,4 +1,4 @@
-"""What a committed model shows of the pass that made it, and where a runtime really runs it."""
+"""Effects: what a committed model shows of its last pass, and where and in which precision the runtime really runs it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ Counts = dict[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Effects:
-    """`own` is what the stage's pass says its model must show; `placed` is what holds for every pass."""
+    """`own` are the effects that the stage's pass names; `placed` those that do not depend on the pass."""
 
     own: Counts
     placed: Counts
     proven: float | None
-    """Share of the weights that is in the claimed precision: see `claims`."""
+    """Share of the weights in the claimed precision: see `claims`."""
 
 
 def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effects:
-    """The effects in `model`, opened from a stage that says it was made by the passes in `records`, in order.
-
-    `facts` is what the session says that runs it.
-    """
+    """Return the effects that `model` shows; `records` are the passes that made its stage, in order, and `facts` its session's."""
     own: Counts = {}
     if records:
         last = registry.restore(records[-1])
@@ -40,7 +37,7 @@ def ask(model: Model, records: Sequence[Rewrite], facts: RuntimeFacts) -> Effect
 
 
 def placement(facts: RuntimeFacts) -> Counts:
-    """Nodes that compute on the provider asked for, out of all that do. Runtimes move shape arithmetic on purpose."""
+    """Return how many of the computing nodes run on the requested provider. Arithmetic on shapes is not counted: runtimes move it on purpose."""
     nodes = facts.computing_nodes
     if not nodes or facts.provider is None:
         return {}
@@ -48,7 +45,7 @@ def placement(facts: RuntimeFacts) -> Counts:
 
 
 def claimed(model: Model, facts: RuntimeFacts, proven: float | None) -> Counts:
-    """What a model must show of the precision it says it has, and of being compiled."""
+    """Return the effects of the precision that a model claims, and of compilation."""
     shown: Counts = {}
     if proven is not None:
         shown[f"at least one weight in {model.precision}"] = (1, int(proven > 0))

@@ -1,4 +1,4 @@
-"""A hash of what a model is, wherever it lies: a stage whose hash is its parent's was changed by nobody."""
+"""A hash of a model's content: a stage with the same hash as its parent was not changed by its pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from bertopt.core import Compiled, Eager, Model, Onnx
 from bertopt.modeling.source import sha256
 from bertopt.stages import FileModel, files_beside
 
-#: Where a model was read from is no part of what it is; torch.compile's own bookkeeping differs from run to run.
+#: Attributes that are left out: where a model was read from, and torch.compile's bookkeeping, which differs from run to run.
 _NOT_THE_MODEL = frozenset({"_name_or_path", "name_or_path", "_commit_hash", "_compiled_call_impl"})
-#: How far objects are followed that hang on a module; beyond lie the libraries' own registries.
+#: How deeply attributes of a module are followed; deeper ones are mostly registries of libraries.
 _DEPTH = 6
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum)
 
 
 def fingerprint(model: Model) -> str:
-    """The hash of `model`: of everything a torch network runs by, of an ONNX graph's content, of other forms' files.
+    """Return the hash of `model`: of everything that determines what a torch network computes, of an ONNX graph, of other forms' files.
 
-    Names of ONNX nodes and values do not count, nor what was noted down beside a graph. What a pass changed outside
-    the network (a function of some library) cannot be seen.
+    Names of ONNX nodes and values and metadata do not count. A change outside the network, such as to a library's function, is not seen.
     """
     if isinstance(model, Eager | Compiled):
         return f"{model.form} {fingerprint_network(model.network)}"
@@ -36,12 +35,12 @@ def fingerprint(model: Model) -> str:
 
 
 def fingerprint_network(network: Any) -> str:
-    """Return the hash of everything that a torch network runs by."""
+    """Return the hash of everything that determines what a torch network computes."""
     return _Network().of(network)
 
 
 class _Network:
-    """One walk over a torch network: modules, what hangs on them, tensors, and torch's settings."""
+    """One walk over a torch network: modules, their attributes, tensors, and torch's settings."""
 
     def __init__(self) -> None:
         self.seen: dict[int, str] = {}
@@ -73,14 +72,14 @@ class _Network:
         return digest.hexdigest()
 
     def _shown(self, value: Any) -> str:
-        """`value` as text that is the same in every process."""
+        """Return `value` as text that is the same in every process."""
         if isinstance(value, _PLAIN):
             return repr(value)
         if id(value) in self.seen:
             return self.seen[id(value)]
         if self.depth > _DEPTH:
             return _path(type(value))
-        # Numbered before looking inside, for what holds itself; kept alive, so that no other object gets its id.
+        # Numbered before looking inside, since objects may contain themselves; kept alive, so that no other object gets its id.
         self.seen[id(value)] = f"again {len(self.seen)}"
         self.kept.append(value)
         self.depth += 1
@@ -159,7 +158,7 @@ def functions_hash(loaded: Any) -> str:
 
 
 def _feed_graph(digest: Any, graph: Any, numbers: dict[Any, str]) -> None:
-    """Nodes in their order. A value is identified by its contents, or by its first appearance."""
+    """Add the nodes to `digest` in their order. A value is identified by its contents or the order of its first use."""
     import onnx_ir
 
     def told(value: Any) -> str:

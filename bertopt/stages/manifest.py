@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2
 
 
-#: What an artefact carries about itself: the model card and the bill of materials.
+#: Descriptions in an artefact: the model card and the bill of materials.
 _DESCRIPTIONS = ("README.md", "sbom.cdx.json")
 
 
@@ -59,7 +59,7 @@ class GpuEntry(_Frozen):
 
 
 class Manifest(_Frozen):
-    """What `manifest.json` says. `stage`, `recipe` and `gates` are an artefact's."""
+    """The contents of `manifest.json`. Only artefacts have `stage`, `recipe` and `gates`."""
 
     schema_version: Literal[2] = SCHEMA_VERSION  # type: ignore[assignment]
     bertopt_version: str = __version__
@@ -79,14 +79,14 @@ class Manifest(_Frozen):
     build_s: float = 0.0
     passes: tuple[Rewrite, ...] = ()
     sources: dict[str, str] | None = None
-    """Hashes of the files of passes that are not bertopt's, and of the modules that they loaded."""
+    """Hashes of the files of passes that are not part of bertopt, and of the modules that they loaded."""
     answers: list[list[list[float]]] | None = None
-    """An artefact's outputs for fixed texts, in a fresh interpreter: see `bertopt.runtime.replay`."""
+    """An artefact's outputs for fixed texts in a new interpreter: see `bertopt.runtime.replay`."""
     warnings: tuple[str, ...] = ()
     checkpoint_sha256: str | None = None
-    """One hash over the files of the checkpoint that all of this began with."""
+    """One hash over the files of the checkpoint that the stage comes from."""
     checkpoint_commit: str | None = None
-    """Its commit, where it is the hub's."""
+    """The checkpoint's commit, if it comes from the hub."""
     stage: str | None = None
     recipe: dict[str, Any] | None = None
     recipe_sha256: str | None = None
@@ -94,22 +94,21 @@ class Manifest(_Frozen):
     environment: dict[str, Any] = Field(default_factory=environment.describe)
     files: dict[str, FileEntry] = {}
     manifest_sha256: str = ""
-    """Hash over the canonical JSON of all other fields: against accidents, not against people who can hash too."""
+    """Hash over the canonical JSON of all other fields: it protects against accidents, not against attackers."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files but an artefact's descriptions, so that a stage and its artefact have one size."""
+        """Size of all files but an artefact's descriptions, so that a stage and its artefact have the same size."""
         return sum(entry.size for name, entry in self.files.items() if name not in _DESCRIPTIONS)
 
     @property
     def content_sha256(self) -> str:
-        """One hash over the path and hash of every file but its descriptions: equal for equal artefacts, whenever they were
-        written and timed."""
+        """One hash over the path and hash of every file but the descriptions: it does not depend on when an artefact was written or timed."""
         hashes = {name: self.files[name].sha256 for name in sorted(self.files) if name not in _DESCRIPTIONS}
         return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def passed_limits(self) -> Limits | None:
-        """Return the limits on parity that an artefact was delivered under; None of a stage, and where nothing was compared."""
+        """Return the limits on parity under which an artefact was delivered; None for a stage, and where nothing was compared."""
         parity = (self.gates or {}).get("parity") or {}
         return Limits.model_validate(parity["limits"]) if parity.get("limits") else None
 
@@ -144,9 +143,9 @@ def sign(directory: Path, private: Path) -> Path:
 
 
 def read(directory: Path, key: Path | None = None) -> Manifest:
-    """Return the manifest, signed with the public `key` where one is given.
+    """Return the manifest, after checking its signature if a public `key` is given.
 
-    Raises UsageError where there is none, IntegrityError where it is not as it was written or signed.
+    Raises UsageError where there is no manifest, IntegrityError where it was changed since it was written or signed.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -164,7 +163,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
                 + ("it was written by an older bertopt: export again" if got < SCHEMA_VERSION else "use a newer bertopt")
             )
         manifest = Manifest.model_validate_json(text)
-        # As it was written, not as this version would write it: an older one knew fewer fields.
+        # Compare the text as it was written: this version would write more fields than an older one did.
         whole = _text(fields) == text and _own_hash(fields) == manifest.manifest_sha256
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"'{path}' is damaged ({type(error).__name__}); export again") from error
@@ -174,7 +173,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
 
 
 def _no_stage(directory: Path) -> UsageError:
-    """Return the error for a path that is no stage: what is there, and what to give instead."""
+    """Return the error for a path that is not a stage: it says what is there, and what to give instead."""
     if not directory.exists():
         return UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
     if directory.is_file():
@@ -188,9 +187,9 @@ def _no_stage(directory: Path) -> UsageError:
 
 
 def verify(directory: Path, key: Path | None = None) -> Manifest:
-    """Return the manifest, after its signature by the public `key`, if one is given, and every file's size and hash.
+    """Check the signature, if a public `key` is given, and the size and hash of every file; return the manifest.
 
-    Raises IntegrityError naming the first file that is missing, changed, or not listed.
+    Raises IntegrityError that names the first file that is missing, changed, or not listed.
     """
     manifest = read(directory, key)
     links = [path for path in sorted(directory.rglob("*")) if path.is_symlink()]
@@ -219,7 +218,7 @@ def verify(directory: Path, key: Path | None = None) -> Manifest:
 
 
 def _unlisted(directory: Path, extra: Iterable[Path], known: Iterable[Path]) -> list[str]:
-    """Return names for the files `extra`, five at most: of those in a folder without any `known` file, the folder's."""
+    """Return at most five names for the files `extra`; a folder without any `known` file is named as a whole."""
     folders = {folder for path in known for folder in path.parents}
     names = []
     for path in (one.relative_to(directory) for one in extra):

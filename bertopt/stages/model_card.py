@@ -1,4 +1,4 @@
-"""The `README.md` that every artefact carries: what it is, what was proven of it, and how to load it."""
+"""The `README.md` of an artefact: what it is, what was checked, and how to load it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ NATIVE = (
 
 
 def write(row: Stage, manifest: Manifest, directory: Path, model: str, quick: bool = False) -> str:
-    """Return the card of the artefact in `directory`, made of the stage of `row` from the checkpoint `model`, as Markdown.
+    """Return the model card of the artefact in `directory` as Markdown; `row` is its stage, `model` the checkpoint.
 
-    `quick`: its timing is a first look, whose figures are left out.
+    `quick`: the timing was short, and its figures are left out.
     """
     return "\n".join(_lines(row, manifest, example(manifest.spec, directory), model, quick)) + "\n"
 
@@ -107,7 +107,7 @@ def _checks(row: Stage) -> Iterator[str]:
 
 
 def example(spec: Spec, directory: Path) -> str:
-    """Return texts to call the predictor of an artefact with, as Python code: such as its answer says something about."""
+    """Return suitable texts to call the artefact's predictor with, as Python code."""
     if spec.task == "fill-mask":
         return json.dumps([f"a {special_token(directory, 'mask_token')} text"], ensure_ascii=False)
     if spec.task == "question-answering":

@@ -1,4 +1,4 @@
-"""Certify a packed file: its weights are the parent network's, rounded to the step of their format, and its head is the parent's."""
+"""Certify a file of the native encoder: its weights are the parent's, rounded to their format, and its task head is the parent's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bertopt.system import native_import
 
 
 def certify(model: Native, parent: Eager) -> Certificate:
-    """Return `certified` where every table, bias and norm is the parent's, bit for bit, and every weight of a product rounded: to
-    bf16, or within half a step of INT8. A weight that is not contradicts the certificate.
+    """Return `certified` where every table, bias and norm is the parent's, bit for bit, and every weight of a product is rounded to bf16 or
+    within half a step of INT8; otherwise `contradicted`.
 
-    Not seen: whether the order of channels is right, which outputs show; and what the encoder does with the file.
+    Not seen: the order of channels, which shows in the outputs, and what the encoder does with the file.
     """
     module = native_import.native()
     config, tensors, after_pooling = plain(parent.network)

@@ -1,4 +1,4 @@
-"""Certify an ONNX graph: weights of an export are the network's; a cast or quantised graph is its parent's, rounded."""
+"""Certify an ONNX graph: an exported graph has the network's weights; a cast or quantised graph is its parent's with rounded weights."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from bertopt.stages.onnx_products import Product, constant_of, dequantised, prod
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Constants of up to this number of elements are shapes, scales and epsilons, which exporters compute themselves.
+#: Constants of at most this many elements are shapes, scales and epsilons, which exporters compute.
 SMALL = 16
-#: Room over half a step of quantisation for the float32 arithmetic of quantisers.
+#: Tolerance, relative to half a quantisation step, for the float32 arithmetic of quantisers.
 ROOM = 1e-3
-#: Steps of quantisation between zero and a channel's largest weight, at least: 8 bits have 127, with half of the range 63.
+#: Fewest quantisation steps between zero and a channel's largest weight: 8 bits have 127, and 63 with `reduce_range`.
 _LEAST_STEPS = 50
 
-#: What rounding to half precision changes of a number, relative to it, and of one that float16 cannot hold.
+#: Largest change of a number by rounding to half precision, relative, and absolute for numbers too small for float16.
 _HALF, _TINY = 2**-8, 1e-6
 
 
 class _Differs(Exception):
-    """The graphs are not built alike."""
+    """The graphs have different structures."""
 
 
 class _Contradicted(Exception):
-    """A weight is not the parent's, rounded."""
+    """A weight is not the parent's rounded weight."""
 
 
 def exported(model: Onnx, parent: Eager) -> Certificate:
@@ -61,8 +61,8 @@ def exported(model: Onnx, parent: Eager) -> Certificate:
 
 
 def _has_other_rows(array: Array, network: Any) -> bool:
-    """Whether some rows are not those of the network's table of embeddings of this shape, rounded to half precision or not, which most are.
-    A pass may fold one table into another, which changes all."""
+    """Return whether most rows, but not all, are those of an embedding table of the network, rounded to half precision or not. (A pass that
+    folds one table into another changes all rows.)"""
     from torch import nn
 
     tables = [module.weight.detach().float().numpy() for module in network.modules() if isinstance(module, nn.Embedding)]
@@ -71,11 +71,11 @@ def _has_other_rows(array: Array, network: Any) -> bool:
 
 
 def rewritten(model: Onnx, parent: Onnx) -> Certificate:
-    """Return `certified` where `model` is its parent's graph but for casts, quantisation, rounded weights, and the channels
-    that SmoothQuant moved from normalisations into weights.
+    """Return `certified` where `model` is its parent's graph except for casts, quantisation, rounded weights, and the channels that
+    SmoothQuant scaled in normalisations and weights.
 
-    `contradicted` where a weight of a graph that is built alike is not its parent's, rounded. A graph that was fused or
-    rebuilt has no certificate. Scales of activations are not compared: they are measured.
+    `contradicted` where a weight of a graph with the same structure is not its parent's rounded weight. A graph that was fused or rebuilt
+    has no certificate. Scales of activations are not compared: they come from calibration.
     """
     import onnx_ir as ir
 
@@ -144,7 +144,7 @@ class _Walk:
             return [_Pair(mine.producer().inputs[0], theirs, back)]
         product, source = product_of(mine), product_of(theirs)
         if product is not None and source is not None:
-            # A norm that is only rounded, to half precision, is divided by nothing.
+            # SmoothQuant divides a normalisation only in quantised graphs; in half precision it is only rounded.
             moved = onnx_smoothing.divisor(product.reads, source.reads) if np.any(product.step) else None
             weights = source.weights if moved is None else source.weights * moved[:, None]
             self._constants(f"weights of '{theirs.producer().name}'", product.weights, weights, product.step)
@@ -152,7 +152,7 @@ class _Walk:
         return self._nodes(pair)
 
     def _bias(self, product: Product, source: Product) -> list[_Pair]:
-        """Compare a bias in integers, as one beside integer products is; return any other to be compared."""
+        """Compare an integer bias, as integer products have, with the parent's; return any other bias as a pair to compare."""
         whole = None if source.bias is None else constant_of(through(source.bias))
         mine, step = (None, 0.0) if product.bias is None else dequantised(product.bias)
         if whole is None or mine is None or not np.any(step):
@@ -182,7 +182,7 @@ class _Walk:
                 inside = "holds a graph" if isinstance(before, ir.Graph) else f"is {attribute.value}, the parent's {before}"
                 raise _Differs(f"{name} of {one.op_type} '{one.name}' {inside}")
         pairs = list(zip(one.inputs, other.inputs, strict=True))
-        # The other outputs of a normalisation, its mean among them, do not depend on its weight and bias.
+        # The other outputs of a normalisation, such as its mean, do not depend on its weight and bias.
         affine = NORMS.get(one.op_type, ()) if pair.divisor is not None or pair.mine.index() else ()
         if pair.divisor is not None:
             self.weights += len(affine)
@@ -209,14 +209,14 @@ class _Walk:
 
 
 def _half_steps(mine: Array, theirs: Array, step: Array | float) -> float:
-    """Half steps of quantisation between two arrays, at most; 1 is the most that rounding can be off."""
+    """Return the largest difference of two arrays in half quantisation steps; rounding explains at most 1."""
     return float((np.abs(theirs.astype(np.float64) - mine) / (0.5 * step * (1 + ROOM) + 1e-12)).max())
 
 
 def coarse(weights: Array, step: Array | float) -> bool:
-    """Whether a step is so large for the weights that share it that most values are within half of it.
+    """Return whether a quantisation step is so large, compared with the weights that share it, that most weights are within half of it.
 
-    `step` has one value, or is of the form of `weights` [..., N] with one value an index of one axis.
+    `step` is one value, or has the shape of `weights` [..., N] and one value for each index of one axis.
     """
     steps = np.broadcast_to(np.asarray(step, np.float64), weights.shape)
     shared = tuple(axis for axis in range(steps.ndim) if not np.ptp(steps, axis=axis).any())
@@ -225,7 +225,7 @@ def coarse(weights: Array, step: Array | float) -> bool:
 
 
 def _clipped(array: Array, dtype: Any) -> Array:
-    """Values beyond float16's range, such as a mask's, are clipped to it."""
+    """Return values clipped to the range of float16, as casts of masks are."""
     if dtype != np.float16:
         return array
     largest = float(np.finfo(np.float16).max)
@@ -233,6 +233,6 @@ def _clipped(array: Array, dtype: Any) -> Array:
 
 
 def content(array: Array) -> tuple[int, bytes]:
-    """Return what is equal for arrays of the same elements in the same order, whatever their shape."""
+    """Return a key that is equal for arrays with the same elements in the same order, whatever their shape."""
     flat = np.ascontiguousarray(array)
     return (flat.size, hashlib.sha256(flat.tobytes()).digest())

@@ -1,4 +1,4 @@
-"""Products by a constant matrix in an ONNX graph, plain or quantised: what they read, their weights, the step of these."""
+"""Find products with a constant matrix in an ONNX graph, plain or quantised: their input, weights and quantisation step."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Operators that carry a value through: its type changes at most.
+#: Operators that change at most the type of a value.
 _CASTS = ("Cast", "Identity")
 
 
 class Product:
-    """A product by a constant matrix: what it reads, the weights [H, N] as floats, one step of theirs, a bias."""
+    """A product with a constant matrix: its input, the weights [H, N] as floats, their quantisation step (0 if there is none), a bias."""
 
     def __init__(self, reads: Any, weights: Array, step: Array | float, bias: Any) -> None:
         self.reads, self.weights, self.step, self.bias = reads, weights, step, bias
 
 
 def product_of(value: Any) -> Product | None:
-    """What gives `value`, as x · W + b: a MatMul, a Gemm, a MatMul and an Add, or what quantises one of them."""
+    """Return the product x · W + b that gives `value`: a MatMul, a Gemm, a MatMul and an Add, or a quantised form of these; else None."""
     node = value.producer()
     if node.op_type == "Add" and not node.domain:
         # A Gemm that was split, or any MatMul with a bias: the same form either way.
@@ -78,7 +78,7 @@ def _dynamic(node: Any) -> Product | None:
 
 
 def dequantised(value: Any) -> tuple[Array | None, Array | float]:
-    """A constant as floats and its quantisation's step [H, N], 0 where it is not quantised; None where it is no constant."""
+    """Return a constant as floats and its quantisation step [H, N], 0 where it is not quantised; None where it is not a constant."""
     value = through(value)
     if (known := constant_of(value)) is not None:
         return known, 0.0
@@ -100,7 +100,7 @@ def dequantised(value: Any) -> tuple[Array | None, Array | float]:
 
 
 def _unquantised(value: Any) -> Any:
-    """What a value was before it was quantised and dequantised, or the value."""
+    """Return the value before it was quantised and dequantised, or the value itself."""
     made = through(value).producer()
     if made is not None and made.op_type == "DequantizeLinear":
         source = made.inputs[0].producer()
@@ -110,7 +110,7 @@ def _unquantised(value: Any) -> Any:
 
 
 def through(value: Any) -> Any:
-    """The value that casts and identities only carry."""
+    """Return the value before casts and identities."""
     while (node := value.producer()) is not None and node.op_type in _CASTS and not node.domain:
         value = node.inputs[0]
     return value

@@ -1,4 +1,4 @@
-"""What SmoothQuant moved in an ONNX graph: it divides the answer of a normalisation and multiplies the weights that read it."""
+"""Recognise SmoothQuant in an ONNX graph: it divides the output of a normalisation and multiplies the weights that read it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bertopt.stages.onnx_products import constant_of, through
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Room for a division and a multiplication in float32.
+#: Relative tolerance for a division and a multiplication in float32.
 _RELATIVE = 1e-6
 
 
 def divisor(mine: Any, theirs: Any) -> Array | None:
-    """Return what the channels of a normalisation's answer are divided by [H], as its weight and bias show; None where it is no
-    such answer, or divided by nothing."""
+    """Return what the channels [H] of a normalisation's output are divided by, judging by its weight and bias; None where the value is not
+    such an output, or is not divided."""
     one, other = _norm(mine), _norm(theirs)
     if one is None or other is None or one.op_type != other.op_type:
         return None
@@ -28,14 +28,14 @@ def divisor(mine: Any, theirs: Any) -> Array | None:
             continue
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = whole / divided
-        # A channel whose weight is 0 is divided as its bias is, and one that is always 0 by nothing.
+        # A channel whose weight is 0 is divided as its bias is; one whose bias is 0 too is not divided.
         found = np.where(divided != 0, ratio, np.ones_like(ratio) if found is None else found)
     return None if found is None or (found == 1).all() else found
 
 
 def multiplied_back(mine: Any, theirs: Any) -> Array | None:
-    """Return the factor [H] by which a divided answer of a normalisation is multiplied for what else reads it; None where `mine`
-    is no such product."""
+    """Return the factor [H] by which the divided output of a normalisation is multiplied again for its other readers; None where `mine` is
+    not such a product."""
     node = mine.producer()
     if node.op_type != "Mul" or node.domain or _norm(theirs) is None or _norm(node.inputs[0]) is None:
         return None
@@ -43,7 +43,7 @@ def multiplied_back(mine: Any, theirs: Any) -> Array | None:
 
 
 def is_divided(mine: Any, theirs: Any, by: Array) -> bool:
-    """Return whether weight and bias of a normalisation are another's, divided."""
+    """Return whether weight and bias of a normalisation are those of `theirs`, divided."""
     for divided, whole in _affine(mine, theirs):
         if divided is None or whole is None:
             if divided is not whole:
@@ -54,14 +54,14 @@ def is_divided(mine: Any, theirs: Any, by: Array) -> bool:
 
 
 def _norm(value: Any) -> Any:
-    """The normalisation whose first output a value is, or None."""
+    """Return the normalisation whose first output a value is, or None."""
     value = through(value)
     node = value.producer()
     return node if node is not None and node.op_type in NORMS and value.index() == 0 else None
 
 
 def _affine(one: Any, other: Any) -> list[tuple[Array | None, Array | None]]:
-    """Weight and bias of two normalisations of a kind; None for what one has not, or what is no constant."""
+    """Return weight and bias of two normalisations of one kind, in pairs; None for one that is missing or not constant."""
 
     def held(node: Any, at: int) -> Array | None:
         return constant_of(through(node.inputs[at])) if len(node.inputs) > at and node.inputs[at] is not None else None

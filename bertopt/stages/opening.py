@@ -1,8 +1,7 @@
-"""What was hashed is what is read: loaders open files by name, so nobody may change them between hash and open.
+"""Make sure that the files that are loaded are those that were hashed: loaders open files by name, after the hash.
 
-Where others may write to the files, they are copied to a private directory first, hashed there, and loaded from there.
-Elsewhere they are loaded where they lie, and refused where one was replaced or written to during the load, as by a
-deployment. Not looked at: what is changed in place after the load by whoever may, and root.
+If other users may write to the files, they are copied to a private directory, and hashed and loaded there. Otherwise they are loaded in
+place, and refused if one changed during the load, as in a deployment. Not looked at: changes after the load, and root.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bertopt.stages.signature import SIGNATURE
 from bertopt.system import temporary_directory
 from bertopt.system.untrusted import plain
 
-#: File systems stamp a change with a clock that ticks every few milliseconds: a later one must show.
+#: Resolution of file systems' time stamps, with room: a file must be older than this, or a second change may not show in its time.
 _TICK_NS = 50_000_000
 
 
@@ -45,9 +44,9 @@ class Opened:
 
 @contextlib.contextmanager
 def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
-    """Verify `directory`, signed with the public `key` where one is given, for what is loaded from it inside the context.
+    """Verify `directory`, and its signature if a public `key` is given; load from `Opened.path` inside the context.
 
-    Raises UsageError where it cannot be opened, IntegrityError as `verify` does, and at the end where a file changed since it was hashed.
+    Raises UsageError where it cannot be opened, IntegrityError as `verify` does, and on leaving where a file changed since it was hashed.
     """
     try:
         copied = _others_may_write(directory)
@@ -93,7 +92,7 @@ def _copied(directory: Path, key: Path | None) -> Opened:
 
 
 def _copy(source: Path, target: Path, size: int | None) -> None:
-    """Copy a file that is no link, and at most one byte more than it should have."""
+    """Copy a file that is not a link, at most one byte more than its expected size."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file, target.open("wb") as out:
         left = size + 1 if size is not None else 1 << 30
@@ -103,7 +102,7 @@ def _copy(source: Path, target: Path, size: int | None) -> None:
 
 
 def _stamps(directory: Path) -> dict[str, tuple[int, ...]]:
-    """What changes with a file's content or place, for everything in `directory`. Nobody can set a ctime."""
+    """Return for everything in `directory` figures that change when it is written to or replaced. A ctime cannot be set."""
     stamps: dict[str, tuple[int, ...]] = {}
     for path in (directory, *directory.rglob("*")):
         try:
@@ -119,10 +118,10 @@ def _stamps(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _others_may_write(directory: Path) -> bool:
-    """Whether another user, root aside, may change a file of `directory` or put another in its place."""
+    """Return whether another user, except root, may change or replace a file of `directory`."""
     if any(_writable(path.lstat()) for path in (directory, *directory.rglob("*"))):
         return True
-    # Who may write to a directory above may rename what lies in it, unless it is sticky.
+    # Users who may write to a parent directory may rename what is in it, unless it is sticky.
     return any(_writable(seen) and not seen.st_mode & stat.S_ISVTX for seen in map(Path.stat, directory.resolve().parents))
 
 
@@ -135,7 +134,7 @@ def _writable(seen: os.stat_result) -> bool:
 
 
 def _private_group(group: int) -> bool:
-    """Whether a group is that of this user alone, by name and members, as most Linux systems make one for each user."""
+    """Return whether a group is this user's private group, by name and members, as most Linux systems create for each user."""
     try:
         user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:

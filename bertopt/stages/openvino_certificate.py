@@ -14,17 +14,17 @@ from bertopt.system import openvino_import
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Two roundings in float32, of a quotient and of the product that undoes it.
+#: Relative tolerance for two roundings in float32, of a quotient and of the product that undoes it.
 _FLOAT = 2**-22
-#: How NNCF names what it puts before a product whose weights it multiplied by the inverse.
+#: In the names of the multiplications that NNCF inserts for SmoothQuant; the weights of the product were multiplied by the inverse.
 _SMOOTH = "nncf_smooth_quant"
 
 
 def certify(model: OpenVino, parent: Onnx) -> Certificate:
-    """Return `certified` where every large floating constant is one of the ONNX graph's, transposed or not, and every INT8 weight
-    within half a step of one, less what SmoothQuant moved from the activations into it.
+    """Return `certified` where every large floating-point constant is one of the ONNX graph's, transposed or not, and every INT8 weight is
+    within half a step of one, apart from SmoothQuant's factors.
 
-    An INT8 weight that is of no weight of its shape contradicts. The operators are not compared, nor scales of activations.
+    `contradicted` where INT8 weights match none of the graph's weights of that shape. Operators and scales of activations are not compared.
     """
     weights = _Weights(parent)
     graph = openvino_import.openvino().Core().read_model(model.path)
@@ -79,7 +79,8 @@ class _Weights:
 
 
 def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
-    """Return what reads INT8 weights, and whether they are the ONNX graph's within half a step; None where it has none of their shape."""
+    """Return the name of the node that reads INT8 weights, and whether they are the ONNX graph's within half a step; None where the graph
+    has none of their shape."""
     values = _data(node)
     zero: Array | None = np.zeros((), np.float32)
     scaled = _only_user(_only_user(node, "Convert"))
@@ -95,7 +96,7 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
         candidates = weights.of(user, values.shape)
         if not candidates:
             return user.get_friendly_name(), None
-        # What a product multiplies its input by, its weights were divided by.
+        # SmoothQuant divided the weights by the factor of the product's input.
         moved = _moved(user)
         mine, room = (values - zero) * step * moved, 0.5 * (1 + ROOM) * np.abs(step * moved) + 1e-12
         if not any(bool((np.abs(mine - each) <= room).all()) and not coarse(each / moved, step) for each in candidates):
@@ -112,7 +113,7 @@ def _divided(node: Any, array: Array, weights: _Weights) -> bool:
 
 
 def _moved(product: Any) -> Array:
-    """Return what SmoothQuant multiplies the input of a product by, to be multiplied with weights [K, N] or [N, K]; else 1."""
+    """Return SmoothQuant's factor of a product's input, in a shape to multiply weights [K, N] or [N, K] by; 1 if there is none."""
     one = np.ones((), np.float32)
     if product.get_type_name() != "MatMul":
         return one
@@ -155,6 +156,6 @@ def _users(node: Any) -> list[Any]:
 
 
 def _only_user(node: Any, kind: str | None = None) -> Any:
-    """Return the one operator, of `kind` if stated, that reads a node; None where it has another number of readers."""
+    """Return the only operator that reads a node, if it is of `kind` (if given); None where there are none or several."""
     users = [] if node is None else _users(node)
     return users[0] if len(users) == 1 and kind in (None, users[0].get_type_name()) else None

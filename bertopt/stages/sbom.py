@@ -1,7 +1,7 @@
-"""The bill of materials that every artefact carries: the Python distributions that built it, as CycloneDX JSON.
+"""The bill of materials of an artefact: the Python distributions that built it, as CycloneDX JSON.
 
-Listed are bertopt and what it depends on, directly or not, as far as it is installed; not other distributions of the
-environment, and not the libraries inside a wheel (such as MKL in torch's).
+It lists bertopt and its direct and indirect dependencies that are installed, but not other distributions in the environment, nor
+libraries inside a wheel (such as MKL in torch's).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bertopt._version import __version__
 from bertopt.system import environment
 
 NAME = "sbom.cdx.json"
-#: Extras of bertopt that can have a part in an artefact.
+#: Extras of bertopt whose distributions can take part in building an artefact.
 _EXTRAS = ("", "cpu", "gpu", "rtx", "sign")
 
 
@@ -56,7 +56,7 @@ def distributions() -> dict[str, metadata.Distribution]:
 
 
 def licence(found: metadata.Distribution) -> str | None:
-    """Return what a distribution says of its licence, shortest form first, or None where it says nothing."""
+    """Return the licence that a distribution states, in the shortest form it has, or None."""
     fields: Any = found.metadata
     if expression := fields.get("License-Expression"):
         return str(expression)

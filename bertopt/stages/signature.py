@@ -1,8 +1,8 @@
-"""Detached ed25519 signatures: who made an artefact. Hashes say only that it is whole.
+"""Detached ed25519 signatures show who made an artefact; hashes only show that it is complete.
 
-A signature is the 64 bytes of ed25519 over `manifest.json` as it lies there, which holds the hash of every other file. Keys
-are PEM files, so that `openssl pkeyutl -verify -rawin` checks a signature without bertopt. Not looked at: when something was
-signed, and whether a key was revoked. Keep the public key elsewhere than the artefact.
+A signature is the 64 bytes of ed25519 over the bytes of `manifest.json`, which holds the hash of every other file. Keys are PEM files, so
+that `openssl pkeyutl -verify -rawin` checks a signature without bertopt. Not checked: when something was signed, and whether a key was
+revoked. Keep the public key somewhere else than the artefact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGNATURE = "manifest.json.sig"
 
 
 def new_key(private: Path) -> Path:
-    """Write a new private key, readable by its owner alone, and the public one beside it as `<private>.pub`.
+    """Write a new private key, readable only by its owner, and the public key beside it as `<private>.pub`.
 
     Raises UsageError where either file exists.
     """

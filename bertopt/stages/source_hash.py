@@ -1,4 +1,4 @@
-"""Hash the source that something depends on: its own file, and every module that it imports, of bertopt or the user's."""
+"""Hash source files and every module that they import, of bertopt or of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTALLED = tuple(
 
 
 def of_files(files: Iterable[Path]) -> str:
-    """Return one hash over the source of `files` and of all that they import, directly or not."""
+    """Return one hash over `files` and everything that they import, directly or indirectly."""
     sha = hashlib.sha256()
     for file in sorted(closure(files)):
         sha.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -27,10 +27,10 @@ def of_files(files: Iterable[Path]) -> str:
 
 
 def closure(files: Iterable[Path], bertopts: bool = True) -> set[Path]:
-    """Return `files` and all that they import, directly or not, as far as it is found here; without `bertopts` nothing of bertopt.
+    """Return `files` and everything that they import, directly or indirectly, as far as it is found; without `bertopts` nothing of bertopt.
 
-    Imports are read from the source, those inside functions included; nothing is imported. What the interpreter and
-    installed packages bring is not followed: their versions are part of a stage's key.
+    Imports are read from the source, including those inside functions; nothing is imported. The standard library and installed packages
+    are not followed: their versions are part of a stage's key.
     """
     seen, waiting = set[Path](), [file.resolve() for file in files]
     while waiting:
@@ -44,7 +44,7 @@ def closure(files: Iterable[Path], bertopts: bool = True) -> set[Path]:
 
 @functools.cache
 def is_library(file: Path) -> bool:
-    """Whether `file` is bertopt's, the interpreter's or an installed package's."""
+    """Return whether `file` belongs to bertopt, the standard library or an installed package."""
     resolved = file.resolve()
     return any(resolved.is_relative_to(place) for place in (_PACKAGE, *_INSTALLED))
 
@@ -57,9 +57,9 @@ def of_package(*parts: str) -> str:
 
 @functools.cache
 def _imports(file: Path, modified_ns: int) -> list[Path]:
-    """Return the files that `file` imports, as far as they are bertopt's or lie outside of what is installed.
+    """Return the files that `file` imports, except those of installed packages.
 
-    `modified_ns` is when the file was last written: what is cached of an earlier one does not count.
+    `modified_ns`, when the file was last written, is only part of the cache's key.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -89,7 +89,7 @@ def located(name: str) -> Iterator[Path]:
     """Yield the file of a module, found without importing its package; none where it is installed or not there."""
     top, *rest = name.split(".")
     if top == "bertopt":
-        # A package's face only hands on names: what is used of it is imported by its own name or hashed with it.
+        # bertopt/__init__.py only re-exports names: what is used of them is imported by its own path or hashed with it.
         yield from _inside(_PACKAGE, rest) if rest else ()
         return
     try:

@@ -1,4 +1,4 @@
-"""The source of a recipe's own passes and the files that they read: what a stage records of them, and whether those that replay it are the same."""
+"""Record the source of passes that are not part of bertopt and the files that they read, and check that these are unchanged when a stage is opened."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bertopt.stages import source_hash
 from bertopt.stages.source_hash import is_library
 from bertopt.system import opened_files
 
-#: What entries of files begin with that a pass read, relative to its own.
+#: Prefix of the entries of files that a pass read; their paths are relative to the pass's own file.
 _READ = "file of pass"
 
 
 def record(passes: Iterable[str]) -> dict[str, str]:
-    """Return hashes of the files that define these passes, bertopt's own excepted, of all that those import, also later and inside
-    functions, and of all modules loaded that are no library: what the passes imported, however they did."""
+    """Return hashes of the files that define these passes (except bertopt's own), of everything that those files import, also inside functions,
+    and of all loaded modules that are not part of a library, which the passes may have imported by other means."""
     found = {
         f"module {name}": sha256(file) for name, module in list(sys.modules.items())
         if (file := _file(getattr(module, "__file__", None))) and "__main__" not in name and "bertopt_main" not in name
@@ -34,10 +34,10 @@ def record(passes: Iterable[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = None, recorded: Mapping[str, str] | None = None) -> Iterator[None]:
-    """While a pass works that is not bertopt's own: look at the files that it reads and that are neither compiled code nor in directories
-    `inside`; source too, which it may run without importing it.
+    """Watch which files a pass that is not part of bertopt reads while the block runs, except compiled code and files in the directories
+    `inside`. Source files count too: the pass may execute them without importing them.
 
-    Puts their hashes into `found`; raises IntegrityError where one is not the file that was `recorded` under its name.
+    Add their hashes to `found`; raise IntegrityError where a file is not the one `recorded` under its name.
     """
     if registry.is_own(type(by)):
         yield
@@ -51,15 +51,15 @@ def reading(by: AnyPass, inside: Sequence[Path], found: dict[str, str] | None = 
         found |= {f"{_READ} {by.name()}: {name}": value for name, value in read.items()}
     known = [(Path(_named(key)).name, value) for key, value in (recorded or {}).items() if key.startswith(f"{_READ} {by.name()}: ")]
     for name, value in read.items():
-        # Folders above may be called otherwise elsewhere; which files of one name there are, too.
+        # Compared by file name: the folders above may have other names on this machine.
         of_name = {hashed for other, hashes in known if other == Path(name).name for hashed in hashes.split()}
         if of_name and value not in of_name:
             raise IntegrityError(f"pass '{by.name()}' reads '{name}', which is not the file that this stage was built and checked with; restore it, or export again")
 
 
 def without_folders(recorded: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the entries as an artefact has them: files that a pass read by their names, with the hashes of all of one name. Where they
-    are says something of this machine, and nothing elsewhere."""
+    """Return the entries for an artefact, in which files that a pass read have no folders, since these mean nothing on another machine. Files
+    with the same name share an entry with all their hashes."""
     if recorded is None:
         return None
     found = dict[str, str]()
@@ -70,9 +70,9 @@ def without_folders(recorded: Mapping[str, str] | None) -> dict[str, str] | None
 
 
 def check_here(recorded: Mapping[str, str] | None) -> None:
-    """Raise IntegrityError where a file that a pass read, or a module that it used, is another one now than when a stage was built here.
+    """Raise IntegrityError where a file that a pass read, or a module that it used, changed since a stage was built on this machine.
 
-    A stage's key does not know these: who would use it builds it again.
+    A stage's key does not cover these files: the stage must be built again.
     """
     for key, value in (recorded or {}).items():
         paths = list[Path]()
@@ -94,7 +94,7 @@ def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:
     """Raise IntegrityError where a pass, a loaded module that it used, or a file that it may import is not the one that the stage was
     built with.
 
-    A stage of an earlier bertopt records none, and is not checked.
+    Stages of early versions of bertopt record no sources and are not checked.
     """
     if recorded is None:
         return
@@ -106,7 +106,7 @@ def check(recorded: Mapping[str, str] | None, passes: Sequence[str]) -> None:
             _compare(recorded, {key: sha256(file)})
     for name in passes:
         for key, hashes in _imported(name).items():
-            # What is not here cannot be imported, so of files of one name some may lack; a stage of an earlier bertopt records none.
+            # A file that is missing here cannot be imported, so some files of one name may be missing. Early versions recorded none.
             if key in recorded and not {*hashes.split()} <= {*recorded[key].split()}:
                 _compare(recorded, {key: hashes})
 
@@ -120,7 +120,7 @@ def _compare(recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
 
 
 def _pass(name: str) -> dict[str, str]:
-    """Return the entry of one pass; none for bertopt's own, which its version names."""
+    """Return the entry of one pass; none for bertopt's own passes, which its version identifies."""
     cls = registry.require(name)
     if registry.is_own(cls):
         return {}
@@ -129,20 +129,20 @@ def _pass(name: str) -> dict[str, str]:
 
 
 def _imported(name: str) -> dict[str, str]:
-    """Return an entry for each file that the file of a pass imports, also where it does so only when texts are run."""
+    """Return an entry for each file that the file of a pass imports, also inside functions that run later."""
     cls = registry.require(name)
     file = None if registry.is_own(cls) else registry.source_file(cls)
     if file is None:
         return {}
     found: dict[str, list[str]] = {}
     for path in source_hash.closure([file], bertopts=False) - {file.resolve()}:
-        # Folders above may be called otherwise elsewhere.
+        # The folders above may have other names on another machine.
         own = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
         found.setdefault(f"import of pass {name}: {own}", []).append(sha256(path))
     return {key: " ".join(sorted(hashes)) for key, hashes in found.items()}
 
 
 def _file(name: str | None) -> Path | None:
-    """Return a module's file, where it is Python source and no library's."""
+    """Return a module's file if it is Python source and not part of a library."""
     path = Path(name) if name else None
     return path if path is not None and path.suffix == ".py" and path.is_file() and not is_library(path) else None

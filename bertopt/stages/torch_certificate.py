@@ -11,11 +11,11 @@ from bertopt.stages.fingerprint import fingerprint_network
 
 
 def certify(model: Eager | Compiled, parent: Eager) -> Certificate:
-    """Return `certified` where the parent's network, its tensors cast as the child's are, is the child's in everything.
+    """Return `certified` where the parent's network, with its tensors cast as the child's are, is identical to the child's.
 
-    A tensor of the same name and shape that is not the rounding of the parent's contradicts the certificate in reduced
-    precision; a weight in fp8 may be half a step of e4m3 off, by the `scale` beside it. Networks that are built otherwise
-    have none. Not seen: which layers are in fp8, which the effects show.
+    `contradicted` in reduced precision where a tensor of the same name and shape is not the parent's rounded tensor; a weight in fp8 may
+    differ by half a step of e4m3, times the `scale` beside it. `none` where the networks have different structures. Not seen: which layers
+    are in fp8, which the effects show.
     """
     mine, theirs = _tensors(model.network), _tensors(parent.network)
     shared = [name for name, tensor in mine.items() if name in theirs and theirs[name].shape == tensor.shape]
