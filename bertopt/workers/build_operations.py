@@ -1,4 +1,4 @@
-"""What a worker does before a stage is open: describe the GPU, load a checkpoint, build a stage."""
+"""A worker's operations that need no open stage: describe the GPU, load a checkpoint, build a stage."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Reply = tuple[Any, dict[str, "Array"]]
 
 
 class BuildOps:
-    """The requests that need no open stage."""
+    """The operations that need no open stage."""
 
     def op_device(self, arrays: Any) -> Reply:
-        """What CUDA sees here."""
+        """Return the GPU that CUDA sees on this machine."""
         import torch
 
         if not torch.cuda.is_available():
@@ -103,7 +103,7 @@ class BuildOps:
 
 
 def check_result(by: Pass[Any, Any], result: Any) -> None:
-    """Raise PassFailed for what a pass may not return, TypeError where the pass is bertopt's own."""
+    """Raise PassFailed (TypeError for bertopt's own passes) where a pass returned something that it must not return."""
     name, given, wrong = by.name(), by.forms()[1], _fault(by)
     if not isinstance(result, Result):
         raise wrong(

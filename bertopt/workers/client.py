@@ -1,4 +1,4 @@
-"""Workers, seen from the process that uses them: start, call, stop."""
+"""The client's side of workers: start, call and stop them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 OPERATIONS = "bertopt.workers.operations"
 #: Seconds after which a message that makes no progress counts as hung, and that a call may take by default.
 STALL_S, CALL_S = 60, 1800.0
-#: The share of this process's memory limit that one worker may use, looked at while bertopt waits for it: RLIMIT_AS counts
-#: address space, far more than torch and mapped weights use, and a cgroup needs rights that users seldom have. Not seen: peaks
-#: between two looks (see docs/reliability.md).
+#: The share of this process's memory limit that one worker may use, polled while a call waits. (RLIMIT_AS counts address space, of which torch
+#: and mapped weights reserve far more than they use, and a cgroup needs rights that users seldom have.) Not seen: peaks between two polls (see
+#: docs/reliability.md).
 MEMORY_SHARE = 0.9
-#: How often a waiting call looks whether its worker lives (its children may keep the socket open), and how long a worker that
-#: hangs has to say where it is.
+#: Seconds between two polls of whether a worker is alive (its children may keep the socket open), and that a worker that hangs has to print
+#: its stack.
 LOOK_S, WHERE_S = 0.25, 1.0
-#: How long the server may take to answer: at first it imports torch, from a cold disk beside other work.
+#: Seconds that the server may take to answer: at first it imports torch, perhaps from a slow disk.
 SERVER_S = 300.0
-#: How long a server whose socket is closed may take to end: seconds, where memory or the machine's time is scarce.
+#: Seconds that a server may take to end after its socket was closed: some, where memory or CPU time is scarce.
 END_S = 10.0
 #: torch then asks NVML whether there is a GPU: a CUDA call before a fork would leave every worker without one.
 NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -65,7 +65,7 @@ class Workers:
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
-        #: One request to the server at a time, whichever thread's worker starts or ends.
+        #: Only one request to the server at a time, from whichever thread.
         self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -104,10 +104,9 @@ class Workers:
         return worker
 
     def end(self, pid: int) -> tuple[int | None, list[int]]:
-        """Kill a worker and all that it started, wherever it hid.
+        """Kill a worker and all processes that it started, also those in other sessions.
 
-        Returns the worker's exit code, negative for a signal and None where it is unknown, and the process ids of
-        those that would not die.
+        Return the worker's exit code, negative for a signal and None where it is unknown, and the ids of processes that could not be killed.
         """
         try:
             with self._asking:
@@ -130,7 +129,7 @@ class Workers:
         for worker in self._workers:
             worker.close()
         self._control.close()
-        if not self._workers:  # it may still import torch, seconds in which it reads no socket; a worker that it just forked dies with it
+        if not self._workers:  # it may still import torch, and for seconds not notice that the socket is closed; a worker dies with it
             self._server.kill()
         try:
             self._server.wait(timeout=process_tree.END_S + 2)
@@ -153,9 +152,9 @@ class Worker:
 
     def __init__(self, workers: Workers, pid: int, connection: Connection, log: Path) -> None:
         self._workers, self.pid, self._connection, self._log = workers, pid, connection, log
-        #: False from when its end was noticed: its process id may be another's by now.
+        #: False once its end was noticed: its process id may belong to another process by now.
         self.alive = True
-        #: Of the open model; `open` sets them.
+        #: Properties of the open model, which `open` sets.
         self.shapes: ShapeLimits | None = None
         self.packed = False
         self.device: Device = "cpu"
@@ -224,7 +223,7 @@ class Worker:
         self.kill()
 
     def kill(self) -> tuple[int | None, list[int]]:
-        """Kill the worker and all that it started. Its exit code, None where unknown, and who would not die."""
+        """Kill the worker and all that it started; return what `Workers.end` does."""
         if not self.alive:
             return None, []
         self.alive = False
@@ -255,7 +254,7 @@ class Worker:
             os.kill(self.pid, process_tree.WHERE_SIGNAL)
         deadline = time.monotonic() + WHERE_S
         size = before
-        # Until it has written something, and then nothing for a while.
+        # Wait until it has written something, and then nothing more for a while.
         while (size == before or self._log.stat().st_size != size) and time.monotonic() < deadline:
             size = self._log.stat().st_size
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Say why a worker, or the server that starts workers, ended: the error that its caller gets."""
+"""Find out why a worker, or the server that starts workers, ended, and make the error that its caller gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrash
 from bertopt.system import limits, out_of_memory
 
 LOG_TAIL = 30
-#: How faulthandler begins to say where a process was that a signal ended; the innermost call follows. Libraries say why in the lines before.
+#: First line of faulthandler's stack trace after a fatal signal, and how many lines before it are kept: libraries print their reasons there.
 _FATAL, _BEFORE = "Fatal Python error: ", 10
 
 
@@ -29,7 +29,7 @@ def server_ended(code: int, log: str) -> BertoptError:
 def server_hung(seconds: float, log: str) -> BertoptError:
     """Return the error of a server that was killed after `seconds` without an answer.
 
-    OpenBLAS tries again for ever where it gets no memory while it is loaded.
+    OpenBLAS retries forever if it gets no memory while it is loaded.
     """
     hung = f"the server of the workers did not start within {seconds:g} s"
     if _limited():
@@ -40,7 +40,7 @@ def server_hung(seconds: float, log: str) -> BertoptError:
 def worker_ended(op: str, code: int | None, left: list[int], log: str) -> BertoptError:
     """Return the error of a worker that ended during `op`; `code` is None where it only closed its connection.
 
-    left: process ids of what it started and could not be killed.
+    `left` are the ids of processes that it started and that could not be killed.
     """
     if code is None:
         return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
@@ -76,7 +76,7 @@ def took_too_long(op: str, timeout: float, left: list[int], log: str) -> StepTim
 
 
 def tail(log: Path) -> str:
-    """Return the last lines of a log, or those about where faulthandler began to say where the process was; nothing where it cannot be read."""
+    """Return the last lines of a log, or those around faulthandler's last stack trace; empty where it cannot be read."""
     try:
         lines = log.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -87,7 +87,7 @@ def tail(log: Path) -> str:
 
 
 def _limited() -> bool:
-    """Whether processes may use less address space than the machine has memory: what crashes there has most likely run out."""
+    """Return whether the limit on address space is below the machine's memory: a crash then most likely means that it ran out."""
     limit = limits.address_space_bytes()
     return limit is not None and limit < limits.host_memory_bytes()
 

@@ -1,4 +1,4 @@
-"""What a worker does with an open stage: run it, time it, show what it is. `build_operations` has the rest."""
+"""A worker's operations on an open stage: run it, time it, examine it. `build_operations` has the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Ops(BuildOps):
-    """The requests by name. Holds at most one open session."""
+    """The operations by name (`op_…`). Holds at most one open session."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -67,7 +67,7 @@ class Ops(BuildOps):
         return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:
-        """Verify a committed stage and open a session and a predictor on it: the path `bertopt.load` takes."""
+        """Verify a committed stage and open a session and a predictor on it, as `bertopt.load` does."""
         from bertopt.sessions import open_session
 
         with opening(Path(directory)) as opened:
@@ -102,12 +102,12 @@ class Ops(BuildOps):
         return None, {}
 
     def op_encode(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Texts as right-padded arrays [B, S]."""
+        """Return texts as right-padded arrays [B, S]."""
         assert self.tokenizer is not None, "op_tokenizer comes first"
         return None, self.tokenizer.batch(self.tokenizer.encode(text_inputs.from_json(texts)))
 
     def op_mask(self, arrays: Any, directory: str) -> Reply:
-        """The mask token's spelling and id."""
+        """Return the mask token's spelling and id."""
         assert self.tokenizer is not None, "op_tokenizer comes first"
         number = mask_id(Path(directory), self.tokenizer)
         return [str(self.tokenizer.fast.id_to_token(number)), number], {}
@@ -158,19 +158,19 @@ class Ops(BuildOps):
             self.predictor(texts)
             step_ms.append((time.perf_counter_ns() - start) / 1e6)
             self.predictor.watched(None)
-            # At once: the session may use the same memory for its next outputs.
+            # Copy before the next step: the session may use the same memory again.
             for batch, answers in kept:
                 self.samples.add(batch.padded(self.predictor.spec, answers))
             kept.clear()
         return {"step_ms": step_ms, "unfinished_ms": 0.0}, {}
 
     def op_sampled(self, arrays: Any) -> Reply:
-        """What was kept since it was last asked for: how many runs under the clock, and of each its inputs, then its answers."""
+        """Return the timed runs sampled since the last call: their number, and for each its inputs, then its outputs."""
         kept = self.samples.take()
         return len(kept), protocol.numbered(part for sample in kept for part in sample)
 
     def op_effects(self, arrays: Any) -> Reply:
-        """Return what the open stage shows of its last pass (`own`) and of any (`placed`): counts expected and seen."""
+        """Return the effects that the open stage shows, of its last pass (`own`) and of any pass (`placed`): counts expected and seen."""
         from bertopt.stages import effects
 
         assert self.model is not None
@@ -185,26 +185,26 @@ class Ops(BuildOps):
         return certificates.certify(self.model, stages.open_stage(Path(parent))).model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
-        """The open model's hash: the same for a stage that changes nothing of its parent."""
+        """Return the open model's hash, which is its parent's if the pass changed nothing."""
         from bertopt.stages.fingerprint import fingerprint
 
         assert self.model is not None
         return fingerprint(self.model), {}
 
     def op_logits(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Outputs [N, D] for texts and pairs, of a model with one vector a text."""
+        """Return the outputs [N, D] for texts and pairs, of a model with one vector for each text."""
         assert self.predictor is not None
         return None, {"logits": self.predictor.logits(text_inputs.from_json(texts))}
 
     def op_outputs(self, arrays: Any, texts: list[Any], alone: list[int]) -> Reply:
-        """Raw outputs of texts and pairs in one call, as `<number>/<output>`, and of those with numbers in `alone` in a separate
-        call each, as `<number>/<output>, alone`; of wide ones the columns that coverage sweeps compare."""
+        """Return the raw outputs of texts and pairs in one call, as `<number>/<output>`, and of the texts with the numbers `alone` in a separate
+        call each, as `<number>/<output>, alone`; of wide outputs only the columns that coverage sweeps compare."""
         from bertopt.checks import coverage
         from bertopt.runtime import single_calls
 
         assert self.predictor is not None and self.model is not None
         given = text_inputs.from_json(texts)
-        # Together those over a vocabulary would be gigabytes.
+        # For fill-mask only alone: the outputs of all texts over a vocabulary would take gigabytes.
         together = [] if self.model.spec.task == "fill-mask" else self.predictor.raw(given)
         separate = single_calls.answers(self.predictor, [given[number] for number in alone])
         found = {}
@@ -214,7 +214,7 @@ class Ops(BuildOps):
         return None, found
 
     def op_answers(self, arrays: Any, texts: list[Any]) -> Reply:
-        """Answers about the tokens of texts and pairs, as the predictor words them."""
+        """Return the predictor's answers to texts and pairs."""
         assert self.predictor is not None
         return self.predictor(text_inputs.from_json(texts)), {}
 
@@ -226,14 +226,14 @@ class Ops(BuildOps):
         return replay.answers(self.predictor, self.model.form == "compiled"), {}
 
     def op_weights(self, arrays: Any) -> Reply:
-        """Return figures of the weights that the open stage holds, None where they are its files."""
+        """Return figures of the open stage's weights; None where these are just its files."""
         from bertopt.runtime import weight_figures
 
         assert self.predictor is not None
         return weight_figures.figures(self.predictor.runner.session), {}
 
     def op_cover(self, arrays: dict[str, Array], probes: list[dict[str, Any]], seed: int) -> Reply:
-        """Run coverage sweeps: their inputs and the places compared are `<number>/<name>`, so are the vectors returned."""
+        """Run coverage sweeps. Their inputs and compared places are named `<number>/<name>`, and so are the vectors returned."""
         from bertopt.checks import coverage
         from bertopt.sessions import shipped
 
@@ -242,7 +242,7 @@ class Ops(BuildOps):
         return coverage.run_sweeps(run, self.model.spec, self.model.shapes, probes, arrays, seed)
 
     def op_torch_threads(self, arrays: Any, threads: int | None) -> Reply:
-        """Let torch run on this number of threads, None for the one that this worker began with."""
+        """Set torch's number of threads; None restores the one that the worker began with."""
         import torch
 
         self.torch_threads = self.torch_threads or torch.get_num_threads()
@@ -254,7 +254,7 @@ class Ops(BuildOps):
         return {"peak_rss_bytes": rss, "peak_gpu_bytes": self._gpu_bytes(), "facts": self._session.facts().model_dump(exclude_none=True)}, {}
 
     def _gpu_bytes(self) -> int | None:
-        """Return the GPU memory of this process; without NVML what torch allocated, which misses other runtimes."""
+        """Return the GPU memory of this process; without NVML only what torch allocated."""
         try:
             import torch
         except ModuleNotFoundError:  # an environment that only runs artefacts

@@ -32,7 +32,7 @@ class RemoteSession(Session):
         return self.worker.exchange("run", inputs, self.timeout)[1]
 
     def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-        """Inputs and answers of runs that were timed since this was last asked."""
+        """Return inputs and outputs of the timed runs that were sampled since the last call."""
         count, arrays = self.worker.exchange("sampled", timeout=self.timeout)
         parts = protocol.by_number(arrays, 2 * count)
         return list(zip(parts[::2], parts[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""A stage's tokenizer in a worker: a tokenizer.json that takes all time or memory ends a worker, not bertopt."""
+"""A stage's tokenizer in a worker: a tokenizer.json that takes too much time or memory ends only the worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_S = 300.0
 
 
 class RemoteTokenizer:
-    """The tokenizer of the stage in `directory`, which cuts only what the model cannot take."""
+    """The tokenizer of the stage in `directory`, which truncates only what is too long for the model."""
 
     def __init__(self, workers: Workers, directory: Path) -> None:
         self._workers, self._directory = workers, directory

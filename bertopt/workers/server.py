@@ -1,10 +1,9 @@
-"""The process that builds stages and runs sessions.
+"""The fork server of the workers.
 
-`python -m bertopt.workers.server FD` imports torch once, then forks a worker for each request on the socket FD: a worker
-starts in about 0.1 s. Nothing is left behind however bertopt or a worker ends: this process ends when the socket's
-other end or its parent does, a worker dies with this process, and orphans of a worker are adopted, first by the
-worker and then by this process, so that whatever a worker started is found and killed, sessions and double forks
-notwithstanding.
+`python -m bertopt.workers.server FD` imports torch once, then forks a worker for each request on the socket FD; a worker starts in about
+0.1 s. No process is left behind, however bertopt or a worker ends: this process ends when the socket is closed or its parent ends; a
+worker dies with this process; orphans of a worker are adopted by the worker and then by this process, so that everything a worker
+started is found and killed, even in other sessions and after double forks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def main(fd: int) -> NoReturn:
     control = socket.socket(fileno=fd)
     parent = os.getppid()
     process_tree.adopt_orphans()
-    # A process that the user's script forked may hold the socket open: notice the parent's end by itself too.
+    # A process that the user's script forked may keep the socket open, so the parent's end has to be noticed too.
     signal.signal(signal.SIGTERM, lambda *_: _exit() if os.getppid() != parent else None)
     # Libraries that run out of memory while they are loaded may spin without returning to Python: no handler would run.
     process_tree.die_with_parent(signal.SIGKILL)
@@ -69,13 +68,13 @@ def main(fd: int) -> NoReturn:
 
 
 def _end(pid: int, others: set[int]) -> dict[str, object]:
-    """Kill a worker and all that it started. Its exit code (None where it would not die), and who would not die."""
+    """Kill a worker and all that it started; return its exit code (None where it did not end), and the ids of processes that did not."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + process_tree.END_S
     while (waited := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.002)
-    # The live workers adopt their own orphans: what else has come to this process was the dead one's.
+    # Live workers adopt their own orphans, so all others that this process adopted are the dead worker's.
     left = process_tree.end_descendants(spared=others)
     return {"code": os.waitstatus_to_exitcode(waited[1]) if waited[0] else None, "left": left}
 
@@ -151,7 +150,7 @@ def serve(connection: Connection, operations: str) -> None:
 
 
 def _describe(raised: BaseException) -> dict[str, object]:
-    # What a machine lacks is known from what a pass raised.
+    # The cause of a PassFailed tells what the machine lacks.
     error = raised.__cause__ if isinstance(raised, PassFailed) and raised.__cause__ else raised
     known: BaseException = error
     if isinstance(error, BertoptError):
@@ -171,7 +170,7 @@ def _describe(raised: BaseException) -> dict[str, object]:
     kind = type(known).__name__ if isinstance(known, BertoptError) else "WorkerRaised"
     text = str(known) if isinstance(known, BertoptError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(raised))
-    # After an error of the device every later CUDA call of this process fails, whoever asks.
+    # After an error of the device every later CUDA call of this process fails.
     return {"type": kind, "message": text, "traceback": trace, "ends": _LOST_DEVICE.search(str(error)) is not None}
 
 
