@@ -1,1 +1,1 @@
-"""Text in, answers out."""
+"""Run artefacts: `bertopt.load` and the predictor."""

@@ -1,4 +1,4 @@
-"""What callers of a predictor may ask of its answers."""
+"""Options of a predictor's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertopt.runtime.task_outputs import TopK
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How answers are worded, and what becomes of long texts."""
+    """How answers are worded, and how long texts are handled."""
 
     top_k: TopK = "default"
     aggregation_strategy: Aggregation = "none"
@@ -21,7 +21,7 @@ class AnswerOptions:
     stride: int | None = None
 
     def check(self, spec: Spec) -> None:
-        """Raise UsageError for an option that the task does not have, or a value that cannot be."""
+        """Raise UsageError for an option that the task does not have, or an invalid value."""
         if self.top_k != "default" and spec.task not in ("text-classification", "fill-mask"):
             raise UsageError(f"top_k goes with text-classification and fill-mask; the model's task is {spec.task}: leave it out")
         if self.top_k != "default":
@@ -48,6 +48,6 @@ DEFAULTS = AnswerOptions()
 
 
 def check_most(name: str, value: object) -> None:
-    """Raise UsageError where `value` cannot be the most that are given."""
+    """Raise UsageError where `value` is neither None nor a whole number from 1."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise UsageError(f"{name} must be a whole number from 1, or None for all; got {value!r}")

@@ -1,4 +1,4 @@
-"""What bounds a batch: the device's limits and the shapes that the form runs."""
+"""The limits of a batch: those of the device and of the shapes that the form can run."""
 
 from __future__ import annotations
 
@@ -6,49 +6,56 @@ from dataclasses import dataclass
 
 from bertopt.core import Session, ShapeLimits, Spec
 
-#: Most rows of a batch, and most tokens, padding included, where the processor runs the model.
+#: Most rows and most tokens (padding included) of a batch on a CPU.
 MAX_BATCH, MAX_BATCH_TOKENS = 32, 8192
-#: The same for a device that a call launches, a GPU: its rate is reached only by batches that take longer than a launch.
+#: The same for a device to which work is launched, a GPU: it reaches its throughput only with batches that take longer than a launch.
 LAUNCHED_BATCH, LAUNCHED_BATCH_TOKENS = 16_384, 65_536
-#: Most tokens of a batch where each has an output over the vocabulary: with 30,000 words those take 250 MB.
+#: Most tokens of a batch where each has an output over the vocabulary: with 30,000 entries they take 250 MB.
 VOCABULARY_TOKENS = 2048
-#: Texts of its first piece, and full batches in each of the others.
+#: On a GPU, texts in the first piece of a call, and full batches in each later piece.
 LAUNCHED_FIRST, PIECE_BATCHES = 2048, 2
 
 
 def most_tokens(spec: Spec, launched: bool) -> int:
-    """Return the most tokens of a batch, padding included, of a device that a call launches or of a processor; a longer row is one."""
+    """Return the most tokens of a batch, padding included, on a GPU (`launched`) or a CPU. A longer row is a batch by itself."""
     most = LAUNCHED_BATCH_TOKENS if launched else MAX_BATCH_TOKENS
     return min(most, VOCABULARY_TOKENS) if spec.task == "fill-mask" else most
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Most rows of a batch, its tokens, and tokens of one row; batches that run at once; and the tokens of which each text
-    takes a whole multiple. A call's texts are planned `texts` at a time, or about as many as have `together` tokens where these
-    are fewer, the first `first_texts` by themselves. `shapes` bounds the rows further, by their length."""
+    """Limits by which the texts of a call are planned."""
 
     rows: int
+    """Most rows of a batch."""
     tokens: int
+    """Most tokens of a batch."""
     length: int
+    """Most tokens of a row."""
     streams: int = 1
+    """Batches that run at once."""
     block: int = 1
+    """Each text takes a multiple of this many tokens."""
     first_texts: int = 64
+    """Texts in the first piece of a call. Each piece is planned by itself."""
     texts: int = 256
+    """Most texts in each later piece."""
     together: int | None = None
+    """About the most tokens in each later piece; None: no limit."""
     shapes: ShapeLimits | None = None
+    """Further limits on rows, by their length."""
     buckets: tuple[int, ...] = ()
-    """Tokens of the rows that the session has graphs of, ascending; others are run without."""
+    """Row lengths for which the session has captured graphs, ascending; rows of other lengths run without a graph."""
 
     @classmethod
     def of(
         cls, session: Session, spec: Spec, shapes: ShapeLimits | None = None, tokens: int | None = None
     ) -> BatchLimits:
-        """Return the limits of `session`'s device and of the `shapes` that its form runs, by default all up to the model's
-        longest text; `tokens` overrides the device's."""
+        """Return the limits of `session`'s device and of the `shapes` that its form runs, by default all up to the model's longest text;
+        `tokens` overrides the device's."""
         rows, most = LAUNCHED_BATCH if session.asynchronous else MAX_BATCH, most_tokens(spec, session.asynchronous)
         length = spec.max_length if shapes is None else shapes.longest
-        # Enough short texts for several batches; the first piece is smaller, since the device waits for it.
+        # A piece has enough short texts for several batches; the first is smaller, since the device waits for it.
         pieces = (
             {"first_texts": LAUNCHED_FIRST, "texts": 4 * LAUNCHED_BATCH, "together": PIECE_BATCHES * most}
             if session.asynchronous
@@ -61,7 +68,7 @@ class BatchLimits:
 
     @property
     def one_piece(self) -> int:
-        """Texts of a call that are tokenised at once: a processor waits for 256, a GPU would stand still."""
+        """Most texts of a call that are tokenised in one piece: waiting for 256 is fine on a CPU, but would leave a GPU idle."""
         return self.texts if self.together is None else self.first_texts
 
     def bucket(self, tokens: int) -> int:

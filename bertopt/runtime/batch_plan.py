@@ -1,4 +1,4 @@
-"""Which texts are run together: rows, and batches of rows, for the least predicted time over all streams."""
+"""Plan which texts share rows and which rows share batches, for the least predicted time over all streams."""
 
 from __future__ import annotations
 
@@ -17,27 +17,24 @@ from bertopt.runtime.cost_model import Costs
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Least tokens of a batch: as many as make starting it 1 / WORTH of its cost, but at least SMALLEST.
+#: Fewest tokens of a batch: enough that a call's fixed cost is 1 / WORTH of the total, and at least SMALLEST.
 WORTH, SMALLEST = 32, 256
-#: Most rows or texts for which the best batches are sought and rows of nearly one length tried; with more, simpler ways leave
-#: no gaps anyway.
+#: Most rows or texts for which the best batches are searched for and rows of similar length tried; with more, simpler methods leave few gaps.
 FEW = 96
-#: What a batch may cost at most, in a stream's even share of the work: which of these gives the best batches is tried.
+#: Largest costs of a batch that are tried, relative to an equal share of the work for each stream.
 CAPS = np.geomspace(0.2, 1.5, 24)
 #: How many sizes of rows are tried, the largest first.
 TRIED = 6
-#: Texts that are laid into one-row batches in their order, where there are more: finding the best places would take longer
-#: than a GPU takes to run them.
+#: With more texts, one-row batches are filled in the texts' order: a better packing would take longer to find than a GPU takes to run them.
 MANY_TEXTS = 1024
-#: For a device that a call launches the best batches of many rows are sought, too, among cuts at every such share of a full
-#: batch or of all the tokens, while these are at most MOST_CUTS.
+#: On a GPU the best batches of many rows are searched for too, with possible cuts every 1 / OF_BATCH of a full batch or 1 / OF_ALL of all tokens,
+#: if there are at most MOST_CUTS.
 OF_BATCH, OF_ALL, MOST_CUTS = 16, 64, 1024
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows; batches of them in the order to run, each from one place to another in the rows' order by length, longest first;
-    and the predicted time."""
+    """Rows; batches in the order in which to run them, each a range of the rows sorted by length, longest first; and the predicted time."""
 
     rows: Rows
     batches: list[tuple[int, int]]
@@ -45,7 +42,7 @@ class Plan:
 
 
 def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
-    """Return the cheapest of a few ways to run texts of `lengths` [N] tokens, N at least 1."""
+    """Return the cheapest of a few plans for texts of `lengths` [N] tokens, N at least 1."""
     if costs.tokens_max is not None:
         limits = replace(limits, tokens=min(limits.tokens, costs.tokens_max))
     if spec.one_row:
@@ -57,22 +54,22 @@ def plan(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
 
 
 def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> Plan:
-    """Batches of one row each, whose attention goes from text to text. Rows are filled up to one of the sizes that the
-    session has graphs of, the one that costs least: padding up to a graph's size is computed too."""
+    """Return batches of one row each, with attention within each text. Rows are filled up to the cheapest of the lengths that the session has
+    graphs for; padding up to such a length is computed too."""
     longest, total = int(lengths.max()), int(lengths.sum())
     bounds = (spec.row_length or limits.tokens, limits.tokens, *limits.buckets[-1:])
     most = max(longest, min(bounds))
     sizes = {most, *(size for size in limits.buckets if max(longest, SMALLEST) <= size <= most)}
-    # A text takes at least its share of a graph's places for texts.
+    # A graph has a fixed number of places for texts: each text takes at least the tokens of one place.
     room = np.maximum(lengths, packing.TEXT_ROOM) if limits.buckets else lengths
     attention = costs.pair * lengths.astype(float) ** 2
 
     def way(size: int) -> Plan:
-        # Of many texts every row is nearly full whatever lies in it.
+        # With many texts every row is nearly full in any order.
         fit = packing.in_order if len(lengths) > MANY_TEXTS else packing.best_fit
         rows = fit(room, max(size, int(room.max())))
         count = len(rows.used)
-        # Without the gaps that the room leaves behind short texts.
+        # Remove the gaps after texts that are shorter than their place.
         order = np.lexsort((rows.column, rows.row))
         used = np.bincount(rows.row, weights=lengths, minlength=count).astype(np.int64)
         column = np.empty(len(lengths), np.int64)
@@ -85,14 +82,14 @@ def _one_row(spec: Spec, lengths: Array, costs: Costs, limits: BatchLimits) -> P
 
     tried = sorted(size for size in sizes if size <= 2 * total) or [min(sizes)]
     best = way(tried[-1])
-    # Two rows are two launches and no less work: mostly there is nothing to look for, and of many rows only the last has gaps.
+    # More rows are more launches and no less work, so mostly nothing is gained; with many rows only the last one has gaps.
     if len(lengths) <= MANY_TEXTS and best.cost > 2 * costs.call + max(2 * costs.launch, total + float(attention.sum())):
         best = min((best, *(way(size) for size in tried[-TRIED:-1])), key=lambda each: each.cost)
     return best
 
 
 def _one_row_each(lengths: Array, limits: BatchLimits) -> Plan:
-    """One row, the texts in their order, for each batch of as many tokens as it may have: nothing depends on the rows."""
+    """Return batches of one row, filled with the texts in their order up to the limit: the row length makes no difference here."""
     row, column = np.zeros(len(lengths), np.int64), np.cumsum(lengths) - lengths
     used = [0]
     if int(lengths.sum()) > limits.tokens:
@@ -124,20 +121,20 @@ def _ways(spec: Spec, lengths: Array, limits: BatchLimits) -> Iterator[Rows]:
 
 
 def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
-    """The batches that are done first on all streams."""
+    """Return the batches of these rows that all streams finish earliest."""
     used = -np.sort(-rows.used)
-    # A batch that takes twice its launch keeps the device at its rate although the next one may be smaller.
+    # A batch that takes twice as long as a launch keeps the device busy even if the next one is smaller.
     target = min(float(limits.tokens), max(SMALLEST, WORTH * costs.call, 2 * costs.launch))
     if len(used) > FEW and costs.launch and limits.streams == 1 and len(cuts := _places(used, limits)) <= MOST_CUTS:
         (batches,) = _cheapest(used, cuts, np.array([np.inf]), costs, limits)
         return _priced(rows, batches, costs, limits)
     if len(used) > FEW:
-        # Every stream gets as many batches as the others, and all about as large.
+        # Every stream gets the same number of batches of about the same size.
         turns = max(1, round(used.sum() / (target * limits.streams)))
         share = min(float(limits.tokens), float(used.sum()) / (turns * limits.streams))
         return _priced(rows, list(_cut(used.tolist(), share, costs, limits)), costs, limits)
     if costs.launch and limits.streams == 1:
-        # Smaller batches would end no sooner: each costs a launch.
+        # Smaller batches would not finish earlier: each costs a launch.
         caps = np.array([np.inf])
     else:
         most = costs.call + target * (1 + costs.pair * int(used[0]))
@@ -149,7 +146,7 @@ def _batched(rows: Rows, costs: Costs, limits: BatchLimits) -> Plan:
 
 
 def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: BatchLimits) -> Plan:
-    """The time until the last stream is done: dearest batches first, each to the stream that is free first."""
+    """Return the plan with its time until the last stream is done: the most expensive batches first, each on the first free stream."""
     used = -np.sort(-rows.used)
     price = {(low, high): costs.batch(high - low, int(used[low])) for low, high in batches}
     order = sorted(batches, key=lambda batch: -price[batch])
@@ -160,7 +157,7 @@ def _priced(rows: Rows, batches: list[tuple[int, int]], costs: Costs, limits: Ba
 
 
 def _places(used: Array, limits: BatchLimits) -> Array:
-    """Return places to cut at, first and last included. What is between two is a small batch, or one row."""
+    """Return the rows at which batches may begin, and the end. Between two of them is a small batch or one row."""
     places, step = [0], min(limits.tokens // OF_BATCH, int(used.sum()) // OF_ALL)
     while places[-1] < len(used) and len(places) <= MOST_CUTS:
         width = int(used[places[-1]])
@@ -169,9 +166,9 @@ def _places(used: Array, limits: BatchLimits) -> Array:
 
 
 def _cheapest(used: Array, cuts: Array, caps: Array, costs: Costs, limits: BatchLimits) -> Iterator[list[tuple[int, int]]]:
-    """For each cap the batches between places to cut at that cost least in all, none more than it but the smallest.
+    """Yield for each cap the cheapest batches between cuts, in which only batches that cannot be split may cost more than the cap.
 
-    `used` [R] is sorted, longest first. By dynamic programming over where the last batch begins, for all caps at once.
+    `used` [R] is sorted, longest first. Dynamic programming over the beginning of the last batch, for all caps at once.
     """
     count = len(cuts) - 1
     longest = used[cuts[:-1]]
@@ -197,8 +194,8 @@ def _cheapest(used: Array, cuts: Array, caps: Array, costs: Costs, limits: Batch
 
 
 def _cut(used: list[int], target: float, costs: Costs, limits: BatchLimits) -> Iterator[tuple[int, int]]:
-    """Batches of about `target` tokens besides padding; `used` is sorted, longest first."""
-    # Padding that would cost more than another call is not computed.
+    """Yield batches of about `target` tokens, not counting padding; `used` is sorted, longest first."""
+    # A batch also ends where further padding would cost more than another call.
     low, width, held, most_rows = 0, used[0], 0, limits.most_rows(used[0])
     for place, tokens in enumerate(used):
         count = place - low

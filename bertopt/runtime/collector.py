@@ -1,4 +1,4 @@
-"""Answers of batches, put back in the order of the texts."""
+"""Put the outputs of batches back in the order of the texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """The answers to `count` texts: one array [N, D], or one array for each text's tokens, by output."""
+    """The outputs of `count` texts: one array [N, D], or for each text an array of its tokens by output name."""
 
     def __init__(self, spec: Spec, count: int) -> None:
         self.spec, self.count = spec, count
@@ -26,7 +26,7 @@ class Collector:
             self.by_text = [{} for _ in range(count)]
 
     def put(self, start: int, batch: Batch, outputs: Mapping[str, Array]) -> None:
-        """Answers to a batch whose text number 0 is number `start` here."""
+        """Add the outputs of a batch whose text number 0 is number `start` here."""
         if self.spec.granularity == "text":
             values = batch.by_text(outputs[self.spec.outputs[0]])
             if self._array is None:
@@ -42,6 +42,6 @@ class Collector:
 
     @property
     def array(self) -> Array:
-        """[N, D] of a model with one vector a text."""
+        """The outputs [N, D] of a model with one vector for each text."""
         assert self._array is not None and self._put == self.count, f"{self._put} of {self.count} texts were run"
         return self._array

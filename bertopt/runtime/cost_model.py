@@ -1,4 +1,4 @@
-"""What a run costs, measured in tokens, so that batches and rows can be chosen."""
+"""The cost of running a batch, in units of one token's time, by which rows and batches are planned."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 #: Shapes [B, S] timed: a small one, one of many tokens, and as many tokens in longer rows, whose attention costs more.
 SMALL, WIDE, LONG = (2, 16), (8, 32), (1, 256)
-#: All are timed in turn until each has taken this long, at least and at most this many times.
+#: They are timed in turn until each has taken ENOUGH_S in all, at least FEWEST and at most MOST times.
 ENOUGH_S, FEWEST, MOST = 0.05, 4, 12
-#: Most tokens that a call may cost: a measurement that says more was disturbed. On a GPU, where it may, batches are full anyway.
+#: Most tokens that a call may cost: a larger result means a disturbed measurement. (On a GPU it may cost more, but batches are full there.)
 HIGHEST_CALL = 512.0
-#: Work in Python for one batch, which `Session.run_all` does not show (arrays, answers).
+#: Seconds of work in Python for one batch that `Session.run_all` does not include (arrays, answers).
 AROUND_S = 1e-4
 
 
-#: On a device that a call launches, rows of this many tokens double in number until a call takes GROWN times a launch.
+#: On a GPU, rows of this many tokens double in number until a call takes GROWN times as long as the first; each is timed LAUNCHED_RUNS times.
 LAUNCHED_LENGTH, GROWN, LAUNCHED_RUNS = 128, 3.0, 4
 
 
 @dataclass(frozen=True)
 class Costs:
-    """A batch of R rows with L tokens each costs `call` + R (L + `pair` L²) tokens, of which all but `call` are at least
-    `launch`. No batch may have more than `tokens_max` tokens, where the device's memory set a limit."""
+    """A batch of R rows with L tokens each costs `call` + max(`launch`, R (L + `pair` L²)) tokens. A batch has at most `tokens_max` tokens
+    if the device's memory sets a limit."""
 
     call: float = 64.0
     pair: float = 0.0
@@ -48,21 +48,21 @@ class Costs:
 
 
 def expected(spec: Spec) -> Costs:
-    """Return costs without measuring. A layer does about 24 H² operations for a token and 4 H for each pair of tokens in
-    attention (Hoffmann et al. 2022, appendix F)."""
+    """Return estimated costs. A layer does about 24 H² operations for a token and 4 H for each pair of tokens in attention (Hoffmann et al.
+    2022, appendix F)."""
     return Costs(pair=1 / (6 * spec.hidden))
 
 
 def measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
     """Time `session` (which takes `spec.network_inputs`) on a few shapes, with a batch on every stream.
 
-    Where times make no sense, as on a machine busy with something else, `expected` fills in.
+    Where the times are implausible, as on a busy machine, `expected` is used instead.
     """
     return _measure_launched(session, spec, limits) if session.asynchronous else _measure(session, spec, limits)
 
 
 def _measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
-    """Three shapes: as long as 2,000 tokens on each stream take."""
+    """Time three shapes, which takes about as long as 2,000 tokens on each stream."""
     known = expected(spec)
     lengths = [min(s, limits.length, spec.max_length) for _, s in (SMALL, WIDE, LONG)]
     shapes = [(min(b, limits.most_rows(s)), s) for (b, _), s in zip((SMALL, WIDE, LONG), lengths, strict=True)]
@@ -86,8 +86,8 @@ def _measure(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
 
 
 def _measure_launched(session: Session, spec: Spec, limits: BatchLimits) -> Costs:
-    """A device that works by itself takes as long as the launch or the work, whichever is longer: batches grow until time
-    grows with them, the limits are reached, or memory ends. Work that never shows beside the launch is worth a full batch."""
+    """Time growing batches on a GPU, where a call takes as long as the launch or the work, whichever is longer, until the time grows with the
+    batch, the limits are reached or memory runs out. If the time never grows, a launch counts as much as a full batch."""
     pair = expected(spec).pair
     length = min(LAUNCHED_LENGTH, limits.length, spec.max_length)
     tokens: list[int] = []
@@ -123,9 +123,9 @@ def _shortest(session: Session, spec: Spec, shape: tuple[int, int]) -> float:
 
 
 def _seconds(session: Session, spec: Spec, shapes: Sequence[tuple[int, int]]) -> Array:
-    """The shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
+    """Return the shortest time of each shape [B, S], on random texts that fill it, after one run to warm up.
 
-    Shapes take turns, as they do later: a runtime may have to work out a new shape's memory."""
+    Shapes take turns, as in real calls, since runtimes may plan memory again for each new shape."""
     rng = np.random.default_rng(0)
     best, spent = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for number in range(MOST + 1):

@@ -1,4 +1,4 @@
-"""Labels of tokens to entities: the aggregation strategies of transformers' token-classification pipeline."""
+"""Merge the labels of tokens into entities, by the aggregation strategies of transformers' token-classification pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True)
 class _Unit:
-    """A token, or with a strategy that goes by words a word."""
+    """A token, or a word with strategies that go by words."""
 
     label: str
     score: float
@@ -43,9 +43,10 @@ def entities(
     spec: Spec, scores: Array, text: Text, tokens: Tokens, strategy: Aggregation, fast: Any, unknown_id: int | None,
     ignored: Collection[str] = (OUTSIDE,),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Scores [S, C] of one text's tokens to its entities, but for those of `ignored` labels; see transformers' `aggregation_strategy`.
+    """Return the entities of a text, except those of `ignored` labels, from the scores [S, C] of its tokens; see transformers'
+    `aggregation_strategy`.
 
-    `fast` is the tokenizer, `unknown_id` its token for what it does not know.
+    `fast` is the tokenizer, `unknown_id` the id of its unknown token.
     """
     sentence = text if isinstance(text, str) else text[0]
     kept = [i for i, special in enumerate(tokens.special) if not special and tokens.sequence[i] == 0]
@@ -86,7 +87,7 @@ def _label(scores: Array, strategy: Aggregation) -> tuple[int, float]:
 
 
 def _groups(units: Sequence[_Unit]) -> Iterator[list[_Unit]]:
-    """Yield neighbours of one tag together; B- begins an entity."""
+    """Yield runs of units with the same tag; B- begins a new run."""
     group: list[_Unit] = []
     for unit in units:
         if group and (unit.begins or unit.tag != group[-1].tag):

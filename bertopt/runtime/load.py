@@ -1,4 +1,4 @@
-"""`bertopt.load`: a stage or artefact directory to a Predictor, verified before a byte reaches a loader."""
+"""`bertopt.load`: verify a stage or artefact directory and open it as a Predictor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bertopt.stages.opening import opening
 from bertopt.system import environment, forks
 from bertopt.system.untrusted import reading
 
-#: What runs in torch.
+#: Forms that run in torch.
 TORCH_FORMS = ("eager", "compiled", "packaged")
 #: More threads than this are a mistake on any machine, and runtimes take minutes to start them.
 MAX_THREADS = 1024
@@ -25,15 +25,16 @@ def load(
     directory: str | Path, device: Device | None = None, threads: int | None = None, streams: int | None = None,
     max_batch_tokens: int | None = None, key: str | Path | None = None, check: bool = False,
 ) -> Predictor:  # fmt: skip
-    """Open an artefact (or a stage) in this process, on the device it was exported for unless `device` says else.
+    """Open an artefact (or a stage) in this process, on `device` or by default the one it was exported for.
 
-    `threads` are shared by all `streams`; a call runs as many batches at once as there are streams (by default as many as
-    the runtime supports). See `Predictor` for `max_batch_tokens`. With `key`, a file that holds a public key, it must be signed
-    with that (`bertopt sign`). With `check`, it must answer a few fixed texts as it did when it was exported, or WrongAnswer is
-    raised. Raises IntegrityError where a file is not the one exported or the signature is not there,
-    Unsupported where this machine cannot run it or lacks the instructions that it was measured with, UsageError for
-    arguments that cannot be, such as several streams where the runtime runs one batch at a time. Processes that
-    fork load the artefact after the fork; of one that runs in torch, UsageError is raised there where the parent ran torch too.
+    A call runs as many batches at once as there are `streams` (by default as many as the runtime supports), which share the `threads`. See
+    `Predictor` for `max_batch_tokens`. With `key`, the file of a public key, the artefact must be signed with that key (`bertopt sign`).
+    With `check`, it must give the outputs for a few fixed texts that it gave when it was exported.
+
+    Every file's hash is verified before it is loaded. Raises IntegrityError where a file was changed or the signature is missing or wrong,
+    WrongAnswer where `check` fails, Unsupported where this machine cannot run the artefact or lacks the CPU instructions that it was
+    measured with, UsageError for invalid arguments, such as several streams where the runtime runs one batch at a time. Programs that fork
+    must load after the fork; an artefact that runs in torch raises UsageError in a fork of a process that has run torch.
     """
     _check_count("threads", threads)
     _check_count("streams", streams)
@@ -58,7 +59,7 @@ def load(
         opened.keep_for(predictor)
     forks.keep(predictor, _torch_threads() if runs_in_torch else 0)
     if check and manifest.answers is None and manifest.sources is not None and (manifest.gates or {}).get("status") == "ok":
-        # What was delivered unverified, or by a bertopt that recorded neither, has none.
+        # Artefacts that were delivered unverified, or by early versions, which recorded neither, have no answers.
         raise IntegrityError(f"'{path}' must record its answers, which are to be checked; its manifest has none: export again")
     if check and manifest.answers is not None:
         replay.check(replay.answers(predictor, manifest.form == "compiled"), manifest.answers, manifest.precision, f"'{path}'")

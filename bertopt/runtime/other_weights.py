@@ -1,4 +1,4 @@
-"""A copy of an artefact with other weights: another model that the same passes rewrite, as a service may hold beside it."""
+"""Write a copy of an artefact with other weights: a second model with the same passes, as a service may load beside the first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bertopt import stages
 
 
 def write(directory: Path, out: Path) -> None:
-    """Write to `out` the artefact of a torch network in `directory`, each of its tensors in reverse order.
+    """Write to `out` a copy of the artefact of a torch network in `directory`, with the elements of each tensor in reverse order.
 
-    So every value is one that a trained model has: passes may take roots of some, or look for the largest.
+    So all values occur in a trained model: passes may take square roots of them, or look for the largest.
     """
     from safetensors.torch import load_file, save_file
 

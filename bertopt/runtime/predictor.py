@@ -30,13 +30,13 @@ from bertopt.sessions.packed import PackedSession
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Texts that a stream holds at most.
+#: Most texts that a stream holds at once.
 WINDOW = 4096
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answers in the order of the texts, the numbers of the texts that were truncated, and how many tokens were run."""
+    """Answers in the order of the texts, the numbers of truncated texts, and how many tokens were run."""
 
     values: Any
     truncated: list[int]
@@ -44,18 +44,18 @@ class Answer:
 
 
 class Predictor:
-    """Calls to it answer texts by task.
+    """Call it with texts to get answers by task.
 
-    Embeddings come as one array [N, H] (without pooling, a list of [S, H] arrays), classifications as
-    `{"label": …, "score": …}`, or with `top_k` and for multi-label models as a list of these, best first; of a text's tokens
-    each has its label, `O` too, and with `aggregation_strategy` come the entities that transformers' pipeline gives; each mask has
-    a list of tokens, also a text's only one; spans are those of transformers 4's pipeline without `align_to_words`. A text is a
-    string or a pair of strings. Several threads may call it; they take turns, unless the session runs several calls at once.
+    Embeddings are one array [N, H] (without pooling, a list of arrays [S, H]); a classification is `{"label": …, "score": …}`, or with
+    `top_k` and for multi-label models a list of these, best first; token classification gives a label for each token, including `O`, or
+    with `aggregation_strategy` the entities of transformers' pipeline; fill-mask gives a list of tokens for each mask, even if a text has
+    only one; answers to questions are those of transformers 4's pipeline without `align_to_words`. A text is a string or a pair of strings.
+    Several threads may call it; they take turns, unless the session runs several calls at once.
 
-    A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a
-    batch by itself. Texts are batched by `costs`, fixed ones for eager, compiled, ONNX and native models on the CPU, so that
-    every load gives the same batches: a text's outputs may depend on its batch, by 1e-7 in float32 and more in dynamic INT8. For
-    others the costs are measured at the first call with several texts, in the time of two or three thousand tokens.
+    A batch has at most `max_batch_tokens` tokens, padding included (by default what suits the device); a longer text is a batch by itself.
+    Batches are planned by `costs`. These are fixed for eager, compiled, ONNX and native models on the CPU, so that every load makes the same
+    batches: a text's outputs may depend on its batch, by 1e-7 in float32 and more in dynamic INT8. For others they are measured at the first
+    call with several texts, in the time of two or three thousand tokens.
 
     It works only in the process that loaded it: calls in a fork raise UsageError, and pickling raises TypeError.
     """
@@ -67,14 +67,14 @@ class Predictor:
         if max_batch_tokens is not None and max_batch_tokens < 1:
             raise UsageError(f"max_batch_tokens must be at least 1; got {max_batch_tokens}")
         self.session, self.spec, self._origin = session, spec, origin or f"'{directory}'"
-        #: What may be put before a text, by name, as sentence-transformers' files beside the model say: "query: ", …
+        #: Prompts to put before texts, by name, from the model's sentence-transformers files: "query: ", …
         self.prompts = read_prompts(directory) if spec.task == "feature-extraction" else {}
         self._prompts_left_out = spec.task == "feature-extraction" and leaves_prompts_out(directory)
         limits = BatchLimits.of(session, spec, shapes, max_batch_tokens)
         self.tokenizer = Tokenizer(directory, spec, min(limits.length, spec.text_length))
-        # What the network takes: packed rows go below the padded interface.
+        # For packed models the session below, which takes packed rows.
         feed = session.rows if isinstance(session, PackedSession) else session
-        #: What runs texts, for those who batch the texts of several callers: session, limits and costs.
+        #: Runs texts; public for servers, which batch the texts of several callers.
         self.runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
         self._unknown_id = _special_id(directory, self.tokenizer, "unk_token")
@@ -87,34 +87,34 @@ class Predictor:
 
     @property
     def task(self) -> Task:
-        """What the model is made for: `feature-extraction`, `text-classification`, …"""
+        """The model's task: `feature-extraction`, `text-classification`, …"""
         return self.spec.task
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of its labels in the order of their ids, of the numbers that `logits` gives; () for embeddings."""
+        """The names of its labels in the order of their ids, as in the columns of `logits`; () for embeddings."""
         return self.spec.labels
 
     def __call__(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
         aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Any:  # fmt: skip
-        """Answers in the order of `texts`; see `answer`."""
+        """Return the answers in the order of `texts`; see `answer`."""
         return self.answer(texts, truncate, top_k=top_k, aggregation_strategy=aggregation_strategy, prompt_name=prompt_name, stride=stride).values
 
     def answer(
         self, texts: Iterable[Text], truncate: bool = True, *, top_k: TopK = "default",
         aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Answer:  # fmt: skip
-        """Answers, and what was truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
+        """Return answers, and which texts were truncated. `texts` is any iterable of texts: a list, a column of a table, a generator.
 
-        `top_k` (classification, fill-mask) and `aggregation_strategy` (token classification: simple, first, average or max)
-        mean what they mean in transformers' pipelines; see `task_outputs.TopK` for the defaults. `prompt_name` names one of
-        `prompts`, which is put before every text. With `stride` a text (or the context of a question) that is too long is not cut off but
-        run in windows of which neighbours share that many tokens (entities, and question answering); see `windows`.
+        `top_k` (classification, fill-mask) and `aggregation_strategy` (token classification: simple, first, average or max) are as in
+        transformers' pipelines; see `task_outputs.TopK` for the defaults. `prompt_name` is the name of one of `prompts`, which is put before
+        every text. With `stride` (for entities and question answering) a text or context that is too long is not truncated but run in
+        windows that overlap by that many tokens; see `windows`.
 
-        Raises UsageError for an option that the task does not have, or a prompt that the model does not have. Raises TypeError naming
-        the first item that is no text, UsageError for the first that is not valid Unicode or, without `truncate`, too long; all before
+        Raises UsageError for an option that the task does not have, or a prompt that the model does not have. Raises TypeError that names
+        the first item that is not a text, UsageError for the first that is not valid Unicode or, without `truncate`, too long; all before
         anything is run.
         """
         how = AnswerOptions(top_k, aggregation_strategy, prompt_name, stride)
@@ -127,10 +127,10 @@ class Predictor:
         progress: Callable[[int], None] | None = None, *, top_k: TopK = "default",
         aggregation_strategy: Aggregation = "none", prompt_name: str | None = None, stride: int | None = None,
     ) -> Iterator[Any]:  # fmt: skip
-        """Answers one by one, in order, to texts of any number: never more than `window` of them are held.
+        """Yield the answers one by one, in order, for any number of texts, of which at most `window` are held at once.
 
-        `progress` is called with the number of texts answered so far, after every window. Options and errors are those of
-        `answer`; a text is refused, with its number in the whole stream, when its window is reached.
+        `progress` is called after every window with the number of texts answered so far. Options and errors are those of `answer`; an
+        invalid text is refused, with its number in the whole stream, when its window is reached.
         """
         how = AnswerOptions(top_k, aggregation_strategy, prompt_name, stride)
         how.check(self.spec)
@@ -143,8 +143,8 @@ class Predictor:
     def rank(self, query: str, passages: Iterable[str], top_n: int | None = None) -> list[dict[str, Any]]:
         """Return `{"index": …, "score": …}` for each passage, or for the best `top_n`, best first; `index` counts `passages` from 0.
 
-        Scores are those of a call with the pairs `(query, passage)`. Raises UsageError where the
-        model is no re-ranker (a classifier with one label), or `top_n` cannot be; TypeError for what is no string.
+        Scores are those of a call with the pairs `(query, passage)`. Raises UsageError where the model is not a re-ranker (a classifier with
+        one label) or `top_n` is invalid, TypeError for anything that is not a string.
         """
         if not self.spec.ranks:
             labels = f" with {len(self.labels)} labels" if self.task == "text-classification" else ""
@@ -155,16 +155,16 @@ class Predictor:
         return [{"index": i, "score": score} for i, score in task_outputs.rank(logits, task_outputs.label_scores(self.spec, logits))[:top_n]]
 
     def logits(self, texts: Iterable[Text]) -> Array:
-        """Return the raw outputs [N, D] of a model with one vector a text."""
+        """Return the raw outputs [N, D] of a model with one vector for each text."""
         listed = self._checked(as_list(texts), 0)
         return self.runner.run(listed, True, 0).outputs.array if listed else self._nothing()
 
     def prompted(self, texts: Sequence[Text], name: str | None) -> Sequence[Text]:
-        """Return `texts` with the prompt `name` before each; as they are where it is None. Raises UsageError for another's name."""
+        """Return `texts` with the prompt `name` before each, or unchanged if it is None. Raises UsageError for an unknown name."""
         return texts if name is None else prompted(texts, self.prompts, name, self._prompts_left_out)
 
     def raw(self, texts: Sequence[Text], batch_by_batch: bool = False) -> list[dict[str, Array]]:
-        """Return the raw outputs of each text, by name; of one text as of a single call. `batch_by_batch`: see `Runner.run`."""
+        """Return the raw outputs of each text by name; one text is run as in a single call. `batch_by_batch`: see `Runner.run`."""
         listed = self._checked(texts, 0)
         whole = self.spec.granularity == "text"
         if whole and len(listed) == 1:
@@ -173,7 +173,7 @@ class Predictor:
         return [{self.spec.outputs[0]: row} for row in outputs.array] if whole else outputs.by_text
 
     def watched(self, watch: Callable[[Batch, Mapping[str, Array]], None] | None) -> None:
-        """Have `watch` called with every batch and its raw answers from now on, on the thread that calls; or no more."""
+        """Call `watch` with every batch and its raw outputs from now on, in the calling thread; None ends that."""
         self.runner.watch = watch
 
     def _stream(
@@ -182,7 +182,7 @@ class Predictor:
         done = 0
         while held := list(islice(texts, window)):
             self._checked(held, done)
-            # The session is free while answers are taken: whoever takes them may call the predictor.
+            # The session is not locked while answers are consumed: the consumer may call the predictor.
             yield from self._answer(self.prompted(held, how.prompt_name), truncate, done, how).values
             done += len(held)
             if progress is not None:
@@ -227,11 +227,10 @@ class Predictor:
         self, texts: Sequence[Text], tokens: Sequence[Tokens], outputs: Sequence[dict[str, Array]], how: AnswerOptions = DEFAULTS,
         ignored: Collection[str] | None = None, sequences: bool = False,
     ) -> list[Any]:  # fmt: skip
-        """Return the answers about the tokens of each text, from raw outputs [S, …] by name; `tokens` may be empty where
-        the task is feature-extraction.
+        """Return the answers of tasks with outputs for tokens, from the raw outputs [S, …] of each text by name; `tokens` may be empty for
+        feature-extraction.
 
-        Tokens and entities of `ignored` labels are left out, by default those of no entity where entities are asked for. For `sequences` see
-        `task_outputs.fill`.
+        Tokens and entities of `ignored` labels are left out; by default entities of the label `O`. For `sequences` see `task_outputs.fill`.
         """
         task, name = self.spec.task, self.spec.outputs[0]
         if task == "feature-extraction":

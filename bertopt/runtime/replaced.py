@@ -1,8 +1,7 @@
-"""What code of a user's has put in place of libraries' own: other models in the process would run it too.
+"""Find functions and classes of libraries that a user's code has replaced: other models in the process would run the replacement too.
 
-Looked at are functions and classes of modules of bertopt, the interpreter and installed packages, what hangs on their classes, and
-torch's default dtype. Not seen: what is kept in other objects, code that was made from a string, other settings, and what is
-replaced later.
+Looked at: modules of bertopt, the standard library and installed packages, the attributes of their classes, and torch's default dtype.
+Not seen: functions in other objects, code made from a string, other settings, and later replacements.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from bertopt.stages.source_hash import is_library
 
 
 def replaced() -> list[str]:
-    """Return the names of what libraries hold whose source is a file of none of them, and torch's default dtype where it is another."""
+    """Return the names in libraries whose source is a file outside all libraries, and torch's default dtype if it was changed."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None or torch.get_default_dtype() == torch.float32 else ["torch's default dtype"]
     for name, module in sorted(sys.modules.items()):
@@ -34,7 +33,7 @@ def replaced() -> list[str]:
 
 
 def _foreign(value: Any) -> bool:
-    """Whether the source of a function or class is a file that is no library's."""
+    """Return whether the source of a function or class is a file outside all libraries."""
     return any(_elsewhere(file) for file in _files(value))
 
 

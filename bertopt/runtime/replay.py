@@ -1,8 +1,8 @@
-"""Fixed texts whose outputs an artefact records: whoever opens it elsewhere can see that it still gives them.
+"""Fixed texts whose outputs an artefact records, so that another machine can check that it gives the same.
 
-`replay_process` opens a directory in a new interpreter, as a user's service does, and writes its outputs: the run that exports
-compares them with those of its worker when the stage was measured. Recorded are the size, the root mean square and `PROJECTIONS`
-fixed random projections of each output; what leaves all of these as they are is not seen, nor is any other text.
+`replay_process` opens a directory in a new interpreter, as a user's service does, and writes its outputs; the run that exports compares
+them with those that the stage gave when it was measured. Recorded are the size, the root mean square and `PROJECTIONS` fixed random
+projections of each output. Not seen: changes that leave these figures as they are, and other texts.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from bertopt.runtime.predictor import Predictor
     from bertopt.runtime.tokenization import Text
 
-#: For each text and output: its size, root mean square and projections.
+#: For each text and output: its number of elements, root mean square and projections.
 Answers = list[list[list[float]]]
 
 TEXTS = (
     "", "a", "The quick brown fox jumps over the lazy dog.", "Wie spät ist es?", "狗坐在垫子上",
     "Refund of order 4711, please: the parcel came open & empty!", " ".join(["many words follow"] * 40), "1 2 3",
 )  # fmt: skip
-#: Recorded of classifiers and re-rankers.
+#: Recorded for classifiers and re-rankers.
 PAIRS = (("Wie spät ist es?", TEXTS[2]), (TEXTS[5], "1 2 3"), ("a", TEXTS[6]))
 PROJECTIONS = 8
-#: How often each text is run alone beside the others, each from a separate thread; and seconds until all have started.
+#: How many times each text is run concurrently with the others, each from a separate thread, and seconds until all threads have started.
 ROUNDS, START_S = 4, 60.0
-#: Recorded as well: a text of LONG_TOKENS tokens, or of as many as the model takes, and MANY short texts in one call. Kernels
-#: for long rows and large batches may be wrong by themselves on another machine.
+#: Also recorded: a text of LONG_TOKENS tokens, or as many as the model takes, and MANY short texts in one call. On another machine only the
+#: kernels for long rows or large batches may be wrong.
 LONG_TOKENS, MANY = 512, 33
-#: Differences that another number of threads, batch or processor may make, relative to the root mean square: of one text,
-#: and of the median text.
+#: Differences, relative to the root mean square, that another number of threads, batch or processor may make: for one text, and for the
+#: median text.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1, "float8": 0.3, "int8": 0.3}
 MEDIAN_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.007, "bfloat16": 0.03, "float8": 0.1, "int8": 0.1}
 
@@ -51,8 +51,8 @@ MEDIAN_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.007, "
 def answers(predictor: Predictor, compiled: bool = False) -> Answers:
     """Return the outputs for all texts in one call, then for one text alone, a long one, many short ones in one call, and pairs.
 
-    Not the last three where the model is `compiled`, which takes minutes for each new shape; nor the long one where each token
-    has an output over a vocabulary, which would take gigabytes.
+    The last three are left out where the model is `compiled`, which takes minutes for each new shape; the long one also where each token has
+    outputs over a vocabulary, which would take gigabytes.
     """
     texts = _texts(predictor)
     calls = [texts, texts[2:3]]
@@ -64,19 +64,19 @@ def answers(predictor: Predictor, compiled: bool = False) -> Answers:
 
 
 def at_once(predictor: Predictor) -> list[Answers]:
-    """Return the outputs of each text, called alone: one call after the other, and then in `ROUNDS` rounds beside the others' calls."""
+    """Return the outputs of each text in a call alone: first one call after the other, then in `ROUNDS` rounds of concurrent calls."""
     return _beside_others([predictor], [[text] for text in _texts(predictor)], batch_by_batch=False)
 
 
 def calls_at_once(*predictors: Predictor) -> list[Answers]:
-    """Return the outputs for several texts in one call: one call after the other, and then each beside the others, as calls of the
-    predictors in turn and, in every other round, batch by batch as a server's."""
+    """Return the outputs of calls with several texts, which the predictors take in turn: first one after the other, then in rounds of
+    concurrent calls, every other round batch by batch as a server runs them."""
     calls = [_short_texts(predictors[0], word) for word in ("one", "two", "three", "four")]
     return _beside_others(predictors, calls, batch_by_batch=True)
 
 
 def after_one_that_ends_early(predictor: Predictor) -> Answers:
-    """Return what `answers` does after a call of many batches that was left after its first, as by an interrupt."""
+    """Return what `answers` does after a call of many batches that was interrupted after the first."""
 
     def leave(*_: object) -> None:
         raise _Left
@@ -97,8 +97,8 @@ class _Left(Exception):
 def check(found: Answers, recorded: Answers, precision: Precision, what: str) -> None:
     """Raise WrongAnswer where `found`, the outputs of `what`, differ from those recorded. NaN differs from anything.
 
-    Artefacts of earlier versions recorded fewer outputs and projections: the first ones of `found`. An output of one number, a re-ranker's, is relative to
-    the usual one where it is smaller: near zero rounding is many times its size.
+    Artefacts of earlier versions recorded fewer outputs and projections, which are compared with the first ones. For outputs of one number, as
+    a re-ranker's, differences are relative to at least the usual size: rounding is many times the size of a number near zero.
     """
     ones = [figures[1] for text in recorded for figures in text if figures[0] == 1]
     usual = math.sqrt(statistics.fmean(one**2 for one in ones)) if ones else 0.0
@@ -124,8 +124,8 @@ def check(found: Answers, recorded: Answers, precision: Precision, what: str) ->
 
 
 def _distance(found: Sequence[float], recorded: Sequence[float]) -> float:
-    """Return how far outputs are from those recorded, from root mean square and projections: the root mean square of the
-    differences of projections is an estimate of it. One projection alone may show three times as much."""
+    """Estimate the distance of outputs from those recorded by the root mean square of the differences of their projections (a single one may
+    show three times as much), and at least by the difference of their root mean squares."""
     sizes, *projections = (abs(x - y) for x, y in zip(found, recorded, strict=False))
     return nan_max((sizes, math.sqrt(statistics.fmean(one**2 for one in projections))))
 
@@ -143,8 +143,8 @@ def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = Fa
 
 
 def _beside_others(predictors: Sequence[Predictor], calls: Sequence[Sequence[Text]], batch_by_batch: bool) -> list[Answers]:
-    """Return the outputs of all calls, of the predictors in turn, one after the other, and then of each round of all at once; of
-    every other round batch by batch where `batch_by_batch` says so."""
+    """Return the outputs of all calls, which the predictors take in turn: one after the other, then for each round of concurrent calls; every
+    other round runs batch by batch if `batch_by_batch`."""
     together = threading.Barrier(len(calls), timeout=START_S)
     whose = [predictors[number % len(predictors)] for number in range(len(calls))]
 
@@ -164,6 +164,6 @@ def _projected(value: np.ndarray[Any, Any]) -> list[float]:
     flat = value.astype(np.float64).ravel()
     rng = np.random.default_rng(flat.size)
     size = math.sqrt(max(1, flat.size))
-    # One after the other: of outputs over a vocabulary, several at once would take gigabytes.
+    # One projection after the other: several at once would take gigabytes for outputs over a vocabulary.
     figures = [float(np.linalg.norm(flat)) / size, *(float(rng.standard_normal(flat.size) @ flat) / size for _ in range(PROJECTIONS))]
     return [float(flat.size), *(float(f"{figure:.7g}") for figure in figures)]

@@ -1,7 +1,7 @@
 """`python -m bertopt.runtime.replay_process`: open an artefact in this new interpreter and write its outputs for fixed texts.
 
-Of the first call, of another thread's, of several at once, after one that was interrupted, on more threads, beside a second copy and after
-that was closed. Where it runs code of a user's: after another model that the same code rewrites was opened, and beside it.
+These are the outputs of a first call, of another thread, of concurrent calls, after an interrupted call, with more threads, beside a second
+copy, and after that copy was closed; if the artefact runs a user's code, also after and beside another model that the same code rewrites.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from bertopt.system import limits, opened_files, process_tree, temporary_directo
 
 
 def _room_for_another() -> bool:
-    """Whether there is memory for half as much again as this process takes, besides another copy of that."""
+    """Return whether there is memory for another copy of this process and half as much again."""
     taken: int = psutil.Process().memory_info().rss
     available: int = psutil.virtual_memory().available
     return 1.5 * taken < min(available, limits.memory_bytes() - taken)
 
 
 def _open_another(another: Path, request: dict[str, Any]) -> Any:
-    """Return a predictor that has answered, of another model, which is written to `another` if it is not there. Raises what the passes raise
-    for its weights."""
+    """Write another model to `another` if it is not there, open it, run it, and return its predictor. Raises what the passes raise for it."""
     if not another.exists():
         other_weights.write(Path(request["directory"]), another)
     other = load(another, request["device"], request["threads"])
@@ -43,13 +42,13 @@ def _open_another(another: Path, request: dict[str, Any]) -> Any:
 
 
 def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[str, Any]:
-    """Return what the artefact answers, by when and how it was called; in `another` there is room for another model."""
+    """Return the artefact's outputs by how it was called, and what else was found; `another` is a path for another model."""
     directory, compiled = Path(request["directory"]), request["compiled"]
-    # torch.compile compiles for minutes for each length of a text alone, and several calls take turns there anyway.
+    # torch.compile takes minutes for each length of a single text, and concurrent calls take turns there anyway.
     foreign = stages.runs_foreign_code(stages.read_manifest(directory))
     beside, left_out = foreign and not compiled, list[str]()
     if beside:
-        # Code that keeps something for all models of a process may keep the first one's, or the last one's.
+        # Code that caches something per process may keep it from the first model, or from the last.
         try:
             _open_another(another, request)
         except Exception as error:  # a user's code, and weights that it may not take
@@ -59,7 +58,7 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
     answers = {"a new interpreter that opens the artefact": replay.answers(predictor, compiled)}
     before = weight_figures.checksums(predictor.runner.session)
     with ThreadPoolExecutor(1) as pool:
-        # As a server calls it.
+        # Servers call it from other threads.
         answers["a second call, from another thread,"] = pool.submit(replay.answers, predictor, compiled).result()
     at_once = [] if compiled else [replay.at_once(predictor), replay.calls_at_once(predictor)]
     if not compiled:

@@ -1,4 +1,4 @@
-"""Texts through a session: tokenised ahead, planned, run in as many streams as there are, and put back in order."""
+"""Run texts on a session: tokenise ahead, plan batches, run them on all streams, and restore the order."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Launches that a piece of a call is worth at least.
+#: Fewest launches' worth of work in one piece of a call.
 LAUNCHES = 16
-#: Tasks whose answers say where in the text they are.
+#: Tasks whose answers need the positions of tokens in the text.
 LOCATED = ("token-classification", "question-answering", "fill-mask")
 
 
 @dataclass(frozen=True)
 class RawOutputs:
-    """Raw outputs for some texts, and how these were encoded."""
+    """Raw outputs of some texts, and how these were encoded."""
 
     outputs: Collector
     pieces: list[Encoded]
@@ -48,15 +48,15 @@ class RawOutputs:
 
 
 class Runner:
-    """Runs texts on `session`, which takes `spec.network_inputs`. Several threads may ask; they take turns, unless the
-    session is `concurrent`."""
+    """Runs texts on `session`, which takes `spec.network_inputs`. Calls from several threads take turns, unless the session is
+    `concurrent`."""
 
     def __init__(
         self, session: Session, spec: Spec, tokenizer: Tokenizer, limits: BatchLimits, known: cost_model.Costs | None
     ) -> None:
         self.session, self.spec, self.tokenizer, self.limits = session, spec, tokenizer, limits
         self.costs = known
-        #: Called with every batch and its answers: see `packing.Batch.padded`. Single texts then are batches too.
+        #: Called with every batch and its outputs (see `packing.Batch.padded`); single texts are then run as batches too.
         self.watch: Callable[[packing.Batch, Mapping[str, Array]], None] | None = None
         #: Makes the inputs of one text.
         self.single = SingleTextInputs(spec, tokenizer.limit)
@@ -64,9 +64,9 @@ class Runner:
         self._turn, self._measuring = threading.Lock(), threading.Lock()
 
     def one(self, text: Text, truncate: bool, first: int) -> tuple[Array, list[int], int]:
-        """The vector [1, D] of one text, its number if it was truncated, and its tokens; for models with one vector a text.
+        """Return the vector [1, D] of one text, its number if it was truncated, and its number of tokens; for models with one vector for each text.
 
-        No plan, no thread, no copies: about 0.05 ms more than the session takes.
+        Without plan, thread or copies: about 0.05 ms more than the session takes.
         """
         self._check_process()
         ids, types, cut = self.tokenizer.ids(text, truncate, first)
@@ -76,12 +76,12 @@ class Runner:
         return value.reshape(1, -1), [first] if cut else [], len(ids)
 
     def run(self, texts: Sequence[Text], truncate: bool, first: int, batch_by_batch: bool = False) -> RawOutputs:
-        """Answers to at least one text; the first is number `first` in whatever is said about it. With `batch_by_batch` each batch
-        is one call of the session, as a server makes them."""
+        """Return the outputs of at least one text; the first has number `first` in errors and results. With `batch_by_batch` each batch is a
+        separate call of the session, as in a server."""
         return self.run_encoded(self._pieces(texts, truncate, first), len(texts), batch_by_batch)
 
     def run_encoded(self, pieces: Iterator[Encoded], count: int, batch_by_batch: bool = False) -> RawOutputs:
-        """Answers to `count` texts, at least one, that are encoded already, in pieces that are planned one by one."""
+        """Return the outputs of `count` encoded texts, at least one; each piece is planned by itself."""
         self._check_process()
         raw = RawOutputs(Collector(self.spec, count), [])
         ahead = next(pieces)
@@ -114,7 +114,7 @@ class Runner:
         def encode(start: int, end: int) -> Encoded:
             return self.tokenizer.flat(texts[start:end], truncate, first + start, located)
 
-        # Too long a text is refused before anything is run.
+        # Without truncation all texts are tokenised first, so that one that is too long is refused before anything is run.
         if not truncate or len(texts) <= self.limits.one_piece:
             yield encode(0, len(texts))
             return
@@ -139,7 +139,7 @@ class Runner:
             return self.costs
 
     def _check_process(self) -> None:
-        """Raise UsageError in a fork of the process that loaded the model: threads and locks of its runtime are gone."""
+        """Raise UsageError in a fork of the process that loaded the model, where the runtime's threads are missing."""
         if (here := os.getpid()) != self._process:
             raise UsageError(
                 f"a predictor works only in the process that loaded it, {self._process}; this process, {here}, is a fork of "
@@ -151,9 +151,8 @@ class Runner:
 
 
 def following(lengths: Array, limits: BatchLimits, costs: cost_model.Costs | None) -> int:
-    """Return how many texts the next piece has, after one of texts of `lengths` [N] tokens. Each is tokenised while the one
-    before is run, and is planned by itself: a GPU waits for a piece that is much larger than the one it runs, and has no full
-    batches of a smaller one than a few launches are worth."""
+    """Return how many texts the next piece has, given the `lengths` [N] of the previous one's. A piece is tokenised while the previous one
+    runs, and is planned by itself: a GPU would wait for a much larger piece, and could not fill its batches from a very small one."""
     if limits.together is None:
         return limits.texts
     tokens = max(limits.together, LAUNCHES * costs.launch if costs is not None else 0)

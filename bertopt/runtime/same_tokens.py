@@ -1,7 +1,7 @@
-"""Compare the tokenizer that is shipped with transformers' own on awkward texts.
+"""Compare the shipped tokenizer with transformers' own on difficult texts.
 
-All stages hold the same tokenizer, and parity feeds each the same ids: a mistake in reading texts would show nowhere else. Not
-compared: texts that are not here, and the offsets of tokenizers that transformers runs without the tokenizers library.
+All stages have the same tokenizer, and parity gives all of them the same ids, so a tokenisation mistake would show nowhere else. Not
+compared: other texts, and the offsets of tokenizers that transformers runs without the tokenizers library.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ AWKWARD = (
     "``back'' “quotes” ‘single’ «side» – — … · ½ ² ° × so\u00adft £ ¥", "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ 0123456789", "æ œ ø ł đ ð þ ŋ ı Σς ё й ї",
     "Sphinx of black quartz, judge my vow", "y" * 100, "y" * 101,
 )  # fmt: skip
-#: Tokens of an awkward text that are compared with what tokenizer.json says.
+#: Tokens of a difficult text that are compared with those of tokenizer.json as it was written.
 LONGEST = 128
-#: Most of the added tokens that are tried, and what stands around each.
+#: Most added tokens that are tried, and the texts to put each into.
 ADDED, AROUND = 64, ("{}", "a{}b", " {} ", "{}{}")
 
 
 def long_pairs(limit: int) -> list[tuple[str, str]]:
-    """Return pairs that a `Tokenizer` shortens before both texts are cut, by rules of their own. They are hardly longer than that takes:
-    transformers keeps every combination of what it cuts off, which is gigabytes where each letter is a token."""
+    """Return pairs just long enough for `Tokenizer` to shorten both texts before it truncates them. (Not longer: transformers keeps every
+    combination of the parts that it cuts off, which takes gigabytes where each letter is a token.)"""
     one, other = "word " * (LONG_PARTS * limit // 4), "another, longer " * (LONG_PARTS * limit // 8)
     return [(one, other), (other, one), (one, one)]
 
 
 def counting(limit: int) -> str:
-    """Return a text of more than `limit` tokens whose ends differ: which of them is cut off shows."""
+    """Return a text of more than `limit` tokens whose ends differ, so that it shows which end is cut off."""
     return " ".join(map(str, range(limit + 1)))
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The tokens that transformers makes of a text. None of `types` and `places` where they are not compared."""
+    """The tokens that transformers makes of a text. `types` and `places` are None where they are not compared."""
 
     ids: list[int]
     types: list[int] | None
@@ -53,7 +53,7 @@ class _Reading:
 
 
 def check(ours: Tokenizer, theirs: Any) -> None:
-    """Raise WrongAnswer where `ours` reads a text otherwise than `theirs`, transformers' tokenizer of the same checkpoint."""
+    """Raise WrongAnswer where `ours` tokenises a text differently from `theirs`, transformers' tokenizer of the same checkpoint."""
     texts = _texts(ours.limit, sorted(theirs.get_added_vocab())[:ADDED])
     readings = [_read(ours, theirs, text) for text in texts]
     for text, expected in zip(texts, readings, strict=True):
@@ -64,10 +64,11 @@ def check(ours: Tokenizer, theirs: Any) -> None:
 
 
 def warn_of_class(directory: Path, theirs: Any) -> None:
-    """Warn where `theirs`, transformers' tokenizer of the checkpoint in `directory`, reads a text otherwise than tokenizer.json says.
+    """Warn where `theirs`, transformers' tokenizer of the checkpoint in `directory`, does not do what tokenizer.json says.
 
-    Since transformers 5 the classes of many families build normalizer, pre-tokenizer and post-processor themselves, whatever that file has: a model
-    trained before gets other ids than it was trained on. What the same classes always set by tokenizer_config.json is left out.
+    Since transformers 5 the classes of many families build normalizer, pre-tokenizer and post-processor themselves, whatever that file
+    contains: a model that was trained with an earlier version gets other ids. Settings that these classes have always taken from
+    tokenizer_config.json are not compared.
     """
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
@@ -81,7 +82,7 @@ def warn_of_class(directory: Path, theirs: Any) -> None:
     finally:
         logging.set_verbosity(verbosity)
     written, built = as_written.backend_tokenizer, theirs.backend_tokenizer
-    # Lower case and accents, and a space before the first word.
+    # Settings from tokenizer_config.json: lower case and accents, and a space before the first word.
     if type(written.normalizer).__name__ == "BertNormalizer" or sentence_transformers.lowers(directory):
         written.normalizer = built.normalizer
     if type(written.pre_tokenizer).__name__ == "ByteLevel" == type(built.pre_tokenizer).__name__:
@@ -109,14 +110,14 @@ def _texts(limit: int, added: Sequence[str]) -> list[Text]:
 def _read(ours: Tokenizer, theirs: Any, text: Text) -> _Reading:
     typed = ours.gives_types and "token_type_ids" in ours.spec.inputs
     located = theirs.is_fast and ours.spec.task in ("token-classification", "question-answering")
-    # As a batch: alone, transformers takes a pair whose second text is empty for a single text.
+    # As a batch: in a single call, transformers treats a pair with an empty second text as one text.
     read = theirs([text], truncation=True, max_length=ours.limit, return_token_type_ids=ours.gives_types, return_offsets_mapping=located)
     places = [tuple(place) for place in read["offset_mapping"][0]] if located else None
     return _Reading(read["input_ids"][0], read["token_type_ids"][0] if typed else None, places)
 
 
 def _check_ids(ours: Tokenizer, text: Text, got: Tokens, expected: _Reading, theirs: Any) -> None:
-    """Raise WrongAnswer where ids or types of a text differ, `got` in a list of one or read on the way of single texts."""
+    """Raise WrongAnswer where ids or types of a text differ, both in `got` and as `Tokenizer.ids` gives them."""
     ids, types = expected.ids, expected.types
     single, single_types, _ = ours.ids(text)
     same = got.ids == ids and single == (ids or [ours.spec.pad_id])
@@ -140,7 +141,7 @@ def _check_places(text: Text, got: Tokens, expected: _Reading) -> None:
 
 
 def _check_together(ours: Tokenizer, texts: Sequence[Text], readings: Sequence[_Reading]) -> None:
-    """Raise WrongAnswer where a text is read otherwise among others: another function of the tokenizers library reads many."""
+    """Raise WrongAnswer where a text is tokenised differently together with others, which takes another function of the tokenizers library."""
     found = ours.flat(texts).flat
     found_types = np.zeros_like(found.ids) if found.types is None else found.types
     for text, expected, start, end in zip(texts, readings, found.starts, found.starts[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Texts in separate calls, one after the other: an answer that was given must stay what it was, and is the caller's to change."""
+"""Run texts in separate calls, and check that an output stays unchanged later and that the caller may overwrite it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from bertopt.runtime.tokenization import Text
 
 
-#: Texts that are asked once more after their outputs were overwritten.
+#: Texts that are run once more after their outputs were overwritten.
 AGAIN = 4
 
 
 def answers(predictor: Predictor, texts: Sequence[Text]) -> Iterator[dict[str, Array]]:
-    """Yield the raw outputs of each text by name. Raises WrongAnswer where a call changes what the call before it gave, or gives what a
-    caller made of it: many normalise or centre embeddings in place."""
+    """Yield the raw outputs of each text by name. Raises WrongAnswer where a call changes the previous call's outputs, or returns what the
+    caller wrote into them: many callers normalise or centre embeddings in place."""
     first: list[tuple[Mapping[str, Array], dict[str, Array]]] = []
     before: tuple[Mapping[str, Array], dict[str, Array]] | None = None
     for number, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""The arrays of one text, without the machinery that many need."""
+"""Make the input arrays of a single text quickly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SingleTextInputs:
-    """Inputs of single texts of up to `length` tokens; what does not depend on the text is made once, and not to be
+    """Makes the inputs of single texts of up to `length` tokens. Arrays that do not depend on the text are made once and must not be
     written to."""
 
     def __init__(self, spec: Spec, length: int) -> None:
@@ -26,11 +26,11 @@ class SingleTextInputs:
             "attention_mask": ones, "segment_ids": ones, "token_type_ids": zeros, "position_ids": positions,
             "first_tokens": np.zeros((1, 1), np.int64),
         }  # fmt: skip
-        #: An id whose position is not the padding's.
+        #: The padding's id where positions are counted without it: a text that contains it needs computed positions.
         self._reserved_id = spec.position_offset - 1 if spec.layout == "packed" and spec.positions == "counted" else None
 
     def inputs(self, ids: Sequence[int], types: Sequence[int] | None) -> dict[str, Array]:
-        """The arrays of `spec.network_inputs`, [1, S]. `types` None are all 0."""
+        """Return the arrays of `spec.network_inputs`, [1, S]. `types` None: all are 0."""
         found: dict[str, Array] = {"input_ids": np.array([ids], np.int64)}
         if types is not None:
             found["token_type_ids"] = np.array([types], np.int64)

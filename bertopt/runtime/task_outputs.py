@@ -1,4 +1,4 @@
-"""Raw outputs to answers by task, much as transformers' pipelines word them: docs/getting-started.md says where they differ."""
+"""Make answers from raw outputs by task, much like transformers' pipelines; docs/getting-started.md lists the differences."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 MAX_ANSWER_TOKENS = 15
 #: Tokens given for each mask by default.
 TOP_K = 5
-#: How many labels or tokens to give, best first; None is all. By default a classification gives its best label alone
-#: and not in a list, a multi-label one all its labels, and fill-mask `TOP_K` tokens for each mask.
+#: How many labels or tokens to return, best first; None: all. By default a classification returns only its best label, not in a list, a
+#: multi-label one all labels, and fill-mask `TOP_K` tokens for each mask.
 TopK = int | None | Literal["default"]
 
 
 def plain(answer: Any) -> Any:
-    """Return an answer of a predictor as JSON takes it: an array as lists."""
+    """Return a predictor's answer in a form that JSON can hold: arrays become lists."""
     return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
@@ -33,21 +33,21 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    # A float32 logit below -88 overflows, and its score is the 0 that it should be.
+    # A float32 logit below -88 overflows, which gives the right score, 0.
     with np.errstate(over="ignore"):
         return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
 def label_scores(spec: Spec, logits: Array) -> Array:
-    """Logits [B, C] to scores [B, C]. One label or several independent ones are scored by sigmoid, a regression by its
-    raw value."""
+    """Return the scores [B, C] of logits [B, C]: the sigmoid for one label or several independent ones, the raw value for a regression, else
+    the softmax."""
     if spec.regression:
         return logits
     return sigmoid(logits) if spec.multi_label or logits.shape[-1] == 1 else softmax(logits)
 
 
 def classify(spec: Spec, logits: Array, top_k: TopK = "default") -> list[Any]:
-    """Logits [B, C] to labels with their scores, as `TopK` says."""
+    """Return labels with their scores, given logits [B, C]; see `TopK`."""
     scores = label_scores(spec, logits)
     if top_k == "default" and not spec.multi_label:
         best = scores.argmax(axis=-1)
@@ -58,13 +58,13 @@ def classify(spec: Spec, logits: Array, top_k: TopK = "default") -> list[Any]:
 
 
 def rank(logits: Array, scores: Array) -> list[tuple[int, float]]:
-    """Logits and scores [N, 1] of a query with N passages to the number and score of each, best first."""
-    # Not by score: those of logits above 17 are all 1 in float32.
+    """Return number and score of each passage, best first, given the logits and scores [N, 1] of a query with N passages."""
+    # By logit, since the scores of all logits above 17 are 1 in float32.
     return [(i, float(scores[i, 0])) for i in np.argsort(-logits[:, 0], kind="stable").tolist()]
 
 
 def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str, Any]]:
-    """Logits [S, C] of one text to a label for each token that is not special."""
+    """Return a label for each token that is not special, given the logits [S, C] of one text."""
     first = text if isinstance(text, str) else text[0]
     scores = softmax(logits[: len(tokens)])
     found = []
@@ -86,10 +86,10 @@ def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str,
 
 
 def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]:
-    """Start and end logits [S] of one (question, context) pair to the best span of the context.
+    """Return the best span of the context, given the start and end logits [S] of a (question, context) pair.
 
-    The first token takes its share of the probability, as in transformers' pipeline: models that know questions without an answer
-    point there, and any span then has a score near 0.
+    As in transformers' pipeline, the first token takes part in the softmax: models that can give no answer point there, and all spans then
+    have scores near 0.
     """
     context = text[1]
     inside = np.array([side == 1 for side in tokens.sequence])
@@ -105,7 +105,7 @@ def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]
 def fill(
     logits: Array, tokens: Tokens, mask_id: int, decode: Callable[..., str], top_k: TopK = "default", sequences: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Logits [S, V] of one text to the best tokens for each mask in it; with `sequences`, and one mask, each with the text that it makes."""
+    """Return the best tokens for each mask of a text, given its logits [S, V]; with `sequences`, and one mask, each with the filled text."""
     filled = []
     masks = [i for i, token in enumerate(tokens.ids) if token == mask_id]
     for position in masks:

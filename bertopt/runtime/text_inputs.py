@@ -1,4 +1,4 @@
-"""What callers give as texts, checked before anything is run."""
+"""Check and prepare the texts that callers give, before anything is run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from bertopt.errors import UsageError
 from bertopt.modeling.sentence_transformers import NO_PROMPTS
 from bertopt.runtime.tokenization import Text
 
-#: The columns of texts and of second texts, as in labelled texts.
+#: The columns of texts and of second texts in tables, as in files of labelled texts.
 FIRST, SECOND = "text", "text_pair"
 #: Tasks of models that take pairs.
 PAIRED = ("text-classification", "question-answering")
 
 
 def refuse_others(texts: Any) -> None:
-    """Raise TypeError, saying what to give instead, for what iterates over something else than texts in order."""
+    """Raise TypeError that says what to give instead, for an object that does not iterate over texts in a known order."""
     expected, kind = "texts must be a list of texts", type(texts).__name__
     if isinstance(texts, str):
         raise TypeError("expected a list of texts; got one string: put it in a list")
@@ -35,7 +35,7 @@ def refuse_others(texts: Any) -> None:
 
 
 def as_list(texts: Iterable[Text]) -> Sequence[Text]:
-    """Return the texts as a list or tuple. Raises TypeError where they are no iterable of items in a known order."""
+    """Return the texts as a list or tuple. Raises TypeError where they are not an iterable with a known order."""
     if isinstance(texts, list | tuple):
         return texts
     refuse_others(texts)
@@ -47,25 +47,26 @@ def as_list(texts: Iterable[Text]) -> Sequence[Text]:
 
 
 def asked(task: str, texts: Sequence[str]) -> list[Text]:
-    """Return texts as a model for `task` takes them: where it answers questions, as contexts of one question."""
+    """Return texts as a model for `task` takes them: for question answering, as contexts of one fixed question."""
     return [("what?", text) for text in texts] if task == "question-answering" else list(texts)
 
 
 def usual_pair(task: str, column: str) -> str | None:
-    """Return the column of second texts that goes with `column` where a table has it: left out, a re-ranker's scores would be of
-    queries alone, and look right."""
+    """Return the column of second texts that belongs to `column`, if there may be one: without it, a re-ranker would score the queries alone,
+    which looks right."""
     return SECOND if task in PAIRED and column == FIRST else None
 
 
 def from_json(texts: Sequence[Any]) -> list[Any]:
-    """Return texts with their pairs as tuples again, of which JSON made lists."""
+    """Return texts with pairs as tuples again, which JSON turned into lists."""
     return [tuple(text) if isinstance(text, list) else text for text in texts]
 
 
 def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str, left_out: bool) -> Sequence[Text]:
     """Put the prompt `name` before each text, as sentence-transformers does.
 
-    Raises UsageError where there is none of that name, where the model's pooling leaves prompts out (`left_out`), and for the first pair: of two texts it is open which is meant.
+    Raises UsageError where there is no such prompt, where the model's pooling leaves prompts out (`left_out`), and for a pair, since it is
+    unclear which text the prompt is for.
     """
     if left_out:
         raise UsageError(f"prompt_name: an artefact {NO_PROMPTS}: leave prompt_name out, or use sentence-transformers for texts with a prompt")
@@ -79,7 +80,7 @@ def prompted(texts: Sequence[Text], prompts: Mapping[str, str], name: str, left_
 
 
 def refuse_lone_pair(texts: Sequence[Text]) -> None:
-    """Raise TypeError for a tuple of two strings, of a model that takes pairs: a pair by itself would be answered as two texts."""
+    """Raise TypeError for a tuple of two strings: a model that takes pairs would treat it as two texts."""
     if isinstance(texts, tuple) and len(texts) == 2 and all(isinstance(part, str) for part in texts):
         raise TypeError("expected a list of texts; got a tuple of two strings: give a pair as [(a, b)], two texts as [a, b]")
 
@@ -106,7 +107,7 @@ def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
 def with_query(query: object, passages: Iterable[Text]) -> list[tuple[str, str]]:
     """Return the pair of the query with each passage.
 
-    Raises TypeError where one of them is no string, UsageError where it is not valid Unicode.
+    Raises TypeError where one of them is not a string, UsageError where it is not valid Unicode.
     """
     pairs: list[tuple[str, str]] = []
     if not isinstance(query, str):

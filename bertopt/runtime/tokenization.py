@@ -1,4 +1,4 @@
-"""Texts to token ids with the checkpoint's own tokenizer."""
+"""Tokenise texts with the checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertopt.modeling import packing
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Two texts are shortened before they are cut where each has more characters than this many times the limit.
+#: Pairs are shortened before they are truncated where each text has more characters than this many times the limit.
 LONG_PARTS = 8
 #: Tokenizers kept that split texts into windows, one for each stride and for texts or pairs.
 MOST_STRIDES = 4
@@ -43,7 +43,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Texts as one array of tokens; which of them were cut; and, where asked for, the origin of each token."""
+    """Texts as one array of tokens; the numbers of truncated texts; and, if requested, the origin of each token."""
 
     flat: packing.Flat
     lengths: Array
@@ -52,7 +52,7 @@ class Encoded:
 
 
 class Tokenizer:
-    """`tokenizer.json` of a stage, through the tokenizers library: what transformers' fast tokenizer would give."""
+    """The `tokenizer.json` of a stage in the tokenizers library, with the results of transformers' fast tokenizer."""
 
     def __init__(self, directory: Path, spec: Spec, max_length: int | None = None) -> None:
         path = directory / "tokenizer.json"
@@ -61,12 +61,12 @@ class Tokenizer:
         self.spec, self._content = spec, path.read_bytes()
         self.limit = min(spec.text_length if max_length is None else max_length, spec.max_length)
         self.fast = self._open()
-        #: The end at which a long text is cut, `left` or `right`.
+        #: The end at which a long text is truncated, `left` or `right`.
         self.side = _truncation_side(directory)
         self.fast.enable_truncation(self.limit, direction=self.side)
         self._uncut: Any = None
         self._windowed: dict[tuple[int, bool], Any] = {}
-        #: Whether texts have token types at all, and whether a single one has others than 0.
+        #: Whether texts have token types at all, and whether those of a single text are not all 0.
         self.gives_types = _gives_types(directory)
         self._typed = self.gives_types and any(self.fast.encode("a").type_ids)
 
@@ -82,7 +82,7 @@ class Tokenizer:
         return [self._tokens(one) for one in self.fast.encode_batch(self._shortened(texts))]
 
     def ids(self, text: Text, truncate: bool = True, first: int = 0) -> tuple[list[int], list[int] | None, bool]:
-        """Ids of one text, its types where they are not all 0, and whether it was cut. See `flat`."""
+        """Return the ids of one text, its types where they may be other than 0, and whether it was truncated. See `flat`."""
         if truncate and not isinstance(text, str):
             text = self._short_pair(*text)
         one = (self.fast if truncate else self.whole).encode(*((text,) if isinstance(text, str) else text))
@@ -93,9 +93,9 @@ class Tokenizer:
         return ids, types, len(ids) == self.limit and bool(one.overflowing)
 
     def flat(self, texts: Sequence[Text], truncate: bool = True, first: int = 0, origins: bool = False) -> Encoded:
-        """Texts, of which the first has number `first`, for `packing`.
+        """Return texts, of which the first has number `first`, encoded for `packing`.
 
-        Without `truncate`, raises UsageError for the first that is longer than `limit`.
+        Without `truncate`, raise UsageError for the first text that is longer than `limit`.
         """
         fast = self.fast if truncate else self.whole
         found = (fast.encode_batch if origins else fast.encode_batch_fast)(self._shortened(texts) if truncate else list(texts))
@@ -105,8 +105,8 @@ class Tokenizer:
         return self.encoded(found, not all(isinstance(text, str) for text in texts), cut, origins)
 
     def encoded(self, found: Sequence[Any], pairs: bool, cut: list[int], origins: bool) -> Encoded:
-        """Return what the tokenizers library gave as one array; see `Encoded`. `pairs` says whether there are any among them."""
-        # A tokenizer without special tokens gives the empty text none: then it is one token of padding.
+        """Return encodings of the tokenizers library as one array; `pairs` says whether there are pairs among the texts."""
+        # Without special tokens the empty text has no tokens; it gets one of padding.
         ids = [one.ids or [self.spec.pad_id] for one in found]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         total = int(lengths.sum())
@@ -118,12 +118,12 @@ class Tokenizer:
         return Encoded(packing.flat(self.spec, flat, types, lengths), lengths, cut, where)
 
     def cut(self, text: Text) -> Any:
-        """Return one text, cut off where it is too long, as the tokenizers library gives it."""
+        """Return the tokenizers library's encoding of one text, truncated if it is too long."""
         return self.fast.encode(*((text,) if isinstance(text, str) else self._short_pair(*text)))
 
     def windows(self, text: Text, stride: int) -> list[Any]:
-        """Return a text that is too long, or the second of a pair, in windows of which neighbours share `stride` tokens, as the tokenizers
-        library gives them."""
+        """Return the tokenizers library's encodings of a text that is too long, as windows over it (or over the second text of a pair) that
+        overlap by `stride` tokens."""
         pair = not isinstance(text, str)
         fast = self._windowed.get((stride, pair))
         if fast is None:
@@ -136,7 +136,7 @@ class Tokenizer:
         return [one, *one.overflowing]
 
     def batch(self, tokens: Sequence[Tokens]) -> dict[str, Array]:
-        """Right-padded arrays [B, S] for every input of the model, S the longest text's length."""
+        """Return right-padded arrays [B, S] for every input of the model; S is the length of the longest text."""
         shape = (len(tokens), max(1, *(len(t) for t in tokens)) if tokens else 1)
         arrays = {
             "input_ids": np.full(shape, self.spec.pad_id, np.int64),
@@ -153,14 +153,14 @@ class Tokenizer:
         return [text if isinstance(text, str) else self._short_pair(*text) for text in texts]
 
     def _short_pair(self, first: str, second: str) -> tuple[str, str]:
-        """Return a pair that is cut to the same tokens. Of two long texts the tokenizers library keeps every combination of
-        what it cuts off, which takes hours for a megabyte. (Where the beginning is cut off, offsets would move: those are left as they are.)"""
+        """Return a shorter pair that is truncated to the same tokens. For two long texts the tokenizers library keeps every combination of the
+        parts that it cuts off, which takes hours for a megabyte. (Not where the beginning is cut off: offsets would change.)"""
         if self.side == "left" or min(len(first), len(second)) <= LONG_PARTS * self.limit:
             return first, second
         one, other = self.whole.encode_batch([first, second], add_special_tokens=False)
         if min(len(one.ids), len(other.ids)) <= self.limit:
             return first, second
-        # The longer text stays the longer one: which of them keeps an odd token depends on it.
+        # The longer text must stay the longer one: it decides which of them keeps an odd token.
         if len(one.ids) > len(other.ids):
             short, count = self._part(second, other, self.limit + 1)
             return self._part(first, one, count + 1)[0], short
@@ -177,7 +177,7 @@ class Tokenizer:
 
     @property
     def whole(self) -> Any:
-        """The tokenizer that cuts nothing: whether one cuts is its own state, which other threads would see change."""
+        """The tokenizer without truncation: a separate object, since switching truncation off and on would affect other threads."""
         self._uncut = self._uncut or self._open()
         return self._uncut
 
@@ -195,13 +195,13 @@ class Tokenizer:
 
 
 def _truncation_side(directory: Path) -> str:
-    """Return the end that transformers cuts a long text at; tokenizer.json does not say."""
+    """Return the end at which transformers truncates a long text, which tokenizer.json does not say."""
     return "left" if _fields(directory).get("truncation_side") == "left" else "right"
 
 
 def _gives_types(directory: Path) -> bool:
-    """Return whether transformers hands on the token types of tokenizer.json: it does not where the checkpoint lists its inputs
-    and they are not among them. (Where it lists none, what transformers does depends on its version: there they count.)"""
+    """Return whether transformers returns the token types of tokenizer.json: not where the checkpoint lists its inputs and token types are
+    not among them. (Without a list transformers' behaviour depends on its version; then they count.)"""
     names = _fields(directory).get("model_input_names")
     return not isinstance(names, list) or "token_type_ids" in names
 

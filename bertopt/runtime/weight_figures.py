@@ -1,7 +1,7 @@
-"""A few figures of each tensor of a torch network: whether two processes that opened one directory hold the same weights.
+"""A few figures of each tensor of a torch network, to check that two processes that opened one directory hold the same weights.
 
-Weights may be computed when a stage is opened, on another number of threads, so that they differ in their last bits; a hash would.
-Not seen: what leaves all figures of a tensor as they are, and differences below `TOLERANCE`: of one row of a million.
+A hash would not do: weights that are computed when a stage is opened may differ in their last bits with the number of threads. Not seen:
+changes that leave all figures of a tensor as they are or move them by less than `TOLERANCE`, such as one row of a million.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bertopt.core import Session
 Figures = dict[str, list[float]]
 
 PROJECTIONS = 4
-#: Difference of a figure, relative to the tensor's norm, beyond which it is another tensor.
+#: Largest difference of a figure, relative to the tensor's norm, between equal tensors.
 TOLERANCE = 1e-3
 
 
 def figures(session: Session) -> Figures | None:
-    """Return the figures of what the torch network of `session` keeps; None for other forms, which are their files."""
+    """Return the figures of the tensors of `session`'s torch network; None for other forms, whose weights are in their files."""
     network: Any = getattr(session, "network", None)
     if not hasattr(network, "state_dict"):
         return None
@@ -29,8 +29,8 @@ def figures(session: Session) -> Figures | None:
 
 
 def checksums(session: Session) -> dict[str, int]:
-    """Return a checksum of each trained tensor of the torch network of `session`, and of each buffer that is stored with them, as a
-    quantiser's ranges are; none for other forms. No call may change one: a little in each is much after a million."""
+    """Return a checksum of each parameter and stored buffer (such as a quantiser's ranges) of `session`'s torch network; empty for other
+    forms. Calls must not change them: small changes would add up."""
     network: Any = getattr(session, "network", None)
     if not hasattr(network, "named_parameters"):
         return {}
@@ -42,7 +42,7 @@ def checksums(session: Session) -> dict[str, int]:
 
 
 def difference(mine: Figures, theirs: Figures) -> str | None:
-    """Return the name of a tensor that differs or that one lacks, or None."""
+    """Return the name of a tensor that differs or that only one has, or None."""
     for name in sorted(mine.keys() | theirs.keys()):
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None:
@@ -54,10 +54,10 @@ def difference(mine: Figures, theirs: Figures) -> str | None:
 
 
 def _of(tensor: Any) -> list[float]:
-    """The norm, and projections on products of random vectors: those are as small as a row and a column."""
+    """Return the norm of a tensor, and its projections on outer products of random vectors, which need little memory."""
     import torch
 
-    # Masks hold the least number there is, whose square is infinite.
+    # Masks hold the lowest float, whose square is infinite.
     matrix = tensor.detach().cpu().float().nan_to_num().clamp(-1e6, 1e6)
     matrix = matrix.reshape(matrix.shape[0] if matrix.dim() > 1 else 1, -1)
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
-"""Texts that are longer than a model takes, as windows that overlap; and the answers to windows as answers to texts.
+"""Split texts that are too long for a model into windows that overlap, and merge the windows' answers.
 
-Windows are those of transformers' pipelines: of a pair (question, context) the context is split, and the question stands in each window.
+Windows are those of transformers' pipelines: of a pair (question, context) the context is split, and the question is in each window.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of some texts, one text's after another's; those of text i have the numbers `starts[i]` to `starts[i + 1]`."""
+    """The windows of some texts, in their order; text i has the windows from `starts[i]` to before `starts[i + 1]`."""
 
     encoded: Encoded
     starts: list[int]
 
     def of_each(self, texts: Sequence[Text]) -> list[Text]:
-        """Return for each window its text."""
+        """Return the text of each window."""
         return [text for text, (start, end) in zip(texts, pairwise(self.starts), strict=True) for _ in range(start, end)]
 
     def merged(self, answers: Sequence[Any]) -> list[Any]:
-        """Return an answer for each text, from those to its windows."""
+        """Return an answer for each text, merged from those of its windows."""
         return [_merged(answers[start:end]) for start, end in pairwise(self.starts)]
 
 
 def split(
     tokenizer: Tokenizer, texts: Sequence[Text], task: Task, stride: int, truncate: bool, first: int = 0, most: int | None = None
 ) -> Windows:
-    """Return windows of at most the model's limit, of which neighbours share `stride` tokens; of a text that is not too long, itself.
+    """Return windows of at most the model's limit that overlap by `stride` tokens; a text that is not too long is one window.
 
-    A pair whose question leaves no room for windows is cut off, and its number, counted from `first`, is in `cut`; without `truncate`
-    it raises UsageError. So do a `stride` that no window has room for, a pair where entities are asked for, and windows of more than
-    `most` tokens in all, before they are made.
+    A pair whose question leaves no room for windows is truncated, and its number, counted from `first`, is in `cut`; without `truncate`
+    UsageError is raised. So it is for a `stride` that does not fit into a window, for a pair where the task takes single texts, and,
+    before they are made, for windows of more than `most` tokens in all.
     """
     paired = task == "question-answering"
     room = tokenizer.limit - int(tokenizer.whole.num_special_tokens_to_add(paired))
@@ -85,7 +85,7 @@ def _merged(answers: Sequence[Any]) -> Any:
 
 
 def _without_overlaps(entities: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of entities that overlap return the longest, and of equally long ones that with the best score."""
+    """Return of entities that overlap only the longest, and of equally long ones the one with the best score."""
     kept: list[dict[str, Any]] = []
     for entity in sorted(entities, key=lambda entity: int(entity["start"])):
         if not kept or entity["start"] >= kept[-1]["end"]:
