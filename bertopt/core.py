@@ -91,7 +91,7 @@ class Compiled(Model):
 
 @dataclass(frozen=True)
 class Onnx(Model):
-    """An ONNX graph. Weights above 2 GiB lie beside it in `model.onnx_data`."""
+    """An ONNX graph; weights above 2 GiB are beside it in `model.onnx_data`."""
 
     path: Path
     form: ClassVar[str] = "onnx"
@@ -99,7 +99,7 @@ class Onnx(Model):
 
 @dataclass(frozen=True)
 class OpenVino(Model):
-    """An OpenVINO IR: `path` is the `.xml`, the weights lie beside it in the `.bin`."""
+    """An OpenVINO IR: `path` is the `.xml`; the weights are beside it in the `.bin`."""
 
     path: Path
     form: ClassVar[str] = "openvino"
@@ -107,7 +107,7 @@ class OpenVino(Model):
 
 @dataclass(frozen=True)
 class Native(Model):
-    """Weights packed for bertopt-native: `path` is its file; a task head in float32 lies beside it in `head.safetensors`."""
+    """Weights packed for bertopt-native: `path` is its file; a task head in float32 is beside it in `head.safetensors`."""
 
     path: Path
     form: ClassVar[str] = "native"
@@ -154,7 +154,7 @@ Out = TypeVar("Out", bound=Model, covariant=True)
 
 @dataclass(frozen=True)
 class Context:
-    """Where a pass works and what it may look at. `workdir` is empty and the pass's own."""
+    """What a pass may use. `workdir` is an empty directory for its files."""
 
     workdir: Path
     device: Device = "cpu"
@@ -164,7 +164,7 @@ class Context:
     """The recipe's texts, or pairs where it has these and the model takes them, for calibration."""
     seed: int = 0
     encode: Callable[[Sequence[Any]], dict[str, Array]] | None = field(default=None, repr=False)
-    """Texts, or pairs, to right-padded int64 arrays [B, S], one for each of `spec.inputs`: the predictor's own way."""
+    """Tokenises texts or pairs as the predictor does, to right-padded int64 arrays [B, S], one for each of `spec.inputs`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Result(Generic[Out]):
     changes: dict[str, int]
 
 
-#: A recipe step's own keys: no option of a pass may be called so.
+#: The reserved keys of a recipe step, which no option of a pass may have as its name.
 RESERVED_KEYS = ("pass", "name", "after", "limits", "on_fail", "allow_noop", "timeout")
 
 
@@ -188,9 +188,9 @@ class Pass(BaseModel, Generic[In, Out]):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Whether what it builds for a CPU depends on that CPU's instructions: another CPU then builds its own.
+    #: Whether a result built for a CPU depends on its instructions, so that it is built again on another CPU.
     depends_on_cpu: ClassVar[bool] = False
-    #: Passes that this one cannot follow, by name, each with the reason that a recipe's author reads.
+    #: Names of passes that this one cannot follow, each with the reason for the recipe's author.
     incompatible_with: ClassVar[dict[str, str]] = {}
 
     @classmethod
@@ -211,7 +211,7 @@ class Pass(BaseModel, Generic[In, Out]):
         return Rewrite(name=self.name(), options=self.model_dump(mode="json"))
 
     def int8_rounding(self) -> Int8Rounding | None:
-        """Return how INT8 products that this pass writes round what they read; None: it writes none."""
+        """Return how the INT8 products that this pass writes are rounded; None if it writes none."""
         return None
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
@@ -229,7 +229,7 @@ class Pass(BaseModel, Generic[In, Out]):
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Return the reason why this pass cannot run after `before` on `device` on any machine, or None.
 
-        `device` is 'auto', 'cpu' or 'cuda'. What only some machines lack is no conflict: the pass raises Unsupported there.
+        `device` is 'auto', 'cpu' or 'cuda'. If only some machines cannot run it, that is not a conflict: the pass raises Unsupported there.
         """
         return None
 
@@ -240,9 +240,9 @@ class Pass(BaseModel, Generic[In, Out]):
     def effects(self, model: Any, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         """Return the counts, expected and seen, that prove on the committed model that this pass took effect.
 
-        Called in a fresh worker on the model reloaded from disk, after the parity check. `facts` describes the session
-        that runs it, and names the passes of the stage. An expected 0 shows that nothing is left undone, a larger
-        one that something was done: where none of those is seen, the stage is a no-op.
+        Called in a fresh worker on the model reloaded from disk, after the parity check. `facts` describes the session that runs it, and
+        names the passes of the stage. A count expected to be 0 shows that nothing was left undone; larger ones show what was done, and if
+        none of those is seen, the stage is a no-op.
         """
         return {}
 
@@ -252,20 +252,20 @@ class Pass(BaseModel, Generic[In, Out]):
 
 
 class Session(abc.ABC):
-    """Runs one model on one device. Copies to and from the device happen in `load` and `fetch`, never in `step`."""
+    """Runs one model on one device. Only `load` and `fetch` copy to and from the device; `step` never does."""
 
     #: Batches that `run_all` runs at once, and whether several threads may call `run` and `run_all` at once.
     streams: int = 1
     concurrent: bool = False
-    #: Whether the device works apart from the processor (a GPU): a small batch then takes as long as its launch.
+    #: Whether the device works asynchronously (a GPU): a small batch then takes as long as its launch.
     asynchronous: bool = False
-    #: Whether batches are planned by fixed costs, never by measured ones: where a text's outputs depend on its batch (one
-    #: activation scale for all its texts, sums in another order), every load then gives the same outputs.
+    #: Whether batches are planned by fixed costs instead of measured ones. Where a text's outputs depend on its batch (one activation
+    #: scale for all texts, sums in another order), every load then gives the same outputs.
     fixed_costs: bool = False
-    #: A text in a packed row begins at a multiple of this many tokens: where kernels sum over tokens in blocks, its answer is
-    #: then the same to the last bit wherever it lies.
+    #: Texts in packed rows begin at multiples of this many tokens. Where kernels sum over tokens in blocks, a text's outputs are then the
+    #: same to the last bit at any place.
     block: int = 1
-    #: Tokens of the one-row batches that are captured as graphs, ascending; a batch is padded to the next.
+    #: Token counts for which graphs of one-row batches are captured, ascending; a batch is padded to the next one.
     buckets: tuple[int, ...] = ()
 
     @abc.abstractmethod
@@ -278,7 +278,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self) -> dict[str, Array]:
-        """The answers of the last step, float32, one for each of `spec.outputs`."""
+        """Return the outputs of the last step, float32, one for each of `spec.outputs`."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, np.ndarray]:
         self.load(inputs)
@@ -286,7 +286,7 @@ class Session(abc.ABC):
         return self.fetch()
 
     def run_all(self, batches: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the answers to each batch, in order.
+        """Yield the outputs of each batch, in order.
 
         Sessions with several streams run that many batches at once, queue as many, and read `batches` while they run.
         """

@@ -50,13 +50,13 @@ class IntegrityError(BertoptError):
 
 
 class WrongAnswer(BertoptError):
-    """Answers that have not the names or shapes that the model's spec says: no comparison can pass."""
+    """Outputs that cannot be right whatever the limits are, such as those with other names or shapes than the model's spec says."""
 
     exit_code: ClassVar[int] = 3
 
 
 class PassFailed(BertoptError):
-    """A pass that is not part of bertopt raised an error, which is its cause, or returned what no pass may."""
+    """A pass that is not part of bertopt raised an error, which is the cause, or returned something that a pass must not return."""
 
     exit_code: ClassVar[int] = 3
 
@@ -68,15 +68,15 @@ class StepTimeout(BertoptError):
 
 
 class WorkerCrashed(BertoptError):
-    """A worker process died, or raised something nobody foresaw. `log` holds its last lines."""
+    """A worker process died, or raised an unexpected error. `log` holds its last lines."""
 
 
 class WorkerRaised(WorkerCrashed):
-    """A worker process raised something nobody foresaw, which `log` traces."""
+    """A worker process raised an unexpected error, whose traceback is in `log`."""
 
 
 class CheckpointWarning(UserWarning):
-    """What an artefact does otherwise than the files beside a checkpoint say. A run's report lists these."""
+    """An artefact behaves differently from what a file of the checkpoint says. A run's report lists these warnings."""
 
 
 _WORKERS_RAISE: tuple[type[BertoptError], ...] = (

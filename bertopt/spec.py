@@ -1,4 +1,4 @@
-"""What a model takes and gives (`Spec`), the shapes it runs (`ShapeLimits`), what of that was run, and what a runtime reports."""
+"""A model's inputs and outputs (`Spec`), the shapes that it can run (`ShapeLimits`), and what a runtime reports (`RuntimeFacts`)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
-#: What one line of labelled texts says: a label or a number, or several labels.
+#: The label in one line of labelled texts: a name or a number, or several names.
 Label = str | tuple[str, ...]
-#: Whether an answer is one vector a text ([B, D]), one a token ([B, S, D]) or one a text over its tokens ([B, S]).
+#: Whether an output has one vector for each text ([B, D]), one for each token ([B, S, D]), or one score for each token ([B, S]).
 Granularity = Literal["text", "token", "span"]
 
 
 @dataclass(frozen=True)
 class Int8Rounding:
-    """What decides how much INT8 costs."""
+    """How an INT8 model is rounded, which decides how large its error should be."""
 
     scales: Literal["batch", "token", "static"] = "batch"
-    """What one scale of activations covers; a static one is calibrated and covers every input."""
+    """What one activation scale covers; a static scale is calibrated and covers all inputs."""
     embeddings: bool = False
-    """Whether tables of embeddings have 8 bits too, with one scale an id."""
+    """Whether embedding tables have 8 bits too, with one scale for each id."""
     smooth_quant: float | None = None
     """Alpha of SmoothQuant, which moves large channels of activations into the weights."""
     smooth_shared: bool = True
-    """Whether it does so for layers whose weights several places share."""
+    """Whether SmoothQuant also changes layers whose weights are used in several places."""
     weight_bits: Literal[7, 8] | None = 8
     """None: 7 where the model was quantised for a CPU that saturates with 8, else 8. Activations always have 8."""
 
@@ -38,28 +38,27 @@ class DenseLayer(BaseModel, frozen=True, extra="forbid"):
     """A linear layer after pooling, in float32 in every precision: activation(x · Wᵀ + b), as sentence-transformers' Dense."""
 
     folder: str = Field(pattern=r"^[^/\\.][^/\\]*$")
-    """Where beside the checkpoint `model.safetensors` holds `linear.weight` [size, H] and, unless it has none, `linear.bias` [size]."""
+    """Folder beside the checkpoint whose `model.safetensors` holds `linear.weight` [size, H] and, if there is one, `linear.bias` [size]."""
     size: int
     activation: Literal["identity", "tanh", "relu", "gelu"]
 
 
 class Spec(BaseModel, frozen=True, extra="forbid"):
-    """What a model takes and gives, whatever form it is in. Written to every stage as part of its manifest."""
+    """The inputs and outputs of a model in any form. It is part of the manifest of every stage."""
 
     family: str
     task: Task
     inputs: tuple[str, ...]
-    """Names of the inputs of a padded batch, each int64 [B, S], in the order a padded network takes them."""
+    """Names of the inputs of a padded batch, each int64 [B, S], in the order of a padded network's arguments."""
     outputs: tuple[str, ...]
-    """Names of the answers, each float32; `sentence_embedding` [B, H], `logits` [B, C] or [B, S, C], …"""
+    """Names of the outputs, each float32: `sentence_embedding` [B, H], `logits` [B, C] or [B, S, C], …"""
     layout: Literal["padded", "packed"] = "padded"
-    """How the network is fed: one text a row, or rows that each hold several (see `network_inputs`). Sessions of
-    either take padded batches."""
+    """Whether the network takes one text in each row, or several (see `network_inputs`). Sessions of either take padded batches."""
     row_length: int | None = None
-    """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded, or packed rows may have any length: a
-    batch is then one row."""
+    """Tokens of one packed row; a longer text gets longer rows. None where the layout is padded, or where packed rows may have any length:
+    then a batch is one row."""
     one_row: bool = False
-    """Whether a packed batch is always one row, whose attention goes from text to text and needs no mask."""
+    """Whether a packed batch is always one row, whose attention is computed text by text without a mask."""
     layers: int
     heads: int
     hidden: int
@@ -69,7 +68,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     max_length: int
     """Usable positions: RoBERTa's 514 position embeddings give 512 tokens."""
     text_length: int
-    """Tokens after which a text is truncated: what the tokenizer or sentence-transformers says, at most `max_length`."""
+    """Tokens after which a text is truncated, as the tokenizer or sentence-transformers says; at most `max_length`."""
     pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
     dense: tuple[DenseLayer, ...] = ()
     """Layers between pooling and normalisation."""
@@ -79,21 +78,21 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     regression: bool = False
     parameters: int
     left_padding_invariant: bool = Field(False, validation_alias=AliasChoices("left_padding_invariant", "shift_free"))
-    """Whether left padding leaves a text's output as it is: positions are relative or counted from the ids, and no
-    head or pooling reads the first column. Manifests of 0.1 call it `shift_free`."""
+    """Whether left padding does not change a text's output: positions are relative or counted from the ids, and no head or pooling reads
+    the first column. Manifests of 0.1 call it `shift_free`."""
     positions: Literal["column", "counted", "none"] = "column"
-    """Where a token's absolute position comes from: its column, the valid ids before it, or there is none."""
+    """Whether a token's absolute position is its column or the number of valid ids before it; `none`: there are no absolute positions."""
     position_offset: int = 0
     """Position of a text's first token in the position embeddings: RoBERTa's padding id + 1, else 0."""
 
     @property
     def network_inputs(self) -> tuple[str, ...]:
-        """Names of what the network itself takes, int64, in order.
+        """Names of the network's inputs, int64, in order.
 
-        Packed: `input_ids`, `token_type_ids` where there are any, `position_ids` and `segment_ids`, each [R, L], and
-        `first_tokens` [R, K] where the answer is one a text or all texts are one row. R rows of L tokens hold at most K texts each. The k-th text
-        of a row (from 0) has segment k + 1 and begins in column `first_tokens[r, k]`; padding is segment 0. The answers
-        are then [R, K, D], or [R, L, D] where there is one a token, [R, L] for spans.
+        Packed: `input_ids`, `token_type_ids` where there are any, `position_ids` and `segment_ids`, each [R, L], and `first_tokens` [R, K]
+        where outputs have one vector for each text, or all texts are in one row. R rows of L tokens hold at most K texts each. The k-th text
+        of a row (from 0) has segment k + 1 and begins in column `first_tokens[r, k]`; padding is segment 0. The outputs are [R, K, D], or
+        [R, L, D] with one vector for each token, or [R, L] for spans.
         """
         if self.layout == "padded":
             return self.inputs
@@ -103,7 +102,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def dimensions(self) -> dict[str, tuple[str, str]]:
-        """What the two dimensions of each of `network_inputs` are called in exported graphs."""
+        """Names of the two dimensions of each of `network_inputs` in exported graphs."""
         if self.layout == "padded":
             return dict.fromkeys(self.network_inputs, ("batch", "sequence"))
         wide = dict.fromkeys(self.network_inputs, ("rows", "row_length"))
@@ -119,37 +118,37 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def embedding_size(self) -> int:
-        """Numbers of an embedding: of a text's where the model pools, else of a token's."""
+        """Size of an embedding: of a text's where the model pools, else of a token's."""
         return self.dense[-1].size if self.dense else self.hidden
 
     @property
     def output_size(self) -> int:
-        """Numbers that one text or token gets: one for each id of the vocabulary, for each label, or those of an embedding."""
+        """Numbers in the output for one text or token: one for each id of the vocabulary or each label, or those of an embedding."""
         return self.vocabulary if self.task == "fill-mask" else len(self.labels) or self.embedding_size
 
     @property
     def labelled(self) -> bool:
-        """Whether the largest of a vector's numbers names a label, a place or a token."""
+        """Whether the largest number of an output vector stands for a label, a position or a token."""
         return self.task != "feature-extraction"
 
     @property
     def gives_several(self) -> bool:
-        """Whether a text has all labels whose score is above one half, not its best one."""
+        """Whether a text gets all labels whose score is above one half, instead of the best one."""
         return self.multi_label and self.task == "text-classification"
 
     @property
     def ranks(self) -> bool:
-        """Whether it gives a (query, passage) pair one score."""
+        """Whether it gives one score to a (query, passage) pair."""
         return self.task == "text-classification" and len(self.labels) == 1
 
     @property
     def gives_numbers(self) -> bool:
-        """Whether a text gets several numbers, which may be of unlike size."""
+        """Whether a text gets several numbers, which may differ in size."""
         return self.regression and self.task == "text-classification" and len(self.labels) > 1
 
     @property
     def graded(self) -> bool:
-        """Whether a text's label is a number: its value, or how well its pair goes together (re-rankers, embeddings)."""
+        """Whether a text's label is a number: a value, or the similarity or relevance of a pair (embeddings, re-rankers)."""
         return self.regression or (self.ranks and not self.multi_label) or self.task == "feature-extraction"
 
     def random_ids(self, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -158,7 +157,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         return ids + (ids >= self.pad_id)
 
     def differences(self, other: Spec) -> str:
-        """The fields that `other` says otherwise, of those that no pass may change: all but layout and parameters."""
+        """Return the names of the fields that differ in `other`, of those that no pass may change: all but layout and parameters."""
         fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "one_row", "parameters"))
         return ", ".join(name for name in fixed if getattr(self, name) != getattr(other, name))
 
@@ -191,27 +190,27 @@ class PackageBuild(BaseModel, frozen=True, extra="forbid"):
     machine: str
     """`x86_64`, …"""
     instructions: tuple[str, ...] = ()
-    """What the compiler could use of the CPU that built it."""
+    """Instruction sets that the compiler could use on the CPU that built it."""
     capability: str | None = None
-    """The GPU's, `sm90`; None on a CPU."""
+    """Compute capability of the GPU, such as `sm90`; None on a CPU."""
 
 
 class ShapeLimits(BaseModel, frozen=True, extra="forbid"):
-    """The batches [B, S] that a form runs: up to `longest` tokens a row and, where there are profiles, within one of them.
+    """The batches [B, S] that a form can run: up to `longest` tokens in each row and, where there are profiles, within one of them.
 
-    A session widens a batch that is smaller than a profile's lower bounds, and gives the answers that were asked for.
+    A session pads a batch that is below a profile's lower bounds and returns only the outputs of the batch.
     """
 
     longest: int
     profiles: tuple[Profile, ...] = ()
 
     def fit(self, batch: int, sequence: int) -> tuple[int, int] | None:
-        """Return the shape [B, S] that a batch is run as: its own, one widened to lower bounds, or None for no shape."""
+        """Return the shape [B, S] as which a batch is run: its own, or padded to a profile's lower bounds; None if it cannot be run."""
         chosen = self.choose(batch, sequence)
         return chosen and chosen[1]
 
     def choose(self, batch: int, sequence: int) -> tuple[int, tuple[int, int]] | None:
-        """Return the tightest profile's number, 0 where there are none, and the shape [B, S] that it runs a batch as."""
+        """Return the number of the tightest profile (0 where there are none) and the shape [B, S] as which it runs a batch; None for none."""
         if not 1 <= sequence <= self.longest:
             return None
         if not self.profiles:
@@ -225,7 +224,7 @@ class ShapeLimits(BaseModel, frozen=True, extra="forbid"):
         return min(ways)[2:] if ways else None
 
     def most_rows(self, sequence: int) -> int | None:
-        """Return the largest batch of rows that long: 0 where none is run, None where nothing bounds it."""
+        """Return the largest batch of rows of this length: 0 where none can be run, None where there is no limit."""
         if not self.profiles and sequence <= self.longest:
             return None
         rows = [profile.max[0] for profile in self.profiles if sequence <= profile.max[1]]
@@ -233,7 +232,7 @@ class ShapeLimits(BaseModel, frozen=True, extra="forbid"):
 
 
 class RuntimeFacts(BaseModel, frozen=True, extra="forbid"):
-    """What a session says of itself. A field is None where its runtime has no such thing."""
+    """What a session reports about itself. A field is None where its runtime has no such thing."""
 
     runtime: str | None = None
     """Name and version."""

@@ -45,7 +45,7 @@ class _Result(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
-#: The padding of a case that was sampled while a stage was timed.
+#: The `padding` of a case that was sampled while a stage was timed.
 TIMED = "timed"
 
 
@@ -65,7 +65,7 @@ class Case(_Result):
     where: str
     finite: bool = True
     probe: str = ""
-    """Name of the batch that `where` is in; its row there, and the token where the answer is one a token."""
+    """Name of the batch that `where` refers to; `row` is the row there, and `token` the token where outputs have one vector for each."""
     row: int | None = None
     token: int | None = None
 
@@ -92,7 +92,7 @@ class Invariance(_Result):
 
 
 class Ranking(_Result):
-    """Do the embeddings still rank texts alike? Against the reference's embeddings of the same texts."""
+    """Whether the embeddings rank texts as the reference's embeddings of the same texts do."""
 
     spearman: float
     """Spearman's rank correlation of all pairwise cosine similarities."""
@@ -103,7 +103,7 @@ class Ranking(_Result):
 
 
 class Blame(_Result):
-    """The stage of the line from the checkpoint that added most of the difference (rel_l2 against its own parent)."""
+    """The stage, of this one and its ancestors, that added most of the difference (rel_l2 against its own parent)."""
 
     stage: str
     rel_l2: float
@@ -168,18 +168,18 @@ class Waiver(_Result, frozen=True):
 
 
 class Failure(_Result):
-    """One way in which a stage misses what it must show."""
+    """One limit that a stage misses, or one effect that it does not show."""
 
     gate: Gate
     metric: str | None
-    """The field of Limits that is missed. None: no waiver can cover it."""
+    """The field of Limits; None: no waiver can cover it."""
     text: str
     waiver: Waiver | None = None
-    """What covers it."""
+    """The waiver that covers it."""
 
     @classmethod
     def of_figure(cls, gate: Gate, metric: str, value: float, text: str) -> Failure:
-        """Return the failure of a figure that misses its limit. NaN and infinity are no figures that somebody could accept."""
+        """Return the failure of a figure that misses its limit. NaN and infinity cannot be waived."""
         return cls(gate=gate, metric=metric if math.isfinite(value) else None, text=text)
 
 
@@ -205,7 +205,7 @@ class Stage(_Result, populate_by_name=True):
     effects: dict[str, tuple[int, int]] = {}
     """What the committed model shows of the pass: counts expected and seen."""
     changed: bool | None = None
-    """Whether the committed model is another than its parent's and shows anything of its pass. None: not asked."""
+    """Whether the committed model differs from its parent's and shows any effect of its pass. None: not measured."""
     waived: list[str] = []
     """Failures that a waiver covers, with its reason and last day."""
     failures: list[Failure] = []
@@ -215,13 +215,13 @@ class Stage(_Result, populate_by_name=True):
     coverage: Coverage | None = None
     rounding: Rounding | None = None
     proven: float | None = None
-    """Share of the products' weights that are in the claimed precision. None: not asked, or the runtime does not say."""
+    """Share of the products' weights in the claimed precision. None: not measured, or the runtime does not say."""
     certificate: Certificate | None = None
     parity: Parity | None = None
     latency: list[Latency] | None = None
     quality: Quality | None = None
     nearest: Margin | None = None
-    """Of all limits, the one that is most used up. None where nothing was limited, and in reports of 0.1."""
+    """The figure that is nearest to its limit. None where nothing was limited, and in reports of 0.1."""
 
     def mix(self) -> Latency | None:
         """Return the end-to-end timing on real texts, None where there is none."""
@@ -249,7 +249,7 @@ class Report(_Result):
     model: dict[str, Any]
     stages: list[Stage] = []
     baselines: dict[str, list[Latency]] = {}
-    """On a GPU: the checkpoint as torch alone runs it with TF32 products and in bfloat16, against the fp32 reference."""
+    """On a GPU: the checkpoint in plain torch, with TF32 products and in bfloat16, against the fp32 reference."""
     delivered: Delivered | None = None
     wall_s: float = 0.0
     exit_code: int = 0

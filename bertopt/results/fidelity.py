@@ -1,4 +1,4 @@
-"""What a stage of reduced precision is held to: what its rounding should cost, and the weights of its parent."""
+"""What a stage of reduced precision is compared with: the error that its rounding should have, and the weights of its parent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import BaseModel
 
 
 class Rounding(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
-    """How far a stage of reduced precision is from the reference on real texts, beside what its rounding should cost.
+    """How far a stage of reduced precision is from the reference on real texts, relative to the error that its rounding should have.
 
-    That is measured on the twin: the reference with the same rounding simulated. Of several twins every figure is beside the
-    one that costs most.
+    That is measured on the twin: the reference with the same rounding simulated. Of several twins, each figure is relative to the one with the
+    largest error.
     """
 
     error: float
@@ -19,31 +19,31 @@ class Rounding(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     error_ratio: float
     """`error` in units of the twin's."""
     worst_ratio: float | None = None
-    """The largest relative error of a vector, or relative to the usual one where that is larger, in units of the twin's largest.
-    None in reports of earlier versions."""
+    """The largest error of a vector, relative to its size or the usual one, whichever is larger, in units of the twin's largest. None in
+    reports of earlier versions."""
     slope_error: float
-    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's error, relative
-    to the outputs or to how they vary: a changed temperature."""
+    """|slope - 1| of outputs against the reference's, each about its mean, in units of the twin's error relative to the outputs or to their
+    variation. It shows a changed temperature."""
     bias: float
     """Largest mean shift of a class or dimension, in units of the twin's: its largest shift or root mean square error."""
     column_ratio: float | None = None
-    """Largest standard deviation of the errors of one class or dimension, in units of the twin's: of that one's errors, or of all where
-    those are larger. None for spans, one number, few vectors, and in reports of earlier versions."""
+    """Largest standard deviation of the errors of one class or dimension, in units of the twin's for the same one, or for all where that is
+    larger. None for spans, one number, few vectors, and in reports of earlier versions."""
     flip_margin: float | None
     """Largest margin by which the reference preferred a label that changed, in units of the twin's root mean square error.
     None without labels."""
     rank_ratio: float | None
-    """Rank correlation of the embeddings' similarities that is lost, in units of what the twin loses."""
+    """Loss of rank correlation of the embeddings' similarities, in units of the twin's loss."""
     parent_ratio: float | None
     """Mean difference from the parent, in units of the twin's error. None where the parent has another precision."""
     vectors: int
 
 
 class Certificate(BaseModel, extra="forbid"):
-    """What a comparison of the weights on disk with the parent's says.
+    """The result of comparing the weights on disk with the parent's.
 
-    `certified`: every weight is the rounding of the parent's, and nothing else changed as far as `reason` says.
-    `contradicted`: a weight is not. `none`: no such comparison can be made.
+    `certified`: every weight is the parent's, equal or rounded, and nothing else changed as far as `reason` says. `contradicted`: a weight is
+    not. `none`: such a comparison is not possible.
     """
 
     status: Literal["certified", "contradicted", "none"]
@@ -53,5 +53,5 @@ class Certificate(BaseModel, extra="forbid"):
 
 
 def contradiction(precision: str) -> Literal["contradicted", "none"]:
-    """Return what a weight that is not its parent's means: in float32, which parity holds tightly, that there is no certificate."""
+    """Return the status for a weight that is not its parent's: in float32, where parity has tight limits, just `none`."""
     return "none" if precision == "float32" else "contradicted"

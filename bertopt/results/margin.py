@@ -1,4 +1,4 @@
-"""The checks that have limits, and how near a figure is to one."""
+"""How near a figure is to its limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def is_least(metric: str) -> bool:
 
 
 def holds(metric: str, value: float, limit: float) -> bool:
-    """Whether a value keeps the limit of this name. NaN keeps none."""
+    """Return whether a value is within the limit of this name. NaN never is."""
     return value >= limit if is_least(metric) else value <= limit
 
 
 class Margin(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
-    """One figure beside its limit."""
+    """One figure and its limit."""
 
     gate: Gate
     metric: str

@@ -10,7 +10,7 @@ Verdict = Literal["FASTER", "SLOWER", "NO DIFFERENCE", "INCONCLUSIVE"]
 
 #: Half-width of the band around 1.0 in which two stages count as equally fast.
 DEAD_BAND = 0.02
-#: An interval whose ends are further apart than this factor tells nothing: [1.4, 350] is no "faster".
+#: An interval whose ends differ by more than this factor says nothing: [1.4, 350] does not mean "faster".
 WIDEST = 3.0
 
 
@@ -23,7 +23,7 @@ def factor(value: float) -> str:
 class Ratio(BaseModel, extra="ignore", ser_json_inf_nan="strings"):
     """How many times faster than the other: other's time / this one's, with a 95 % interval over paired rounds."""
 
-    # `verdict` comes back when a report is read.
+    # `verdict` is in reports that are read back.
 
     ratio: float
     low: float
