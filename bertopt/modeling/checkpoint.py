@@ -1,4 +1,4 @@
-"""A checkpoint directory to `Eager`, safely: safetensors only, no remote code, nothing freshly initialised."""
+"""Load a checkpoint as `Eager`, safely: only safetensors, no remote code, no newly initialised weights."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
 from bertopt.system.untrusted import plain
 
-#: Tensors of whole numbers that older versions of transformers stored with the weights; no network needs them.
+#: Integer tensors that older versions of transformers stored with the weights; no network needs them.
 BUFFERS = ("position_ids", "token_type_ids")
-#: Files beside the weights that say how to use them; copied into every stage where present.
+#: Files beside the weights that say how to use them; they are copied into every stage.
 COMPANIONS = (
     MODULES, *SETTINGS, PROMPTS, "special_tokens_map.json",
     "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "added_tokens.json",
@@ -45,7 +45,7 @@ COMPANIONS = (
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings for a while: bertopt states what it finds itself."""
+    """Silence transformers' progress bars and warnings inside the context: bertopt reports what matters itself."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
 
 
 def load(source: str | Path, task: str = "auto", revision: str | None = None) -> Eager:
-    """The checkpoint at `source` (hub id, directory or `pkg://package/path`) as an fp32 eager model.
+    """Return the checkpoint at `source` (hub id, directory or `pkg://package/path`) as an fp32 eager model.
 
     Raises UsageError (not a checkpoint, unknown task), Unsupported (family, pooling) and IntegrityError (weights
     that are unsafe, missing, not finite or do not fit), each naming the tensor or field.
@@ -83,7 +83,7 @@ def open_directory(directory: Path, task: str = "auto") -> Eager:
         tokenizer = open_tokenizer(directory)
         check_tokenizer(tokenizer, encoder)
         check_length("tokenizer_config.json: model_max_length", int(tokenizer.model_max_length))
-        # In sentence-transformers its own setting stands for the tokenizer's, also where it is the larger one.
+        # In sentence-transformers its own setting replaces the tokenizer's, even with a larger one.
         limit = modules.max_seq_length or int(tokenizer.model_max_length)
         if task == "text-classification":
             warn_of_other_scores(config, directory)
@@ -225,13 +225,13 @@ def _misfits(info: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _wrapper(missing: list[str], unexpected: Collection[str]) -> str:
-    """Return what all missing names have before them in the checkpoint; empty where it is not so."""
+    """Return the prefix that all missing names have in the checkpoint; empty where there is none."""
     found = next((name.removesuffix(missing[0]) for name in sorted(unexpected) if name.endswith(f".{missing[0]}")), "") if missing else ""
     return found if all(found + name in unexpected for name in missing) else ""
 
 
 def _check_dtypes(directory: Path) -> None:
-    """Weights stored as integers would be read as numbers that nobody trained."""
+    """Raise IntegrityError for weights stored as integers, which are not trained values."""
     from safetensors import safe_open
 
     for path in weight_files(directory):

@@ -1,4 +1,4 @@
-"""The files of a local checkpoint: which hold its weights, and whether they are whole."""
+"""Find the weight files of a local checkpoint, and check that they are complete."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from bertopt.errors import BertoptError, IntegrityError, UsageError
 from bertopt.system.untrusted import first_line, plain
 
-#: How a file begins that Git LFS puts in the place of one that was not fetched.
+#: First bytes of the pointer that Git LFS leaves in place of a file that was not fetched.
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-#: Where weights lie that transformers does not read.
+#: Folders with weights that transformers does not read.
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.*", "*.gguf", "*.onnx", "onnx/*.onnx", "openvino/*.xml")
-#: Bytes of a header of safetensors at most, as its own library takes it.
+#: Most bytes of a safetensors header, as in its own library.
 _LONGEST_HEADER = 100_000_000
 
 
@@ -66,7 +66,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _no_weights(directory: Path, single: Path) -> BertoptError:
-    """Return what to say of a checkpoint without safetensors, by what lies there instead."""
+    """Return the message for a checkpoint without safetensors, which depends on what is there instead."""
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".h5", ".msgpack"})
     if pickles:
         return IntegrityError(

@@ -33,7 +33,7 @@ PARTS = {
     "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
     "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
 }  # fmt: skip
-#: Families without `Parts` that packed rows suit: their attention takes positions and a mask between tokens.
+#: Families without `Parts` that can run packed rows: their attention takes positions and a mask between tokens.
 ROTARY_PACKED = ("nomic_bert", "gte")
 
 
@@ -120,7 +120,7 @@ def distinct(base: Any) -> list[Any]:
 
 
 def attention(layer: Any, base: Any) -> Attention:
-    """The layer's own attention, put in place of the family's where it is not yet."""
+    """Return a layer's `Attention`, after putting it in place of the family's module if that was not done yet."""
     parts = PARTS[base.config.model_type]
     there = layer.get_submodule(parts.attention)
     if not isinstance(there, Attention):
@@ -144,7 +144,7 @@ def chosen(modules: Mapping[str, Any], patterns: Sequence[str], option: str) -> 
 
 
 def detach_last_layer(base: Any) -> None:
-    """Take the last layer out of the base model's stack, which then gives what that layer reads: see `run_detached_layer`."""
+    """Take the last layer out of the base model's stack, which then returns that layer's input: see `run_detached_layer`."""
     config = base.config
     stack = getattr(base, PARTS[config.model_type].stack)
     if config.model_type == "albert":

@@ -1,4 +1,4 @@
-"""The torch module every eager form runs: a transformers model, its task head, and pooling inside."""
+"""The torch module of every eager form: a transformers model with its task head, and pooling."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-#: [B, S] that a compiled network runs first wherever it is opened. torch.compile tunes its kernels for the first sizes that it
-#: sees: those of a first text, or of a check, would be served ever after.
+#: [B, S] that a compiled network runs first wherever it is opened. torch.compile tunes its kernels for the first sizes that it sees, which
+#: would otherwise be those of the first text or check.
 TUNED_FOR = {"cpu": (8, 128), "cuda": (32, 128)}
 #: Settings of Inductor where no mode asks it to tune. Left alone it tunes products of fp8 all the same on large GPUs: it compiles and
 #: times some hundred kernels for each size of them (torch 2.11 to 2.13, `tuned_scaled_mm`), which takes minutes.
@@ -96,7 +96,7 @@ class Network(nn.Module):
                 hook.remove()
 
     def tune(self) -> None:
-        """Let torch.compile see the sizes that it shall choose kernels for, before any other."""
+        """Run the sizes for which torch.compile is to choose kernels, before any others."""
         device = next(self.parameters()).device.type
         rows, length = TUNED_FOR.get(device, TUNED_FOR["cpu"])
         self.run_example(rows, min(length, self.spec.max_length))
@@ -111,7 +111,7 @@ class Network(nn.Module):
         return self._answers(answer, rows)
 
     def encode(self, rows: Padded | Packed) -> Any:
-        """Return what the transformers model answers, task head included: all that reduced precision rounds."""
+        """Return the outputs of the transformers model with its task head: everything that reduced precision rounds."""
         ids = rows.inputs["input_ids"]
         with query_blocks.where_long(self.encoder, self.spec.heads, ids.shape[1]), self.attention_kernels(ids.device.type):
             return self._run(rows)

@@ -1,6 +1,6 @@
-"""Fields of config.json that a checkpoint's own code read, and transformers' class of the same family does not: it would take its defaults.
+"""Fields of config.json that a checkpoint's own code used, but transformers' class of the same family ignores in favour of its defaults.
 
-Families that came with code of their own first have copies of such checkpoints everywhere; their tensors fit either way.
+There are many copies of such checkpoints of families that first came with their own code; their tensors fit either way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FIXED: dict[str, dict[str, Any]] = {
 
 
 def check(fields: Mapping[str, Any], config: Any) -> None:
-    """Raise Unsupported where config.json, read as `fields`, says under another name what `config`, transformers' reading, has otherwise.
+    """Raise Unsupported where a field of config.json (`fields`) with another name contradicts transformers' `config`.
 
-    Warn where texts are cut off sooner than it says.
+    Warn where texts are truncated earlier than it says.
     """
     family = config.model_type
     for name, own in _RENAMED.get(family, {}).items():

@@ -1,4 +1,4 @@
-"""Texts in rows: which text lies where, the arrays of one batch of rows, and the way back from its answers.
+"""Put texts into rows: the place of each text, the arrays of a batch of rows, and the outputs of each text from the batch's.
 
 A row holds one text (layout "padded") or several (layout "packed"). R rows, L tokens of a row, K texts of a row at most,
 N texts, T tokens.
@@ -48,10 +48,10 @@ def flat(spec: Spec, ids: Array, types: Array | None, lengths: Array) -> Flat:
 
 
 def unpadded(spec: Spec, inputs: Mapping[str, Array]) -> tuple[Array, Flat]:
-    """The tokens of a padded batch that count, bool [B, S], and the texts that they are, row after row.
+    """Return the valid tokens of a padded batch, bool [B, S], and their texts, row after row.
 
-    Tokens keep the positions that a padded network gives them in their columns, or, where only distances count, begin at 0: a text
-    then has the same bits under left padding. Where no token counts, the first one does: something must be run.
+    Tokens keep the positions that their columns have in a padded network, or begin at 0 where only distances matter, so that a text has the
+    same bits under left padding. In a row without valid tokens the first one counts as valid, since something must be run.
     """
     mask = inputs["attention_mask"] != 0
     if not mask.any():
@@ -106,10 +106,9 @@ def together(lengths: Array) -> Rows:
 
 
 def best_fit(lengths: Array, row_length: int) -> Rows:
-    """Each text, longest first, into the row of `row_length` tokens that it fills best. A longer text gets a row of its
-    own length.
+    """Put each text, longest first, into the row of `row_length` tokens that it fills best. A longer text gets a row as long as it is.
 
-    Takes about 1 µs a text: the rows with room for n tokens are found by one shift of a whole number's bits.
+    This takes about 1 µs for each text: rows with room for n tokens are found by shifting the bits of one integer.
     """
     row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
     used: list[int] = []
@@ -138,7 +137,7 @@ def best_fit(lengths: Array, row_length: int) -> Rows:
 
 
 def in_order(lengths: Array, row_length: int) -> Rows:
-    """Each text behind the one before it, in rows of at most `row_length` tokens; a longer text gets a separate row."""
+    """Put the texts one after another into rows of at most `row_length` tokens; a longer text gets a separate row."""
     ends = np.cumsum(lengths)
     row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
     used: list[int] = []
@@ -153,7 +152,7 @@ def in_order(lengths: Array, row_length: int) -> Rows:
 
 
 def spread(lengths: Array, count: int) -> Rows:
-    """Each text, longest first, into the one of `count` rows that has the fewest tokens: rows of nearly one length."""
+    """Put each text, longest first, into the one of `count` rows with the fewest tokens, so that rows have similar lengths."""
     row, column = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
     heap = [(0, at) for at in range(min(count, len(lengths)))]
     used = np.zeros(len(heap), np.int64)
@@ -167,7 +166,7 @@ def spread(lengths: Array, count: int) -> Rows:
 
 @dataclass(frozen=True)
 class Batch:
-    """The arrays of some rows, and where the answers to their texts are."""
+    """The arrays of some rows, and the places of their texts' outputs."""
 
     inputs: dict[str, Array]
     texts: Array
@@ -183,11 +182,11 @@ class Batch:
     packed: bool
 
     def by_text(self, answers: Array) -> Array:
-        """Answers [R, D] or [R, K, D] to one [M, D] for each text."""
+        """Return the vectors [M, D] of the texts from outputs [R, D] or [R, K, D]."""
         return np.asarray(answers[self.row, self.slot] if self.packed else answers[self.row])
 
     def by_token(self, answers: Array) -> Array:
-        """Answers [R, L, …] to one [T, …] for each token."""
+        """Return the values [T, …] of the tokens from outputs [R, L, …]."""
         return np.asarray(answers.reshape(-1, *answers.shape[2:])[self.cells])
 
     def padded(self, spec: Spec, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -1,6 +1,6 @@
-"""transformers' eager attention over some queries at a time: long rows would otherwise take gigabytes of scores.
+"""transformers' eager attention in blocks of queries, since the scores of long rows would take gigabytes.
 
-B rows, S tokens, Q queries, D head size. Each query's softmax is over all keys, so that the numbers are those of all queries at once.
+B rows, S tokens, Q queries, D head size. Each query's softmax is over all keys, so that the result is that of all queries at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 #: The name under which transformers knows this attention.
 NAME = "bertopt_query_blocks"
-#: Rows are long whose scores in one layer are larger than this: of 16 heads, those of more than 4,096 tokens. Batches of shorter rows
-#: run as transformers runs them, however many, as they are timed too.
+#: Elements of one row's scores in one layer beyond which a row is long: with 16 heads, 4,096 tokens. Batches of shorter rows run as in
+#: transformers, however many there are, and so are they timed.
 LONG_BYTES = 2**30
 #: Scores that are made at once.
 BLOCK_BYTES = 2**28

@@ -16,14 +16,14 @@ from bertopt.core import Int8Rounding, Precision
 def simulate(
     network: Any, precision: Precision, int8: Int8Rounding | None = None, draw: int = 0, calibrate: Callable[[], object] | None = None
 ) -> None:
-    """Make the float32 `network` round as `precision` does, in place; pooling and answers stay float32.
+    """Make the float32 `network` round as `precision` does, in place; pooling and outputs stay float32.
 
     Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
     read: weights to 8 bits, or the 7 that `int8` says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
     says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base
     model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
-    Every `draw` but 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random: other errors of
-    the same size.
+    Every `draw` other than 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives other errors
+    of the same size.
     """
     generator = torch.Generator().manual_seed(draw) if draw else None
     if precision == "int8":

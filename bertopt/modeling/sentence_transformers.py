@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers beside a checkpoint say: pooling and what follows it, the longest text, lower case, prompts."""
+"""Read sentence-transformers' files beside a checkpoint: pooling and the layers after it, the longest text, lower case, prompts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bertopt.spec import DenseLayer
 from bertopt.system.untrusted import plain
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-#: Names of the transformer's settings, of which sentence-transformers reads the first that is there.
+#: Names of the file with the transformer's settings, of which sentence-transformers reads the first that exists.
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
-#: What sentence-transformers hands to transformers as options of tokenizer, network and configuration, by older names too.
+#: Settings that sentence-transformers passes to transformers as options of tokenizer, network and configuration, also under older names.
 OPTIONS = ("tokenizer_args", "processor_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs", "processing_kwargs")
-#: Settings that cut or lengthen queries and documents, each in its own way.
+#: Settings that truncate or pad queries and documents differently.
 _TASKS = ("query_length", "document_length", "query_expansion")
 #: Where SetFit keeps its classifier.
 SETFIT = "model_head.pkl"
@@ -32,14 +32,14 @@ _ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identit
 _DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
 #: What a transformer may be asked for, by its task: its last layer or its scores, under these names.
 _GIVES = {"feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores")}
-#: What is said where a prompt would be put before a text and pooled with it.
+#: Message where a prompt would be pooled together with the text.
 NO_PROMPTS = "cannot put a prompt before a text, since the model's pooling leaves prompts out (include_prompt: false)"
-#: What to do with a model whose last steps bertopt does not have.
+#: Remedy for a model with steps after pooling that bertopt does not support.
 _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.json"
 
 
 class Modules(NamedTuple):
-    """What follows the transformer, and the longest text [tokens] that is stated. A directory of transformers has none of it."""
+    """The modules after the transformer, and the stated longest text [tokens]; none of these for a directory of transformers."""
 
     pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
     dense: tuple[DenseLayer, ...] = ()

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: `pkg://package/path`, a local directory or a hub id, and what of it may be read."""
+"""Find a checkpoint (`pkg://package/path`, a local directory or a hub id), and check that it is safe to read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bertopt.system.untrusted import first_line, plain
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What bertopt ever downloads of a hub repository: no code, no pickles.
+#: The only files that bertopt downloads from a hub repository: no code, no pickles.
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-#: What PEFT names the configuration of an adapter.
+#: PEFT's name for the configuration of an adapter.
 ADAPTER = "adapter_config.json"
 #: Any of these is a tokenizer that transformers can load.
 TOKENIZER_FILES = (

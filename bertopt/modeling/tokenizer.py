@@ -16,7 +16,7 @@ from bertopt.system.untrusted import first_line, plain
 
 
 def open_tokenizer(directory: Path) -> Any:
-    """The checkpoint's fast tokenizer, as transformers (or sentence-transformers) builds it, without a configuration that could name code.
+    """Return the checkpoint's fast tokenizer, as transformers (or sentence-transformers) builds it, from a configuration that names no code.
 
     Raises UsageError where there is none, Unsupported where it is a slow one, IntegrityError without a pad token.
     """
@@ -75,7 +75,7 @@ _SAMPLE, _MOST_TOKENS = "The quick brown fox jumps over the lazy dog", 16
 
 
 def check_tokenizer(tokenizer: Any, encoder: Any) -> None:
-    """Raise IntegrityError where the tokenizer gives ids or types that the embeddings have no row for, or expands texts."""
+    """Raise IntegrityError where the tokenizer gives ids or types for which there is no embedding, or makes texts far longer."""
     rows = encoder.get_input_embeddings().weight.shape[0]
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if largest >= rows:

@@ -1,4 +1,4 @@
-"""Attention over one row of several texts, told apart by where they begin: no mask, no padding that is computed.
+"""Attention over one row of several texts, given where each begins: without mask or padding.
 
 T tokens of the row, K places for texts, N texts with those that padding is divided into, Q queries, D head size.
 """

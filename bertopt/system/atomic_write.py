@@ -1,4 +1,4 @@
-"""Writing a file: whole or not at all, also where the power is cut."""
+"""Write files atomically: completely or not at all, even if the power fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bertopt.errors import UsageError
 
-#: Where a file cannot be written, whatever it holds.
+#: Errors of a place where no file can be written.
 _PLACES = {
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EROFS, errno.ENAMETOOLONG,
 }  # fmt: skip
@@ -18,7 +18,7 @@ _PLACES = {
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to write beside `path`. It takes the place of `path` at the end, and goes where an error is raised."""
+    """Yield a new file beside `path` to write to. It replaces `path` on leaving, and is removed if an error is raised."""
     new = _beside(path)
     try:
         yield new
@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 in one exchange. Raises UsageError where the place cannot be written."""
+    """Write `text` as UTF-8 atomically. Raises UsageError where the place cannot be written."""
     with _refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
@@ -43,7 +43,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise UsageError where `write` would: before the work whose result it is to write. A file that is there stays."""
+    """Raise UsageError where `write` would, before the work whose result is to be written. An existing file stays."""
     with _refusing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():

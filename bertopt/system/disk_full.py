@@ -11,7 +11,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether `error` says that nothing more can be written: the disk is full, a quota, or a file's largest size."""
+    """Return whether `error` says that the disk or a quota is full, or that a file has its largest size."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

@@ -1,4 +1,4 @@
-"""What a figure was measured on, and which versions a stage was built with."""
+"""Hardware, system and package versions, on which measurements and stages depend."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ ISA = (
 _COMPILED = re.compile(
     r"(sse4|avx|amx|bmi|fma|sve|asimd)\w*|f16c|abm|movbe|popcnt|aes|sha_ni|vaes|vpclmulqdq|gfni|adx|rdseed|clwb|i8mm|bf16|atomics"
 )
-#: Any of these makes products of that precision fast and, for INT8, exact: without VNNI the sums of two products
-#: saturate. Runtimes go on without them, and say nothing.
+#: CPU features of which one is needed for fast (and for INT8 exact) products in a precision: without VNNI the sum of two INT8 products
+#: saturates. Runtimes silently run without them.
 NATIVE = {
     "int8": {"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"},
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
 }
 
-#: Each turns TF32 on for float32 products, errors of 1e-3. NVIDIA's containers of torch set the first.
+#: Variables that switch on TF32 for float32 products, with errors of 1e-3. NVIDIA's containers of torch set the first.
 _TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
 
 
 def without_tf32() -> dict[str, str]:
-    """Return this process's environment variables but those that would make float32 another precision."""
+    """Return this process's environment variables without those that switch on TF32."""
     return {name: value for name, value in os.environ.items() if name not in _TF32}
 
 

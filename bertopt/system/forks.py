@@ -1,4 +1,4 @@
-"""What a fork inherits of the models that its parent holds open: objects of runtimes whose threads are gone."""
+"""Protect forks from models that their parent has open: the threads of the runtimes are missing in a fork."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _torch: dict[str, bool] = {"ran here": False, "ran before the fork": False}
 
 
 def keep(model: object, torch_threads: int = 0) -> None:
-    """Never free `model` in forks of this process. `torch_threads` it ran on, 0 where torch did not run it."""
+    """Never free `model` in forks of this process. `torch_threads` is the number of threads on which torch ran it, 0 if torch did not."""
     _watch()
     _open.add(model)
     _torch["ran here"] |= torch_threads > 1
 
 
 def refuse_torch(what: str) -> None:
-    """Raise UsageError in a fork of a process that ran torch on several threads: its OpenMP would wait for those for ever."""
+    """Raise UsageError in a fork of a process that ran torch on several threads: its OpenMP would wait for them forever."""
     if _torch["ran before the fork"]:
         raise UsageError(
             f"{what} runs in torch, which cannot run in this process: it is a fork of one that has run torch on several threads; start processes "

@@ -1,4 +1,4 @@
-"""What NVML and the driver tell of the GPU: what it is, who uses it, how fast it may run.
+"""What NVML and the driver report about the GPU: what it is, which processes use it, how fast it may run.
 
 Uses nvidia-ml-py (extra `gpu`); without it, or without a driver, every question is answered by None. The GPU asked
 about is the first that CUDA_VISIBLE_DEVICES names by number or UUID, else number 0. Not seen: which process of another
@@ -21,7 +21,7 @@ _THROTTLING = {0x8: "hardware slowdown", 0x20: "temperature", 0x40: "temperature
 _POWER = {0x4: "power limit"}
 _MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 _DRIVER = Path("/proc/driver/nvidia/version")
-#: What mends a GPU that one process holds.
+#: Remedy for a GPU that only one process may use.
 SHARE = "end the process that holds it, or sudo nvidia-smi -c DEFAULT"
 _MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108  (MPS's own default)
 

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: memory and CPU time, as cgroups and rlimits bound them."""
+"""Limits on this process's memory, CPU time and open files, by cgroups and rlimits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cores() -> int:
 
 
 def quota_threads() -> int | None:
-    """Return how many threads a quota leaves time for, or None where it takes nothing away.
+    """Return how many threads a CPU quota leaves time for, or None where it is no limit.
 
     Runtimes count visible cores: their threads spend the quota early in each period and then all wait for the next.
     """
@@ -89,9 +89,9 @@ def open_files() -> int:
 
 
 def little_address_space(status: str | None = None) -> str | None:
-    """Return what limits virtual memory where this process has used over half of what it may, else None.
+    """Return text about the limit of virtual memory if this process has used more than half of it, else None.
 
-    Libraries then fail in any way: they raise other errors, crash, or cannot start a thread.
+    Libraries then fail in various ways: they raise other errors, crash, or cannot start a thread.
     """
     limit = address_space_bytes()
     peak = re.search(r"VmPeak:\s+(\d+) kB", _read(Path("/proc/self/status")) if status is None else status)

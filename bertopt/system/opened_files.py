@@ -1,4 +1,4 @@
-"""Which files this process opens: what a user's code reads besides a model is part of what was checked."""
+"""Record which files this process opens: files that a user's code reads besides a model are part of what was checked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def elsewhere(opened: Iterable[str], inside: Collection[Path], code: tuple[str, 
 
 @functools.cache
 def _hook() -> None:
-    """Have Python say which files it opens, once: such a hook stays for good."""
+    """Install a hook that records files that Python opens, only once, since a hook cannot be removed."""
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and _watching and isinstance(arguments[0], str | bytes) and not _writes(arguments[2]):

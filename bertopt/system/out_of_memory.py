@@ -1,4 +1,4 @@
-"""Recognise that memory ended, in the words of each runtime."""
+"""Recognise errors about memory that ran out, in the words of each runtime."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CLASSES = ("OutOfMemoryError", "CUDAOutOfMemoryError", "ResourceError")
 
 
 def ended(error: BaseException) -> bool:
-    """Return whether `error` says that memory ended, the host's or a device's."""
+    """Return whether `error` says that memory of the host or of a device ran out."""
     if isinstance(error, MemoryError) or type(error).__name__ in _CLASSES:
         return True
     return _DEVICE.search(str(error)) is not None or said(str(error))
 
 
 def said(text: str) -> bool:
-    """Return whether a message or a log says that the host's memory ended."""
+    """Return whether a message or a log says that the host's memory ran out."""
     return _HOST.search(text) is not None

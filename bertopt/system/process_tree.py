@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-#: A worker that gets this writes to its log where its main thread is.
+#: On this signal a worker writes the stack of its main thread to its log.
 WHERE_SIGNAL = signal.SIGUSR1
-#: How long killed processes may take to go. Only a driver that is stuck takes longer.
+#: Seconds that killed processes may take to end. Only a stuck driver takes longer.
 END_S = 3.0
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, not of init: none can leave the family."""
+    """Make descendants whose parent ends children of this process instead of init's, so that none is lost."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -62,7 +62,7 @@ def end_descendants(spared: Iterable[int] = ()) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is alive and no zombie."""
+    """Return whether a process is alive and not a zombie."""
     import psutil
 
     try:
@@ -72,7 +72,7 @@ def runs(pid: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory that a process has in use, 0 where there is none of this id. What it shares counts in full."""
+    """Return the resident memory of a process, shared memory included; 0 where there is no such process."""
     import psutil
 
     try:

@@ -14,11 +14,11 @@ class _Stack(ctypes.Structure):
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Put back, at the end of the block, the signal stack that the thread had before it, if Linux takes it.
+    """Restore the thread's signal stack at the end of the block, if Linux accepts it.
 
-    An OpenVINO core gives the thread that it first compiles in another one, which it puts back and frees at its end. Of two cores that
-    end in the order they came, the second puts back the first one's, which is freed: the next signal, such as Ctrl-C, was a
-    segmentation fault. Linux refuses a stack that is too small for the registers of AMX; then OpenVINO's stays.
+    An OpenVINO core sets another signal stack in the thread in which it first compiles, and at its end restores the previous one and frees its
+    own. If the first of two cores ends first, the second restores the stack that the first has freed, and the next signal, such as Ctrl-C,
+    is a segmentation fault. Linux refuses a stack that is too small for the registers of AMX; then OpenVINO's stays.
     """
     if sys.platform != "linux":
         yield

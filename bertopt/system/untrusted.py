@@ -1,4 +1,4 @@
-"""Reading files that somebody else wrote: whatever a library raises over them is about the file."""
+"""Read files from untrusted sources: errors that libraries raise become errors about the file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with an escape for every character that a terminal would act on, line breaks included."""
+    """Return text with control characters escaped, line breaks included."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def plain(text: str) -> str:
-    """Return text of a foreign file in one short line, without anything that a terminal would act on."""
+    """Return text of an untrusted file in one short line with control characters escaped."""
     clean = printable(text)
     return clean if len(clean) <= _SHOWN else f"{clean[: _SHOWN - 1]}…"
