@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,20 +12,7 @@ from bertopt.checks import coverage, margins, padding_patterns, parity, speed_li
 from bertopt.checks.measurements import StageMeasurements
 from bertopt.core import Precision
 from bertopt.errors import BertoptError, WrongAnswer
-from bertopt.results import (
-    Blame,
-    Case,
-    Comparison,
-    Failure,
-    Limits,
-    Margin,
-    Parity,
-    Stage,
-    Status,
-    Waiver,
-    Worst,
-    nan_as_inf,
-)
+from bertopt.results import Blame, Comparison, Failure, Limits, Margin, Parity, Stage, Status, Waiver, nan_as_inf
 from bertopt.results.fidelity import Rounding
 
 #: Share of the weights of matrix products in a precision from which a model counts as being of it.
@@ -69,15 +56,14 @@ class GateOutcome:
 
 def judge(
     stage: str, measurements: StageMeasurements, limits: Limits, *, changes: Mapping[str, int], today: datetime.date,
-    waivers: Sequence[Waiver] = (), allow_noop: bool = False, ancestors: Mapping[str, float] | None = None,
-    show: Callable[[Worst, Case], Worst] = lambda worst, case: worst, size_bytes: int | None = None,
+    waivers: Sequence[Waiver] = (), allow_noop: bool = False, ancestors: Mapping[str, float] | None = None, size_bytes: int | None = None,
 ) -> GateOutcome:  # fmt: skip
     """Compare the measurements of `stage` with `limits`; `waivers` may cover misses until their last day.
 
     NaN never passes. `changes` are the counts that the pass claims, `ancestors` the rel_l2 that each earlier stage added, the checkpoint's
-    child first. `show` adds text and tokens to the worst case. `size_bytes` is the size of the stage's files.
+    child first. `size_bytes` is the size of the stage's files.
     """
-    compared = _parity(stage, measurements, limits, ancestors or {}, show) if measurements.cases else None
+    compared = _parity(stage, measurements, limits, ancestors or {}) if measurements.cases else None
     failures = _failures(measurements, limits, size_bytes)
     reasons, waived = [], []
     located = _located(failures, compared) if compared else None
@@ -253,15 +239,11 @@ def blame(added: Mapping[str, float], total: float) -> Blame | None:
     return Blame(stage=stage, rel_l2=added[stage], total=total)
 
 
-def _parity(
-    stage: str, measurements: StageMeasurements, limits: Limits, ancestors: Mapping[str, float],
-    show: Callable[[Worst, Case], Worst],
-) -> Parity:  # fmt: skip
+def _parity(stage: str, measurements: StageMeasurements, limits: Limits, ancestors: Mapping[str, float]) -> Parity:
     compared = parity.judge(measurements.cases, limits, measurements.vs_parent)
-    worst = show(compared.worst, parity.worst_case(measurements.cases, compared.worst.metric))
     own = {stage: measurements.vs_parent.rel_l2} if measurements.vs_parent else {}
     blamed = blame({**ancestors, **own}, Comparison.over(measurements.cases).rel_l2)
-    return compared.model_copy(update={"worst": worst, "blame": blamed})
+    return compared.model_copy(update={"blame": blamed})
 
 
 def _effects(measurements: StageMeasurements) -> list[tuple[str, tuple[int, int]]]:

@@ -165,8 +165,7 @@ def _opened(first: Opened, second: Opened, names: tuple[str, str], tolerances: T
     with temporary_directory.make() as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, first.path, second.path, compared_on, pair.shapes(after), Path(records), on_progress)
         held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
-        compared = parity.judge(new.cases, held, new.vs_parent)
-        compared.worst = examiner.show(compared.worst, parity.worst_case(new.cases, compared.worst.metric))
+        compared = examiner.show(parity.judge(new.cases, held, new.vs_parent))
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
     differences = diff.environment(before.environment, after.environment)

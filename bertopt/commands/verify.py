@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,17 @@ def _compare(
         # The examiner reads the reference's tokenizer again where it shows a worst case.
         outcome = gates.judge(
             pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),
-            waivers=_waivers(manifest), allow_noop=True, show=examiner.show,
+            waivers=_waivers(manifest), allow_noop=True,
         )  # fmt: skip
+        assert outcome.parity is not None, "it was compared with the checkpoint"
+        compared = examiner.show(outcome.parity)
     baseline = rows.make(0, "reference", GateOutcome("ok"), StageBuild.of(reference.manifest), old)
-    row = rows.make(1, pair.name(manifest), outcome, StageBuild.of(manifest), new, after="reference")
+    row = rows.make(1, pair.name(manifest), replace(outcome, parity=compared), StageBuild.of(manifest), new, after="reference")
     report.stages = [baseline, row]
-    assert row.parity is not None
     report.exit_code = outcome.exit_code
     report.reason = f"'{row.name}' failed: {row.reason}"
     if row.status == "ok":
-        report.reason = f"the artefact is still the same model: {row.parity.worst.metric} {row.parity.worst.value:.6g}"
+        report.reason = f"the artefact is still the same model: {compared.worst.metric} {compared.worst.value:.6g}"
         report.reason += _kernels(row.facts)
 
 

@@ -26,7 +26,7 @@ from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.pipeline.twins import Twins
-from bertopt.results import Case, Comparison, Invariance, Quality, Ranking, Worst
+from bertopt.results import Case, Comparison, Invariance, Parity, Quality, Ranking
 from bertopt.results.coverage import SWEEPING, Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime import replay
@@ -124,9 +124,11 @@ class Examiner:
             return contextlib.nullcontext()
         return self.sweeps.ahead(worker, TIMEOUT_S)
 
-    def show(self, worst: Worst, case: Case) -> Worst:
-        """Return the worst case with its text and tokens."""
-        return worst_case.show(worst, case, self.probes, self.tokenizer.word)
+    def show(self, compared: Parity) -> Parity:
+        """Return the comparison with the text and tokens of its worst case."""
+        case = parity.worst_case(compared.cases, compared.worst.metric)
+        worst = worst_case.show(compared.worst, case, self.probes, self.tokenizer.word)
+        return compared.model_copy(update={"worst": worst})
 
     def _encode(self, texts: Sequence[Text]) -> list[dict[str, Array]]:
         return [self.tokenizer.batch(texts)]

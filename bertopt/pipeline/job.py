@@ -165,11 +165,11 @@ class Job:
     def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         precision = gates.judged_precision(build.precision, measurements.proven)
         limits = gates.effective_limits(precision, step.limits, self._stated(precision), peak=measurements.peak)
-        return gates.judge(
-            step.name, measurements, limits, changes=build.changes,
-            today=datetime.date.today(), waivers=self.recipe.waivers, allow_noop=step.allow_noop,
-            ancestors=self._added(start), show=self.examiner.show, size_bytes=build.size_bytes,
+        outcome = gates.judge(
+            step.name, measurements, limits, changes=build.changes, today=datetime.date.today(), waivers=self.recipe.waivers,
+            allow_noop=step.allow_noop, ancestors=self._added(start), size_bytes=build.size_bytes,
         )  # fmt: skip
+        return replace(outcome, parity=self.examiner.show(outcome.parity)) if outcome.parity else outcome
 
     def _added(self, done: Done) -> dict[str, float]:
         """rel_l2 that each stage added to its parent's, from the checkpoint's child to this one."""
