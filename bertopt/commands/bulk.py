@@ -1,8 +1,8 @@
-"""`bertopt bulk`: the answers to a file of texts, in parts, exactly one row for each row read.
+"""`bertopt bulk`: answer a file of texts, in parts, with exactly one row for each row read.
 
-A part is written under another name and renamed, so that what stands is whole: after an interruption the same call goes on
-with the part that is missing. The hash of each part that is finished is recorded, so that one that was changed since is refused.
-What it does not notice: an input that was changed without its size or time changing.
+A part is written under another name and then renamed, so that every part is complete: after an interruption the same call continues with the
+missing part. The hash of each finished part is recorded, so that a changed one is refused. Not noticed: a change of the input that leaves
+its size and time as they were.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from bertopt.stages.opening import Opened, opening
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
-#: From the exactest to the one that may differ most.
+#: From the most exact to the least exact.
 _PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
 REPORT_OR_ARTEFACT = "an artefact, a report.json, or the directory of a run that holds one"
 
@@ -37,7 +37,7 @@ def compare(
     baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None, on_progress: ProgressCallback = lambda _: None,
     key: Path | None = None,
 ) -> Diff:  # fmt: skip
-    """Hold `candidate` against `baseline`: two artefact or stage directories, or two reports.
+    """Compare `candidate` with `baseline`: two artefact or stage directories, or two reports.
 
     Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
     the task metric where they have labels, and an interleaved race; with the public `key` both must be signed with it.
@@ -159,7 +159,7 @@ def _artefacts(
 
 def _opened(first: Opened, second: Opened, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback) -> Diff:
     before, after = first.manifest, second.manifest
-    # What separates the two is at most what the less exact of them may differ from the checkpoint.
+    # The two may differ as much as the less exact one may differ from the checkpoint.
     coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     compared_on = read_or_built_in(texts)
     with temporary_directory.make() as records, Workers() as workers:

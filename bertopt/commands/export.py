@@ -68,7 +68,7 @@ def run(
 
 
 def with_fitting_shapes(recipe: Recipe, fields: Mapping[str, Any] | None) -> Recipe:
-    """Return the recipe with shapes that it leaves to the default cut to the model's positions; `fields` as in `check_inputs`."""
+    """Return the recipe with default shapes cut to the model's positions; stated shapes stay. `fields` as in `check_inputs`."""
     if fields is None or "shapes" in recipe.inputs.model_fields_set:
         return recipe
     inputs = recipe.inputs.model_copy(update={"shapes": cut_shapes(fields, recipe.inputs.shapes)})

@@ -1,4 +1,4 @@
-"""The smallest set that passes: a question asked of a set at a time, and as few questions as needed."""
+"""Search for a small set of names that passes a test, with few tests."""
 
 from __future__ import annotations
 

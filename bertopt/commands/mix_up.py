@@ -1,4 +1,4 @@
-"""What lies at a path that is not what a command takes, and what to give instead."""
+"""Advice for a path that a command cannot take: what is there, and what to give instead."""
 
 from __future__ import annotations
 

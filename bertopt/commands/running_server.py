@@ -1,4 +1,4 @@
-"""A server that runs somewhere: bertopt's or another with `/embed`, `/v1/embeddings`, `/rerank` or `/predict`."""
+"""Client of a running server, bertopt's or another with `/embed`, `/v1/embeddings`, `/rerank` or `/predict`."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def verify(
 ) -> Report:  # fmt: skip
     """Re-check an artefact on this machine.
 
-    Hashes always, and with `key` its signature by that public key; a short run of the model always; parity and latency
-    where a checkpoint is given. The limits are those the artefact passed when it was exported, its waivers hold until their
-    last day. Raises IntegrityError where a file changed, also while it was verified: workers open what was hashed here.
+    Checks hashes, with `key` the signature by that public key, and a short run of the model; with a checkpoint also parity and latency. The
+    limits are those that the artefact passed when it was exported; its waivers hold until their last day. Raises IntegrityError where a file
+    changed, also during the verification: workers open the files that were hashed here.
     """
     started = time.monotonic()
     with opening(directory, key) as opened:
@@ -144,7 +144,7 @@ def _compare(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks, on_progress
         )
         limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, peak=new.peak)
-        # The examiner reads the reference's tokenizer again where it shows a worst case.
+        # Inside the context: to show the worst case, the examiner opens the reference's tokenizer again.
         outcome = gates.judge(
             pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),
             waivers=_waivers(manifest), allow_noop=True,
@@ -174,7 +174,7 @@ def _waivers(manifest: stages.Manifest) -> list[Waiver]:
 
 
 def _expired(report: Report, manifest: stages.Manifest) -> None:
-    """An artefact that was delivered under a waiver is good until that expires, whatever is measured here."""
+    """Fail an artefact that was delivered under a waiver which has expired, whatever is measured here."""
     over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
     if over and not report.exit_code:
         report.exit_code = gates.FAILED

@@ -1,4 +1,4 @@
-"""The worker's side of the search: cast again with some operators kept in float32, and hold the result to the limits."""
+"""The worker's side of the search: cast again with some operators kept in float32, and compare the result with the limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bertopt.passes import registry
 from bertopt.results import Case, Limits
 from bertopt.sessions import open_session
 
-#: What float16 can hold; an operator that gives more in float32 must be kept.
+#: The largest float16 number; an operator with larger outputs in float32 must be kept.
 LARGEST = 65504.0
 #: Share of the limits that an attempt may use.
 MARGIN = 0.9
@@ -131,7 +131,7 @@ class Attempts:
 
 
 def _tighter(limits: Limits) -> Limits:
-    """Some room, so that what is found does not fail on the next tokens."""
+    """Return tighter limits, so that a set that is found does not fail on other tokens."""
     return limits.model_copy(
         update={name: MARGIN * value for name in ("rel_l2", "max_abs") if (value := getattr(limits, name)) is not None}
     )

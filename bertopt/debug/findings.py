@@ -19,11 +19,11 @@ class Row(_Result):
     """The module whose output it is, or the graph's name of the value."""
     layer: int | None
     own: float
-    """rel_l2 that arises since the tensor before: computed from the reference's values there."""
+    """rel_l2 added since the previous tensor: computed from the reference's values there."""
     total: float
     """rel_l2 of a free run, errors of all layers before included."""
     max_abs: float
-    """Largest absolute difference of what arises here."""
+    """Largest absolute difference added here."""
     growth: float | None
     """This `total` over that of the row before."""
     peak: float
@@ -42,7 +42,7 @@ class Keep(_Result):
     names: list[str]
     runs: int
     minimal: bool
-    """Whether each of them was seen to be needed; False where the allowed runs were spent first."""
+    """Whether each of them was shown to be needed; False where the allowed runs were used up before."""
     recipe: str
     """The step, as it should stand in the recipe."""
 

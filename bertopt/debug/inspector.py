@@ -1,4 +1,4 @@
-"""The worker's side: the reference and the stage side by side, and attempts at casting less of it."""
+"""The worker's side of `bertopt debug`: compare reference and stage, and try casting less of the stage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StageInspector:
         return [probe for probe in found if self.model.shapes.fit(*probe.shape) is not None]
 
     def _chosen(self, worst: str | None) -> list[Probe]:
-        """The probe at which parity was worst, the smallest batch in every padding pattern, and one of texts."""
+        """Return the probe with the worst parity, the smallest batch in every padding pattern, and a batch of texts."""
         named = [probe for probe in self.every if worst is not None and worst.endswith(f", {probe.name}")]
         small = min((p.shape for p in self.every if p.shape[0] > 1 and p.shape[1] > 1), default=self.every[0].shape)
         grid = [

@@ -1,4 +1,4 @@
-"""Layer by layer: what each adds when fed with the reference's values, and what has accumulated in a free run."""
+"""The error of each layer: what it adds to the reference's values, and what has accumulated in the stage's own run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Static INT8 on ONNX graphs: what to quantise, what range its inputs have, and how it is written."""
+"""Static INT8: calibration inputs, activation ranges, and quantised graphs (ONNX and OpenVINO)."""

@@ -1,4 +1,4 @@
-"""Ranges of a graph's activations, measured on real texts with odd inputs in between."""
+"""Measure the ranges of a graph's activations on real texts and unusual inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BINS, LEVELS = {"percentile": 2048, "entropy": 512}, 256
 
 @dataclass(frozen=True)
 class Sample:
-    """One batch as the network takes it, and which tokens of it [B, S] are no padding."""
+    """One batch as the network takes it, and which of its tokens [B, S] are not padding."""
 
     inputs: dict[str, Array]
     valid: Array
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass
 class Range:
-    """What one activation [..., H] was seen to hold."""
+    """The values that one activation [..., H] had."""
 
     low: float = 0.0
     high: float = 0.0

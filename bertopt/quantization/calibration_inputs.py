@@ -1,7 +1,7 @@
-"""What static quantisation measures its ranges on: the user's texts, and among them inputs that no text looks like.
+"""The inputs on which static quantisation measures its ranges: the user's texts, and between them inputs unlike any text.
 
-Ranges of texts alone clip what is rare. Without a first token that draws the attention (left padding), or with one
-word between the special ones, attention averages over few tokens and some channels grow beyond what any text shows.
+Ranges from texts alone clip rare values. Without a first token that draws attention (left padding), or with a single word between the special
+tokens, attention averages over few tokens, and some channels grow beyond their range on texts.
 """
 
 from __future__ import annotations

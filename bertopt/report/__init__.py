@@ -1,1 +1,1 @@
-"""What a run found, for people: `terminal` and `html` show it, `junit` and `markdown_summary` hand it to CI, in the words of `formatting`."""
+"""Show reports: `terminal` and `html` to people, `junit` and `markdown_summary` to CI; `formatting` has their common wording."""

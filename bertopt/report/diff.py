@@ -1,4 +1,4 @@
-"""Two results of one stage held against each other: what got worse by more than is tolerated. Loads no model."""
+"""Compare two results of a stage: which figures got worse by more than the tolerance. Loads no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Unit = Literal["", "x", "ms", "bytes"]
 
 
 class Tolerances(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """How much worse than the baseline is no regression. Parity is held to `limits`, over the baseline's own."""
+    """How much worse than the baseline a figure may be. `limits` override the baseline's limits on parity."""
 
     slower: float = Field(0.05, ge=0, description="share by which a speed-up may fall, where the intervals are apart")
     bigger: float = Field(0.10, ge=0, description="share by which the size on disk may grow")
@@ -41,7 +41,7 @@ class Diff(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     baseline: str
     candidate: str
     environment: list[str]
-    """In what the two were measured differently."""
+    """Differences of the environments in which the two were measured."""
     tolerances: Tolerances
     changes: list[Change]
     exit_code: int
@@ -100,7 +100,7 @@ def stages(before: Stage, after: Stage, tolerances: Tolerances, same_hardware: b
 
 
 def artefacts(before: Stage, after: Stage, tolerances: Tolerances, limits: Limits) -> list[Change]:
-    """`after` examined against `before` itself: differences of answers, and a race of the two."""
+    """Compare `after` with `before`, against which it was measured: differences of outputs, and a race of the two."""
     name = after.name
     found = [
         Change(stage=name, gate="effects", what=what, before=expected, after=got,
@@ -157,7 +157,7 @@ def other_shapes(before: Report, after: Report) -> list[str]:
 
 
 def hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of the hardware differs: times in milliseconds are then not comparable."""
+    """Return the differences of hardware, with which times in milliseconds are not comparable."""
     keys = ("cpu", "cores", "isa", "cuda")
     return [_differs(key, then.get(key), now.get(key)) for key in keys if then.get(key) != now.get(key)]
 
@@ -176,7 +176,7 @@ def _differs(what: str, then: Any, now: Any) -> str:
 
 
 def _parity(before: Stage, after: Stage, stated: Limits) -> Iterator[Change]:
-    """Held to the baseline's limits: a candidate that loosened its own is found."""
+    """Compare parity by the baseline's limits, which shows a candidate that loosened its own."""
     assert before.parity is not None
     limits, old, new = stated.over(before.parity.limits), figures(before), figures(after)
     waived = {failure.metric: failure.waiver for failure in after.failures if failure.waiver}
@@ -191,7 +191,7 @@ def _parity(before: Stage, after: Stage, stated: Limits) -> Iterator[Change]:
 
 
 def _missed(metric: str, limit: float | None, before: float | None, after: float | None) -> str | None:
-    """Beyond the limit, unless the baseline was and this is no worse. NaN is always beyond, a missing figure too."""
+    """Return whether a figure is beyond its limit, unless the baseline's was too and was no better. NaN and a missing figure are beyond."""
     if after is None:
         return f"{metric} has no figure; the baseline has {before:.6g}"
     if limit is None:

@@ -1,4 +1,4 @@
-"""The words of every figure, shared by the terminal table, the markdown table and the HTML page."""
+"""Figures as text, for the terminal table, the markdown table and the HTML page."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def is_quick(recipe: Mapping[str, Any]) -> bool:
 
 
 def baselines(report: Report) -> str:
-    """The speed of the checkpoint as torch alone runs it in less precision; empty where it was not timed."""
+    """Return the speed of the checkpoint in plain torch with less precision; empty where it was not timed."""
     last = {kind: cases[-1] for kind, cases in report.baselines.items() if cases}
     words = [f"{kind} {case.vs_reference}, {case.what}" for kind, case in last.items() if case.vs_reference]
     return f"the checkpoint as torch alone runs it, against fp32: {'; '.join(words)}" if words else ""
 
 
 def status(stage: Stage) -> list[str]:
-    """`ok`, and what else one should know at once."""
+    """Return `ok` or another status, with the most important remark."""
     return [stage.status, *(["waived"] if stage.waived else []), *(["reused"] if stage.reused else [])]
 
 
 def notes(stage: Stage) -> Iterator[tuple[str, str]]:
-    """A kind and a sentence each: why a stage is not ok, which stage brought the difference, what is waived."""
+    """Return remarks, each with its kind: why a stage is not ok, which stage added the difference, what is waived."""
     if stage.reason:
         yield "reason", stage.reason
     wrong = stage.parity is not None and (not stage.parity.passed or stage.waived)
@@ -269,7 +269,7 @@ def line(row: Row) -> str:
 
 
 def one_line(text: str) -> str:
-    """Printable, on one line: reasons may come from the log of a foreign compiler."""
+    """Return text printable on one line: reasons may come from a compiler's log."""
     return " ".join(clean(text).split())
 
 

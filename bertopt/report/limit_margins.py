@@ -1,4 +1,4 @@
-"""Each figure of a stage that has a limit, as a distance from perfect that a logarithmic scale can show."""
+"""The figures of a stage that have limits, as distances from the perfect value, for a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROUNDING = {
     "column_ratio": "largest deviation of the errors of a class or dimension",
     "flip_margin": "largest margin of a label that changed", "rank_ratio": "loss of rank correlation",
 }  # fmt: skip
-#: What is shown of a stage without any limit.
+#: Figures that are shown for a stage without limits.
 _COMPARED = ("max_abs", "rel_l2", "1 − cosine_min")
 
 

@@ -1,4 +1,4 @@
-"""How a `Report` shows itself in Jupyter. IPython's display hook is installed here, so that `results` needs no display code."""
+"""Show a `Report` in Jupyter. IPython's display hook is installed here, so that `results` needs no display code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page tells about one stage beyond the table: how it was built, its worst token, how to see it again."""
+"""Details of a stage on the page: how it was built, its worst token, how to reproduce it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def facts(stage: Stage) -> dict[str, Any]:
 
 
 def running(stage: Stage) -> dict[str, str]:
-    """What really runs, without the log, which is shown by itself."""
+    """Return what the session reports, without the log, which is shown separately."""
     return formatting.flat({key: value for key, value in stage.facts.items() if key != "log"})
 
 
@@ -97,7 +97,7 @@ def warnings(report: Report) -> Iterator[str]:
 
 
 def doubtful_timings(report: Report) -> str | None:
-    """How many timings carry a warning, and one of them, of the delivered stage first. None without one, and of a quick run."""
+    """Return how many timings have a warning, and one of these, preferably the delivered stage's; None without any, and for a quick run."""
     timings = [(stage, case) for stage in report.stages for case in stage.latency or []]
     doubtful = [(stage, case) for stage, case in timings if case.warning]
     if not doubtful or formatting.is_quick(report.recipe):
@@ -112,7 +112,7 @@ def recipe_yaml(recipe: Mapping[str, Any]) -> str:
 
 
 def reproduce(report: Report) -> str:
-    """The command for the whole run. A device that was left open is settled to the one it ran on."""
+    """Return the command for the whole run; `device: auto` becomes the device on which it ran."""
     words = ["bertopt", "export", "recipe.yaml"]
     cuda = report.environment.get("cuda")
     if report.recipe.get("device") == "auto" and isinstance(cuda, Mapping) and "cuda" in cuda:
@@ -122,7 +122,7 @@ def reproduce(report: Report) -> str:
 
 @dataclass(frozen=True)
 class FailedStage:
-    """The stage that ended a run, and what it missed, where that is more than one limit."""
+    """The stage that ended a run, and the limits that it missed, if several."""
 
     stage: Stage
     listed: list[str]

@@ -164,10 +164,9 @@ def _escaped(text: str) -> str:
 
 
 class Live:
-    """The table and what is being done, on stderr while a run goes on; without a terminal one line a stage, and what a large model's long
-    checks are busy with.
+    """Shows the table and the current activity on stderr during a run; without a terminal, one line for each stage and for long activities.
 
-    On leaving, the live table is wiped: the final one is the caller's to print.
+    On leaving, the live table is removed; the caller prints the final one.
     """
 
     def __init__(self, enabled: bool, on: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
@@ -181,7 +180,7 @@ class Live:
         self._since = self._printed = now()
         self._live: RichLive | None = None
         if enabled and self._console.is_interactive:
-            # Drawing is work on the machine that is being timed: seldom.
+            # Seldom, since drawing disturbs the timing.
             self._live = RichLive(
                 console=self._console, get_renderable=self._draw, refresh_per_second=2, transient=True,
                 redirect_stdout=False, redirect_stderr=False,
@@ -220,7 +219,7 @@ class Live:
         return Group(self._table, self._spinner)
 
     def _tell_doing(self, doing: str) -> None:
-        # What waits, or comes after the last stage's line, may take long: nothing else would be said.
+        # Waiting, and the sweeps after the last stage, may take long without any other line.
         if doing.startswith("waiting ") or doing.endswith(SWEEPING):
             self._print(doing)
         elif self._now() - self._printed >= _SILENCE_S:

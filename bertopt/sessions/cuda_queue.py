@@ -1,4 +1,4 @@
-"""What a torch session asks of a CUDA device: page-locked memory, marks in its queue of work, captured graphs."""
+"""A CUDA device as torch sessions use it: page-locked memory, events in its queue of work, captured graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mark(Protocol):
 
 
 class Queue(Protocol):
-    """A device that runs work in the order in which it was given. Tests put their own in its place."""
+    """A device that runs work in the order in which it was submitted. Tests use a fake one."""
 
     def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the host that the device reads and writes by itself."""

@@ -1,4 +1,4 @@
-"""What a session is given: every input, and ids that the runtime can hold."""
+"""Check the inputs of a session: that none is missing, and that ids fit into the runtime's integers."""
 
 from __future__ import annotations
 

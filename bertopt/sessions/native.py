@@ -1,4 +1,4 @@
-"""The native encoder: packed rows in, each text run without padding, its task head in float32 after it."""
+"""The native encoder: it takes packed rows, runs each text without padding, and then the task head in float32."""
 
 from __future__ import annotations
 

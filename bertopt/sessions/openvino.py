@@ -29,7 +29,7 @@ _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 #: Entries in OpenVINO's cache of prepared shapes: a shape takes about 100 for each 6 layers, and its default of 5,000 holds
 #: fewer shapes than a service sees.
 _PREPARED = 40_000
-#: What a matrix product is called in a compiled model.
+#: Type of matrix products in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
 #: Most streams by default: each has separate buffers.
 MOST_STREAMS = 16

@@ -1,4 +1,4 @@
-"""A packed network behind the padded interface, so that checks need not know how it is fed."""
+"""A packed network with the interface of a padded one, so that checks need not know its layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-row batches padded to a few sizes, each captured once and replayed: one launch for a whole forward."""
+"""CUDA graphs of one-row batches padded to a few sizes: a whole forward pass is one launch."""
 
 from __future__ import annotations
 
