@@ -105,7 +105,7 @@ class _Examiner(Examiner):
         if self.spec.task == "fill-mask":
             word, mask = self.tokenizer.mask()
             of = probes.masked(of, word)
-        found = [*probes.texts(self.spec, self._encode, of, mask=mask), *(probes.texts(self.spec, self._encode, pairs, "pair") if pairs else [])]
+        found = [*probes.texts(self.spec, self._encode, of, mask_id=mask), *(probes.texts(self.spec, self._encode, pairs, "pair") if pairs else [])]
         return [_named(probe, tag) for probe in found]
 
     def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:

@@ -120,43 +120,43 @@ def serving(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
         yield probe_of(spec, "none", inputs, f"1 × {shape[1]}, none, run {number} of {REPEATS} in a row")
 
 
-def masked(of: Sequence[str], word: str) -> list[str]:
+def masked(texts: Sequence[str], mask_token: str) -> list[str]:
     """Return texts with one to three of their words replaced by the mask token, and up to eight in every fourth; short texts stay as they are."""
-    rng = np.random.default_rng([0, len(of)])
+    rng = np.random.default_rng([0, len(texts)])
     found = []
-    for number, text in enumerate(of):
+    for number, text in enumerate(texts):
         words = text.split(" ")
         count = min(MANY_MASKS, len(words) // 2) if number % 4 == 3 else 1 + number % MASKS
         for place in rng.permutation(len(words))[:count] if len(words) > MASKS else ():
-            words[place] = word
+            words[place] = mask_token
         found.append(" ".join(words))
     return found
 
 
-def prompted(of: Sequence[str], prompts: Iterable[str]) -> list[str]:
+def prompted(texts: Sequence[str], prompts: Iterable[str]) -> list[str]:
     """Return texts with each prompt before them, as users of an embedding model send them: three texts, from short to long."""
-    order = sorted(filter(str.strip, dict.fromkeys(of)), key=len)
+    order = sorted(filter(str.strip, dict.fromkeys(texts)), key=len)
     chosen = [order[len(order) * part // (PROMPTED + 1)] for part in range(1, PROMPTED + 1)] if order else []
     return [prompt + text for prompt in islice(filter(None, dict.fromkeys(prompts)), PROMPTS) for text in dict.fromkeys(chosen)]
 
 
 def texts(
-    spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], of: Sequence[Text], kind: str = "text",
-    mask: int | None = None,
+    spec: Spec, encode: Callable[[Sequence[Any]], list[dict[str, Array]]], sample: Sequence[Text], kind: str = "text",
+    mask_id: int | None = None,
 ) -> Iterator[Probe]:  # fmt: skip
     """Yield real texts in right-padded batches: one that mixes all lengths, the rest sorted and split so that there is little padding.
 
     A probe's name gives the 0-based numbers of its texts (or pairs, by `kind`). Where only a few tokens of a row are compared, those
-    with the id `mask` come first.
+    with the id `mask_id` come first.
     """
-    lengths = [encode([text])[0]["input_ids"].shape[1] for text in of]
-    order = sorted(range(len(of)), key=lambda i: lengths[i])
-    mixed = order[:: -(-len(of) // TEXT_BATCH)]
+    lengths = [encode([text])[0]["input_ids"].shape[1] for text in sample]
+    order = sorted(range(len(sample)), key=lambda i: lengths[i])
+    mixed = order[:: -(-len(sample) // TEXT_BATCH)]
     rest = [i for i in order if i not in mixed]
     for numbers in [mixed, *_alike(rest, lengths)]:
-        batch = tuple(of[i] for i in numbers)
+        batch = tuple(sample[i] for i in numbers)
         (inputs,) = encode(batch)
-        yield probe_of(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch, mask)
+        yield probe_of(spec, kind, inputs, f"{kind}s {', '.join(map(str, numbers))}", batch, mask_id)
 
 
 def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -172,13 +172,13 @@ def _alike(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def pairs(spec: Spec, of: Sequence[str]) -> list[tuple[str, str]]:
+def pairs(spec: Spec, texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return (query, passage) pairs for models that distinguish segments, classify (re-rankers of RoBERTa's family have one token type) or
     answer questions: short texts with long ones, the first words of long texts with the whole text (which a re-ranker scores higher), and
     one text with itself and with an empty one."""
     if spec.token_types < 2 and spec.task not in ("question-answering", "text-classification"):
         return []
-    order = sorted(dict.fromkeys(of), key=len)
+    order = sorted(dict.fromkeys(texts), key=len)
     step = max(1, len(order) // 2 // PAIRS)
     unlike = [(order[i], order[-1 - i]) for i in range(0, len(order) // 2, step)][:PAIRS]
     long = [words for words in map(str.split, order) if len(words) > 2 * QUERY_WORDS]
@@ -237,14 +237,15 @@ def digest(probes: Sequence[Probe]) -> str:
 
 
 def probe_of(
-    spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, of: tuple[Text, ...] = (), first: int | None = None
+    spec: Spec, padding: str, inputs: dict[str, Array], name: str | None = None, texts: tuple[Text, ...] = (), mask_id: int | None = None
 ) -> Probe:
+    """Return a batch as a probe. For fill-mask, only a few tokens of each row are compared, those with the id `mask_id` first."""
     mask = inputs["attention_mask"].astype(bool)
     batch, sequence = mask.shape
     compared = mask.copy()
     if spec.task == "fill-mask":
         for row, ids in zip(compared, inputs["input_ids"], strict=True):
-            asked = np.flatnonzero(row & (ids == (-1 if first is None else first)))[:WIDE_TOKENS]
+            asked = np.flatnonzero(row & (ids == (-1 if mask_id is None else mask_id)))[:WIDE_TOKENS]
             others = np.setdiff1d(np.flatnonzero(row), asked)
             spread = np.linspace(0, len(others) - 1, min(WIDE_TOKENS - len(asked), len(others))).astype(int)
             row[:] = False
@@ -254,7 +255,7 @@ def probe_of(
         # Its windows are local: where the column that the head reads is padding, it may see no valid token at all,
         # which is as undefined as a fully masked row.
         rows &= mask[:, 0]
-    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows, of)
+    return Probe(name or f"{batch} × {sequence}, {padding}", padding, inputs, compared, rows, texts)
 
 
 def mask_of(padding: str, batch: int, sequence: int, rng: np.random.Generator) -> Array | None:

@@ -58,13 +58,13 @@ class Examiner:
         self.spec, self.texts = plan.spec, plan.texts
         self.tokenizer = RemoteTokenizer(workers, reference)
         sample, pairs = plan.sample()
-        word, masks = self.tokenizer.mask() if plan.spec.task == "fill-mask" else ("", None)
-        sample = sample if masks is None else probes.masked(sample, word)
+        mask_token, mask_id = self.tokenizer.mask() if plan.spec.task == "fill-mask" else ("", None)
+        sample = sample if mask_id is None else probes.masked(sample, mask_token)
         sample += probes.prompted(sample, read_prompts(reference).values() if plan.spec.task == "feature-extraction" else ())
         self.probes = [
             *probes.grid(plan.spec, plan.shapes, None),
             *probes.serving(plan.spec, MAX_BATCH), *padding_patterns.probes(plan.spec, MAX_BATCH),
-            *probes.texts(plan.spec, self._encode, sample, mask=masks),
+            *probes.texts(plan.spec, self._encode, sample, mask_id=mask_id),
             *(probes.texts(plan.spec, self._encode, pairs, "pair") if pairs else []),
         ]
         base = stages.read_manifest(reference)

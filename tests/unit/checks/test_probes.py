@@ -90,7 +90,7 @@ def test_texts_of_a_model_that_fills_masks_have_masks_and_these_are_compared() -
         rows = np.array([row + [0] * (longest - len(row)) for row in ids])
         return [{"input_ids": rows, "attention_mask": (rows > 0).astype(int), "token_type_ids": 0 * rows}]
 
-    for p in probes.texts(spec("fill-mask"), encode, found, mask=4):
+    for p in probes.texts(spec("fill-mask"), encode, found, mask_id=4):
         ids, lengths = p.inputs["input_ids"], p.inputs["attention_mask"].sum(axis=1)
         assert p.compared[ids == 4].all() and not p.compared[ids == 0].any()
         assert p.compared.sum(axis=1).tolist() == [min(probes.WIDE_TOKENS, n) for n in lengths]
