@@ -71,9 +71,8 @@ class Comparer:
         places = [(probe, row) for probe, errors in self.errors[name].items() for row in range(len(errors))]
         probe, row = places[at]
         sizes: dict[bool, list[Array]] = {False: [], True: []}
-        for of, errors in self.errors[name].items():
-            if self.probes[of].padding == "batch sizes":
-                sizes[self.probes[of].shape[0] > TEXT_BATCH].append(errors)
+        for batch, errors in self._batches(name):
+            sizes[batch.shape[0] > TEXT_BATCH].append(errors)
         short, padded = self._short(name)
         small, large = (float(np.median(np.concatenate(some))) if some else None for some in sizes.values())
         return SweptOutput(
@@ -82,13 +81,15 @@ class Comparer:
             one_number=self.one_number(name),
         )  # fmt: skip
 
+    def _batches(self, name: str) -> list[tuple[Probe, Array]]:
+        """Return the probes of `batch sizes`, each with the errors of its rows."""
+        return [(self.probes[of], errors) for of, errors in self.errors[name].items() if self.probes[of].padding == "batch sizes"]
+
     def _short(self, name: str) -> list[float | None]:
         """Return the median of short rows that are not mostly padding, and of those that are; None for fewer than `FEWEST_ROWS`."""
         found: dict[bool, list[Array]] = {False: [], True: []}
-        for of, errors in self.errors[name].items():
-            if self.probes[of].padding != "batch sizes":
-                continue
-            valid = self.probes[of].inputs["attention_mask"] == 1
+        for probe, errors in self._batches(name):
+            valid = probe.inputs["attention_mask"] == 1
             padded, tokens = padded_batches.mostly_padding(valid), valid.sum(axis=1)
             few = (tokens >= padded_batches.SHORTEST) & (tokens < padded_batches.SHORT)
             for which, some in found.items():
@@ -101,10 +102,7 @@ class Comparer:
         was run more than once (a single run would only show its length)."""
         found: dict[tuple[str, int], list[float]] = {}
         sizes: dict[int, list[Array]] = {}
-        for of, errors in self.errors[name].items():
-            probe = self.probes[of]
-            if probe.padding != "batch sizes":
-                continue
+        for probe, errors in self._batches(name):
             sizes.setdefault(probe.shape[0], []).append(errors)
             valid = probe.inputs["attention_mask"] == 1
             second = valid & (probe.inputs["token_type_ids"] > 0) if "token_type_ids" in probe.inputs else np.zeros_like(valid)
