@@ -156,6 +156,15 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
         ids = rng.integers(0, self.vocabulary - (self.pad_id < self.vocabulary), shape)
         return ids + (ids >= self.pad_id)
 
+    def padded_inputs(
+        self, ids: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64] | None = None
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the inputs of a padded batch by name, given arrays [B, S]; without `types` all are 0."""
+        import numpy as np
+
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask) if types is None else types}
+        return {name: np.ascontiguousarray(arrays[name], np.int64) for name in self.inputs}
+
     def differences(self, other: Spec) -> str:
         """Return the names of the fields that differ in `other`, of those that no pass may change: all but layout and parameters."""
         fixed = (name for name in type(self).model_fields if name not in ("layout", "row_length", "one_row", "parameters"))

@@ -52,11 +52,8 @@ def rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) 
         likes.append(words)
         types.append((np.arange(length) >= length // 2).astype(np.int64))
     found = [framing.framed(mask, like.ravel(), frame, spec.pad_id) for like in likes]
-    shape = (len(likes) * BASES, length)
-    arrays = {
-        "input_ids": np.concatenate(found), "attention_mask": np.ones(shape, np.int64), "token_type_ids": np.repeat(types, BASES, axis=0),
-    }  # fmt: skip
-    return {name: arrays[name] for name in spec.inputs}, len(likes)
+    ones = np.ones((len(likes) * BASES, length), np.int64)
+    return spec.padded_inputs(np.concatenate(found), ones, np.repeat(types, BASES, axis=0)), len(likes)
 
 
 def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
@@ -67,11 +64,8 @@ def long_rows(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | N
     others = np.where(others == words, np.roll(words, 1), others)
     place, differ = np.arange(size), -(-size // DIFFERS)
     likes = [words, np.where(place < size - differ, words, others), np.where(place < differ, others, words)]
-    arrays = {
-        "input_ids": np.concatenate([framing.framed(mask, like, frame, spec.pad_id) for like in likes]),
-        "attention_mask": np.repeat(mask, len(likes), axis=0), "token_type_ids": np.zeros((len(likes), mask.shape[1]), np.int64),
-    }  # fmt: skip
-    return {name: arrays[name] for name in spec.inputs}
+    ids = np.concatenate([framing.framed(mask, like, frame, spec.pad_id) for like in likes])
+    return spec.padded_inputs(ids, np.repeat(mask, len(likes), axis=0))
 
 
 def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None) -> dict[str, Array]:
@@ -93,8 +87,7 @@ def pairs(spec: Spec, ids: Array, rng: np.random.Generator, frame: Frame | None)
     for row, tokens in zip(inputs, rows, strict=True):
         row[: len(tokens)] = tokens[: len(row)]
     types = (place >= np.array(list(map(len, first)))[:, None]) * mask * (spec.token_types > 1)
-    arrays = {"input_ids": inputs, "attention_mask": mask, "token_type_ids": types}
-    return {name: arrays[name] for name in spec.inputs}
+    return spec.padded_inputs(inputs, mask, types)
 
 
 def sharing(spec: Spec, probe: Probe, what: str, frame: Frame | None) -> Probe:
@@ -126,8 +119,7 @@ def _empty(spec: Spec, number: int, ids: Array, rng: np.random.Generator, frame:
     rows = int(rng.integers(EMPTY[0], EMPTY[1] + 1))
     around = rng.choice(ids, 2) if frame is None else np.array(frame)
     shape = (rows, min(len(around), spec.max_length))
-    arrays = {"input_ids": np.tile(around[: shape[1]], (rows, 1)), "attention_mask": np.ones(shape, np.int64), "token_type_ids": np.zeros(shape, np.int64)}
-    inputs = {name: np.ascontiguousarray(arrays[name], np.int64) for name in spec.inputs}
+    inputs = spec.padded_inputs(np.tile(around[: shape[1]], (rows, 1)), np.ones(shape, np.int64))
     return Probe(f"{rows} × {shape[1]}, sweep {number}: empty texts", "batch sizes", inputs, np.ones(shape, bool), np.ones(rows, bool))
 
 

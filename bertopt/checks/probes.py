@@ -294,5 +294,4 @@ def inputs_of(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -
     if spec.token_types > 1:
         # Pairs: the second half of every odd row is the second segment; of a single row likewise.
         types[(batch > 1) :: 2, sequence // 2 :] = 1
-    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-    return {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}
+    return spec.padded_inputs(ids, mask, types)

@@ -247,7 +247,6 @@ def make_probe(
         if pairs != "some":
             second = np.full_like(second, sequence) if pairs == "none" else 1 + second % np.maximum(mask.sum(axis=1, keepdims=True) - 1, 1)
         types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
-    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     compared = mask.astype(bool)
     places = PLACES if batch > 1 else ROW_PLACES if sequence < longest_row(spec) else sequence
     if sequence > places:
@@ -255,7 +254,7 @@ def make_probe(
         chosen = np.zeros_like(compared)
         np.put_along_axis(chosen, order, True, axis=1)
         compared &= chosen
-    inputs = {name: np.ascontiguousarray(arrays[name]) for name in spec.inputs}
+    inputs = spec.padded_inputs(ids, mask, types)
     return Probe(f"{batch} × {sequence}, sweep {number}: {padding}", padding, inputs, compared, np.ones(batch, bool))
 
 

@@ -26,8 +26,7 @@ def random_inputs(spec: Spec, shape: tuple[int, int], rng: np.random.Generator) 
     types = np.zeros(shape, np.int64)
     if spec.token_types > 1:
         types[:, shape[1] // 2 :] = 1
-    arrays = {"input_ids": spec.random_ids(shape, rng), "attention_mask": np.ones(shape, np.int64), "token_type_ids": types}
-    return {name: arrays[name] for name in spec.inputs}
+    return spec.padded_inputs(spec.random_ids(shape, rng), np.ones(shape, np.int64), types)
 
 
 def rotate_words(text: Text, by: int) -> Text:

@@ -70,8 +70,7 @@ def odd(spec: Spec, frame: Array, number: int, rng: np.random.Generator) -> Inpu
     types = np.zeros(shape, np.int64)
     if spec.token_types > 1:
         types[::2, length // 2 :] = 1
-    arrays = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types}
-    return {name: np.ascontiguousarray(arrays[name], np.int64) for name in spec.inputs}
+    return spec.padded_inputs(ids, mask.astype(np.int64), types)
 
 
 def as_network(spec: Spec, padded: Mapping[str, Array]) -> Inputs:

@@ -138,16 +138,10 @@ class Tokenizer:
     def batch(self, tokens: Sequence[Tokens]) -> dict[str, Array]:
         """Return right-padded arrays [B, S] for every input of the model; S is the length of the longest text."""
         shape = (len(tokens), max(1, *(len(t) for t in tokens)) if tokens else 1)
-        arrays = {
-            "input_ids": np.full(shape, self.spec.pad_id, np.int64),
-            "attention_mask": np.zeros(shape, np.int64),
-            "token_type_ids": np.zeros(shape, np.int64),
-        }
+        ids, mask, types = (np.full(shape, fill, np.int64) for fill in (self.spec.pad_id, 0, 0))
         for row, text in enumerate(tokens):
-            arrays["input_ids"][row, : len(text)] = text.ids
-            arrays["attention_mask"][row, : len(text)] = 1
-            arrays["token_type_ids"][row, : len(text)] = text.types
-        return {name: arrays[name] for name in self.spec.inputs}
+            ids[row, : len(text)], mask[row, : len(text)], types[row, : len(text)] = text.ids, 1, text.types
+        return self.spec.padded_inputs(ids, mask, types)
 
     def _shortened(self, texts: Sequence[Text]) -> list[Text]:
         return [text if isinstance(text, str) else self._short_pair(*text) for text in texts]
