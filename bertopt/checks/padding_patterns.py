@@ -24,7 +24,7 @@ FEWEST = 16
 
 
 def probes(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
-    """Yield a batch [batch, S] of each pattern in which every row has padding: no row's last column is its number of tokens."""
+    """Yield a batch [batch, S] of each pattern in which every row has padding."""
     shape = (batch, min(LENGTH, spec.max_length))
     for padding in ("right", *PATTERNS):
         rng = np.random.default_rng([seed, *shape, 26])

@@ -38,8 +38,8 @@ MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
 LARGEST_LENGTH = 256
 #: Tokens compared in each row of a batch, and in a single row, where outputs have a vector for each token; the longest row is compared whole.
 PLACES, ROW_PLACES = 16, 64
-#: Batches that are also run with copies of their rows: the batch's number, and how many times each row stands in it. A model may compute
-#: equal rows only once.
+#: Batches that are also run with copies of their rows: their number of rows, and how many times each row is in the batch then. A model may
+#: compute equal rows only once.
 COPIED = ((1, 2), (16, 2), (7, 3))
 #: Tokens of the texts that are run alone after the largest batch; several, since buffers may take turns.
 ALONE = (12, 4, 4)
