@@ -1,10 +1,13 @@
-"""Which shapes a form runs."""
+"""Which inputs a model takes, and which shapes a form runs."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from bertopt.core import Profile, ShapeLimits, Spec
+from tests.support.specs import TEXT, TWO_LABELS
 
 LONG, WIDE = Profile(min=(1, 1), opt=(1, 256), max=(1, 512)), Profile(min=(1, 1), opt=(8, 64), max=(32, 128))
 EIGHT = Profile(min=(8, 64), opt=(8, 64), max=(32, 128))
@@ -59,3 +62,12 @@ def test_manifests_of_0_1_are_read() -> None:
               "hidden": 8, "vocabulary": 9, "token_types": 1, "pad_id": 0, "max_length": 8, "text_length": 8, "parameters": 1}  # fmt: skip
     assert Spec.model_validate(fields | {"shift_free": True}).left_padding_invariant
     assert Spec.model_validate(fields | {"left_padding_invariant": True}).left_padding_invariant
+
+
+def test_padded_inputs_are_those_that_the_model_takes() -> None:
+    ids, mask = np.array([[5, 6, 3]]), np.array([[1, 1, 0]])
+    found = TEXT.padded_inputs(ids, mask == 1)
+    assert list(found) == list(TEXT.inputs) and {array.dtype for array in found.values()} == {np.dtype(np.int64)}
+    assert found["attention_mask"].tolist() == mask.tolist() and not found["token_type_ids"].any()
+    assert TEXT.padded_inputs(ids, mask, ids)["token_type_ids"].tolist() == ids.tolist()
+    assert list(TWO_LABELS.padded_inputs(ids, mask)) == ["input_ids", "attention_mask"]
