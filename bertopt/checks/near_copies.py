@@ -148,7 +148,7 @@ def longer_half(probe: Probe, number: int, padding: str) -> Iterator[Probe]:
 
 
 def beside_copies(probe: Probe, times: int, number: int, rng: np.random.Generator) -> Probe:
-    """Return a batch in which each row of `probe` stands `times` times, in different orders."""
+    """Return a batch with `times` copies of each row of `probe`, in different orders."""
     rows = np.concatenate([np.arange(probe.shape[0]), *(rng.permutation(probe.shape[0]) for _ in range(times - 1))])
     inputs = {name: np.ascontiguousarray(array[rows]) for name, array in probe.inputs.items()}
     name = f"{len(rows)} × {probe.shape[1]}, sweep {number}: rows beside their copies"

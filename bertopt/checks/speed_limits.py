@@ -1,4 +1,4 @@
-"""Hold a stage's speed, memory and size against the limits that a recipe states. There are none by default."""
+"""Compare a stage's speed, memory and size with the limits that a recipe states. There are none by default."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def failures(measurements: StageMeasurements, size_bytes: int | None, limits: Li
 
 
 def measured(measurements: StageMeasurements, size_bytes: int | None) -> list[tuple[str, Gate, float | None]]:
-    """Return each limit of speed, memory and size with its gate and the figure that is held to it, None where there is none."""
+    """Return each limit of speed, memory and size with its gate and the measured figure, None where there is none."""
     texts = _texts(measurements.latency)
     return [
         ("speedup_min", "latency", texts.vs_reference.low if texts and texts.vs_reference else None),

@@ -54,7 +54,7 @@ class StageInspector:
             return [self.tokenizer.batch(self.tokenizer.encode(list(batch)))]
 
         found = [*probes.grid(self.spec, self.shapes, None), *probes.texts(self.spec, encode, sample)]
-        # The stage is also held to what it answers while it is timed, to other tokens each time.
+        # Parity also compares outputs computed during timing, with other tokens each time.
         timed = [shape for shape in self.shapes if shape[0] * shape[1] <= SMALL_TOKENS]
         for seed in range(1, MORE):
             more = (probe for probe in probes.grid(self.spec, timed, None, seed) if probe.padding == "none")

@@ -32,7 +32,7 @@ class AlignedTraces:
     answers: Sequence[str]
     #: Points the stage has too, by index, and what it calls them.
     names: Mapping[int, str]
-    #: The same for people, where what it is called is another of the names of one tensor.
+    #: Names to show for these points, where the tensor has several names.
     shown: Mapping[int, str]
     run: Runner
     token: Callable[[int], str | None]

@@ -21,7 +21,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class Tapped:
-    """A graph with some values as outputs besides, and some replaced, downstream, by what it is given for them."""
+    """A graph that also outputs some inner values, and in which some inner values are replaced by given ones for everything after them."""
 
     def __init__(self, model: Onnx, names: Sequence[str], given: Sequence[str], folder: Path, device: Device) -> None:
         import onnx_ir as ir
@@ -161,7 +161,7 @@ def _of_call(nodes: Mapping[str, list[tuple[tuple[str, ...], str, str]]], key: s
 
 
 def floats_of(path: Path) -> list[str]:
-    """Every value that a node computes and that is a float, or of which the graph does not say what it is."""
+    """Return every value that a node computes and that is floating-point, or whose type the graph does not give."""
     import onnx_ir as ir
 
     floats = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

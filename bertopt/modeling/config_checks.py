@@ -15,9 +15,9 @@ FAMILIES = (
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
-#: Families without a table of positions: attention turns queries and keys by their distance.
+#: Families with rotary positions instead of a table.
 ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert")
-#: Families whose `classifier_pooling` says what a classifier of texts reads; transformers ignores it in any other's configuration.
+#: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
 _CLASSIFIER_POOLING = ("modernbert", "eurobert")
 
 _HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")

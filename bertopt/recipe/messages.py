@@ -69,7 +69,7 @@ def format_value(value: Any) -> str:
 
 
 def _said(mistake: Mapping[str, Any], loc: KeyPath, noun: str, known: Iterable[str]) -> str:
-    """What is said of a mistake; `known` are the keys that an unknown one may be meant for."""
+    """Return the message for a mistake; `known` are the keys that an unknown one may be meant for."""
     if _unknown(mistake):
         what = f"{noun} '{loc[-1]}'" if len(loc) == 1 else f"key '{loc[-1]}' in {_dotted(loc[:-1])}"
         return f"unknown {what}{nearest(str(loc[-1]), known)}"

@@ -48,7 +48,7 @@ class Texts:
         return (*self.texts, *self.second) if task == "feature-extraction" else tuple(zip(self.texts, self.second, strict=True))
 
     def check_labels(self, spec: Spec) -> None:
-        """Raise UsageError where a label is none that the model can be held against, naming the lines, or for pairs where it takes none.
+        """Raise UsageError that names the lines whose labels do not fit the model, or for pairs where the model takes none.
 
         Raises Unsupported where scikit-learn, which the metrics of the labels need, is not installed.
         """

@@ -1,4 +1,4 @@
-"""The recipe's waivers: limits that a stage is known to miss, each with a reason and a last day."""
+"""Read the recipe's waivers: known misses of limits, each with a reason and a last day."""
 
 from __future__ import annotations
 

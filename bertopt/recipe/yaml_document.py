@@ -1,4 +1,4 @@
-"""YAML to plain data that remembers where everything stood, so that a mistake can name its line and column.
+"""Read YAML as plain data with the position of every key and value, so that mistakes can name line and column.
 
 A small, safe part of YAML 1.2: text, whole numbers, floats, true/false, null, lists and mappings. No tags, anchors,
 aliases or merge keys, and nothing that YAML 1.1 would silently read as something else.
@@ -38,7 +38,7 @@ _MOST = 100
 
 
 class Place(NamedTuple):
-    """Where something stands: what to print, and how to sort it."""
+    """The position of a key or value: how to print it, and how to sort it."""
 
     order: tuple[int, int, int]
     label: str
@@ -118,7 +118,7 @@ class Document:
             raise UsageError(*texts[:_MOST], *more)
 
     def replace(self, path: KeyPath, text: str, place: Place) -> None:
-        """Put the YAML `text` at `path`, in place of what stands there and of the mistakes found in that."""
+        """Replace the value at `path`, and the mistakes found in it, by the YAML `text`."""
         for places in (self._keys, self._values):
             for old in [old for old in places if old[: len(path)] == path]:
                 del places[old]

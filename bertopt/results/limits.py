@@ -1,4 +1,4 @@
-"""The limits that a stage is held to: those of reduced precision, and all."""
+"""The limits of a stage: those for reduced precision, and all."""
 
 from __future__ import annotations
 

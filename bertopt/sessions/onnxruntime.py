@@ -25,7 +25,7 @@ _COMPUTING = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "Attention", "MultiHeadAttention", "Softmax", "Gelu", "BiasGelu",
     "FastGelu", "LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization",
 })  # fmt: skip
-#: What a session runs in place of quantised products, and what it writes where it multiplies floats after all.
+#: Operators that a session runs for quantised products, and those that show that it multiplies floats instead.
 _PRODUCTS = frozenset({
     "MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul",
     "QGemm", "MatMulNBits",

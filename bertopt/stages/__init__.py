@@ -98,7 +98,7 @@ def _write_eager(model: Eager | Compiled, out: Path) -> None:
 
 
 def _model_file(model: FileModel) -> str:
-    """Return where in a stage the file lies that `model.path` names."""
+    """Return the place in a stage of the file that `model.path` names."""
     if isinstance(model, Engine):
         return f"engines/{model.path.parent.name}/model.plan"
     return _MODEL_FILES[model.form]

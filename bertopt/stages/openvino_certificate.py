@@ -105,7 +105,7 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
 
 
 def _divided(node: Any, array: Array, weights: _Weights) -> bool:
-    """Whether float weights are the ONNX graph's, divided by what SmoothQuant multiplies the inputs of all that read them by."""
+    """Return whether float weights are the ONNX graph's, divided by SmoothQuant's factor of the inputs of all products that read them."""
     factors = [(_moved(user), weights.of(user, array.shape)) for user in _users(node)]
     return bool(factors) and all(
         factor.ndim > 0 and any(np.allclose(array * factor, each, rtol=_FLOAT, atol=0) for each in found) for factor, found in factors

@@ -145,7 +145,7 @@ def _as_workers(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 
 def _shadowed(packages: Mapping[str, str]) -> dict[str, str]:
-    """Modules that a file elsewhere, in the current directory or on PYTHONPATH, stands in front of."""
+    """Return the modules that are shadowed by a file in the current directory or on PYTHONPATH."""
     roots: dict[str, list[Path]] = {}
     for name in packages:
         distribution = metadata.distribution(name)

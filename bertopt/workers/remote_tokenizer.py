@@ -24,7 +24,7 @@ class RemoteTokenizer:
         self._worker: Worker | None = None
 
     def batch(self, texts: Sequence[Text]) -> dict[str, Array]:
-        """Right-padded arrays [B, S] for every input of the model."""
+        """Return right-padded arrays [B, S] for every input of the model."""
         return self._opened().exchange("encode", timeout=BATCH_S, texts=list(texts))[1]
 
     def word(self, token: int) -> str:
