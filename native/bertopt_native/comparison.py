@@ -23,14 +23,16 @@ _LEAST_SCALE = 0.7
 _SLACK = 1e-4
 #: Tables that packing computes by a matrix product, and how far, of their largest element, another BLAS may be off.
 _COMPUTED, _PRODUCT_SLACK = (Tensor.DISTANCE_KEYS, Tensor.DISTANCE_QUERIES), 1e-6
+#: How far another CPU's sines and cosines may be off, a position: its powers in float32, the frequencies, end in another digit.
+_TURN_SLACK = 2**-22
 
 
 def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[int, str | None]:
     """Return how many tensors of a packed file were compared with a checkpoint's, and the first difference, if any.
 
     `config` and `tensors` are as `pack` takes them. Tables, norms and biases must be equal (tables
-    by distance, which are computed, to 1e-6 of the largest element); a bf16 weight the checkpoint's,
-    rounded; an INT8 weight within half a step of its scale, or at the end of the range. Which products are in INT8 is not
+    by distance, which are computed, to 1e-6 of the largest element, sines and cosines to what two CPUs compute); a bf16 weight
+    the checkpoint's, rounded; an INT8 weight within half a step of its scale, or at the end of the range. Which products are in INT8 is not
     compared. Raises what `pack` raises, and `BadFile`.
     """
     sizes, stored = layout.read(Path(path))
@@ -47,7 +49,7 @@ def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Ma
     for table in expected.tables:
         compared += 1
         found = stored.get((table.tensor, table.layer))
-        if not (_near if table.tensor in _COMPUTED else _equal)(found, table.data):
+        if not _is_table(found, table):
             return compared, f"{layout.Tensor(table.tensor).name} of layer {table.layer} is not the checkpoint's"
     for product in expected.products:
         compared += 1
@@ -56,16 +58,24 @@ def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Ma
     return compared, None
 
 
+def _is_table(found: Stored | None, expected: Stored) -> bool:
+    if expected.tensor in _COMPUTED:
+        return _near(found, expected.data, _PRODUCT_SLACK * np.abs(expected.data).max())
+    if expected.tensor == Tensor.ROTARY:
+        return _near(found, expected.data, _TURN_SLACK * np.repeat(np.arange(1, expected.rows + 1), expected.cols))
+    return _equal(found, expected.data)
+
+
 def _equal(found: Stored | None, data: Any) -> bool:
     flat = np.ascontiguousarray(data).reshape(-1)
     return found is not None and found.data.dtype == flat.dtype and np.array_equal(found.data, flat)
 
 
-def _near(found: Stored | None, data: Any) -> bool:
+def _near(found: Stored | None, data: Any, room: Any) -> bool:
     flat = np.ascontiguousarray(data).reshape(-1)
     if found is None or found.data.dtype != flat.dtype or found.data.shape != flat.shape:
         return False
-    return bool((np.abs(found.data - flat) <= _PRODUCT_SLACK * np.abs(flat).max()).all())
+    return bool((np.abs(found.data - flat) <= room).all())
 
 
 def _rounds(product: Linear, stored: Mapping[tuple[int, int], Stored]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import bertopt_native
 import numpy as np
 import pytest
-from bertopt_native import layout
+from bertopt_native import layout, rotary
 from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
@@ -125,3 +125,12 @@ def test_a_product_whose_vectors_are_of_another_length_differs(part: Part, tmp_p
             layout.ENTRY.pack_into(whole, at, tensor, layer, kind, rows, cols - 32, reserved, offset, length - 128)
     path.write_bytes(whole)
     assert "FFN_IN of layer 0 is not the checkpoint's" in str(bertopt_native.compare(path, config, tensors)[1])
+
+
+@pytest.mark.parametrize(("digits", "same"), [(1, True), (16, False)])
+def test_another_cpu_turns_by_angles_of_another_last_digit(digits: int, same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, config, tensors = packed(tmp_path, "modernbert")
+    here = rotary.angles
+    monkeypatch.setattr(rotary, "angles", lambda config: tuple(a * np.float32(1 + digits * 2**-23) for a in here(config)))
+    difference = bertopt_native.compare(path, config, tensors)[1]
+    assert (difference is None) == same, difference
