@@ -33,6 +33,7 @@ from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
 from bertopt.runtime.tokenization import Text
 from bertopt.runtime.weight_figures import Figures
+from bertopt.stages import certificates
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession
 from bertopt.workers.remote_tokenizer import RemoteTokenizer
@@ -267,10 +268,8 @@ class Examiner:
         return self.twins.compare(name, names, manifest, mine, reference, self._outputs[parent] if kept else None, timeout)
 
     def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
-        """Return the comparison of the weights with the parent's. None where `parent` is neither the stage that this one was built from nor,
-        for an ONNX graph, the checkpoint (whose embedding tables passes leave as they are)."""
-        made, source = stages.read_manifest(directory), stages.read_manifest(parent)
-        if len(made.passes) != len(source.passes) + 1 and (made.form != "onnx" or source.passes):
+        """Return the comparison of the weights with the parent's; None where they cannot be compared."""
+        if not certificates.comparable(stages.read_manifest(directory), stages.read_manifest(parent)):
             return None
         return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
 

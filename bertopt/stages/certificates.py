@@ -7,6 +7,20 @@ from __future__ import annotations
 
 from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
+from bertopt.stages.manifest import Manifest
+
+#: Passes that leave every weight as it is.
+_KEEP_WEIGHTS = ("use_sdpa",)
+
+
+def comparable(made: Manifest, parent: Manifest) -> bool:
+    """Return whether the weights of a stage can be compared with those of `parent`: the stage that it was built from, or the checkpoint, of
+    which an ONNX or OpenVINO graph keeps rows of its weights and a packed file all of them."""
+    if len(made.passes) == len(parent.passes) + 1:
+        return True
+    if made.form == "native" and not all(record.name in _KEEP_WEIGHTS for record in made.passes[:-1]):
+        return False
+    return not parent.passes and made.form in ("onnx", "openvino", "native")
 
 
 def certify(model: Model, parent: Model) -> Certificate:
@@ -22,10 +36,10 @@ def certify(model: Model, parent: Model) -> Certificate:
             return onnx_certificate.exported(model, parent)
         if isinstance(parent, Onnx):
             return onnx_certificate.rewritten(model, parent)
-    if isinstance(model, OpenVino) and isinstance(parent, Onnx):
+    if isinstance(model, OpenVino) and isinstance(parent, Onnx | Eager):
         from bertopt.stages import openvino_certificate
 
-        return openvino_certificate.certify(model, parent)
+        return openvino_certificate.certify(model, parent) if isinstance(parent, Onnx) else openvino_certificate.certify_by_rows(model, parent)
     if isinstance(model, Native) and isinstance(parent, Eager):
         from bertopt.stages import native_certificate
 

@@ -25,7 +25,7 @@ ROOM = 1e-3
 _LEAST_STEPS = 50
 
 #: Largest change of a number by rounding to half precision, relative, and absolute for numbers too small for float16.
-_HALF, _TINY = 2**-8, 1e-6
+HALF, TINY = 2**-8, 1e-6
 
 
 class _Differs(Exception):
@@ -66,7 +66,7 @@ def _has_other_rows(array: Array, network: Any) -> bool:
     from torch import nn
 
     tables = [module.weight.detach().float().numpy() for module in network.modules() if isinstance(module, nn.Embedding)]
-    alike = [float(np.isclose(array, table, rtol=_HALF, atol=_TINY).all(axis=1).mean()) for table in tables if table.shape == array.shape]
+    alike = [float(np.isclose(array, table, rtol=HALF, atol=TINY).all(axis=1).mean()) for table in tables if table.shape == array.shape]
     return 0.5 <= max(alike, default=0.0) < 1.0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertopt.core import Onnx, OpenVino
-from bertopt.results.fidelity import Certificate
-from bertopt.stages.onnx_certificate import ROOM, SMALL, coarse, content
+from bertopt.core import Eager, Onnx, OpenVino
+from bertopt.results.fidelity import Certificate, contradiction
+from bertopt.stages.onnx_certificate import HALF, ROOM, SMALL, TINY, coarse, content
 from bertopt.system import openvino_import
 
 if TYPE_CHECKING:
@@ -51,6 +51,45 @@ def certify(model: OpenVino, parent: Onnx) -> Certificate:
     return Certificate(status="certified", reason=f"every weight is the ONNX graph's, {how}; operators are not compared", weights=compared)
 
 
+def certify_by_rows(model: OpenVino, checkpoint: Eager) -> Certificate:
+    """Return `contradicted` where a graph of reduced precision has a matrix of which some rows or columns are not the checkpoint's, rounded,
+    and at least half are.
+
+    Nothing is certified: passes between the two may have folded one weight into another, which changes all of its rows.
+    """
+    tables: dict[tuple[int, ...], list[Array]] = {}
+    for tensor in checkpoint.network.parameters():
+        if tensor.dim() == 2:
+            array: Array = tensor.detach().float().numpy()
+            for each in (array, array.T):
+                tables.setdefault(each.shape, []).append(each)
+    graph = openvino_import.openvino().Core().read_model(model.path)
+    compared = 0
+    for node in graph.get_ops():
+        kind = node.get_output_element_type(0).to_string() if node.get_type_name() == "Constant" else ""
+        if len(node.get_output_shape(0) if kind else ()) != 2:
+            continue
+        reads = _dequantised(node) if kind in ("i8", "u8") else []
+        found = [(read.user, read.weights, read.room) for read in reads]
+        if kind.startswith(("f", "bf")) and not _of_quantisation(node):
+            array = _data(node)
+            found = [(user, array * (moved := _moved(user)), HALF * np.abs(array * moved) + TINY) for user in _users(node)]
+        for user, array, room in found:
+            candidates = tables.get(array.shape, [])
+            compared += bool(candidates)
+            if 0.5 <= max((_alike(array, each, room) for each in candidates), default=0.0) < 1:
+                reason = f"rows of the weights of '{user.get_friendly_name()}' are not the checkpoint's, rounded"
+                return Certificate(status=contradiction(model.precision), reason=reason, weights=compared)
+    reason = "no weights differ from the checkpoint's in some rows alone; what passes between the two changed is not known"
+    return Certificate(status="none", reason=reason, weights=compared)
+
+
+def _alike(mine: Array, theirs: Array, room: Array) -> float:
+    """Return the share of rows, or of columns if that is larger, in which two matrices differ by no more than `room`."""
+    near = np.abs(mine - theirs) <= room
+    return max(float(near.all(axis=axis).mean()) for axis in (0, 1))
+
+
 class _Weights:
     """The floating initialisers of an ONNX graph: their contents, those of each shape, and those of each node by its name."""
 
@@ -78,30 +117,51 @@ class _Weights:
         return own or self.by_shape.get(shape, [])
 
 
-def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
-    """Return the name of the node that reads INT8 weights, and whether they are the ONNX graph's within half a step; None where the graph
-    has none of their shape."""
+class _Read(NamedTuple):
+    """INT8 weights as an operator reads them: in float32, what rounding may change of them, their step, and what SmoothQuant
+    multiplies the operator's other input by."""
+
+    user: Any
+    weights: Array
+    room: Array
+    step: Array
+    moved: Array
+
+
+def _dequantised(node: Any) -> list[_Read]:
+    """Return INT8 weights for each operator that reads them; none where they are scaled otherwise than NNCF does."""
     values = _data(node)
     zero: Array | None = np.zeros((), np.float32)
     scaled = _only_user(_only_user(node, "Convert"))
     if scaled is not None and scaled.get_type_name() == "Subtract":
         zero = _constant(scaled, 1)
         scaled = _only_user(scaled)
-    if scaled is None:
-        return node.get_friendly_name(), None
-    step = _constant(scaled, 1)
-    if scaled.get_type_name() != "Multiply" or step is None or zero is None:
-        return node.get_friendly_name(), None
+    step = None if scaled is None else _constant(scaled, 1)
+    if scaled is None or scaled.get_type_name() != "Multiply" or step is None or zero is None:
+        return []
+    found = []
     for user in _users(scaled):
-        candidates = weights.of(user, values.shape)
-        if not candidates:
-            return user.get_friendly_name(), None
         # SmoothQuant divided the weights by the factor of the product's input.
         moved = _moved(user)
-        mine, room = (values - zero) * step * moved, 0.5 * (1 + ROOM) * np.abs(step * moved) + 1e-12
-        if not any(bool((np.abs(mine - each) <= room).all()) and not coarse(each / moved, step) for each in candidates):
-            return user.get_friendly_name(), False
-    return scaled.get_friendly_name(), True
+        room = 0.5 * (1 + ROOM) * np.abs(step * moved) + 1e-12
+        found.append(_Read(user, (values - zero) * step * moved, room, step, moved))
+    return found
+
+
+def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
+    """Return the name of the node that reads INT8 weights, and whether they are the ONNX graph's within half a step; None where the graph
+    has none of their shape."""
+    name, right = node.get_friendly_name(), None
+    for read in _dequantised(node):
+        name = read.user.get_friendly_name()
+        candidates = weights.of(read.user, read.weights.shape)
+        if not candidates:
+            return name, None
+        near = (bool((np.abs(read.weights - each) <= read.room).all()) and not coarse(each / read.moved, read.step) for each in candidates)
+        if not any(near):
+            return name, False
+        right = True
+    return name, right
 
 
 def _divided(node: Any, array: Array, weights: _Weights) -> bool:

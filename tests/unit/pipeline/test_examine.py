@@ -179,18 +179,24 @@ def test_the_reference_has_a_time_limit_too(tiny: Tiny, tmp_path: Path, monkeypa
     assert unlimited == {"device"}
 
 
-def test_an_artefact_of_another_checkpoint_in_one_word(tiny: Tiny, tmp_path: Path) -> None:
-    """INT8 hides one wrong id among all: the artefact counted as the same model."""
+@pytest.mark.parametrize(("steps", "tensor", "said"), [
+    (LADDER, "word_embeddings", "rows of the table"),
+    ([{"pass": "use_sdpa"}, {"pass": "build_native"}], "layer.0.output.dense", "FFN_OUT of layer 0 is not the checkpoint's"),
+])  # fmt: skip
+def test_an_artefact_of_another_checkpoint_in_one_row(steps: list[dict[str, str]], tensor: str, said: str, tiny: Tiny, tmp_path: Path) -> None:
+    """INT8 hides one wrong id among all, and one channel of a product: the artefact counted as the same model."""
     from safetensors.torch import load_file, save_file
 
+    if steps[-1]["pass"] == "build_native":
+        pytest.importorskip("bertopt_native")
     model, other = tiny(), tmp_path / "other"
     shutil.copytree(model, other)
     weights = load_file(other / "model.safetensors")
-    table = next(tensor for name, tensor in weights.items() if name.endswith("word_embeddings.weight"))
-    table[-3] = table[-2]
+    table = next(found for name, found in weights.items() if name.endswith(f"{tensor}.weight"))
+    table[-3] = table[-2] if tensor == "word_embeddings" else table[-3] * 1.2
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    assert run(tmp_path / "out", model, LADDER).exit_code == 0
+    assert run(tmp_path / "out", model, steps).exit_code == 0
     artefact = tmp_path / "out" / "artifact"
     assert verify(artefact, str(model)).exit_code == 0
     found = verify(artefact, str(other))
-    assert found.exit_code == 3 and "rows of the table" in str(found.reason)
+    assert found.exit_code == 3 and said in str(found.reason)

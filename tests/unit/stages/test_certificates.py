@@ -29,6 +29,7 @@ from bertopt.passes import (
 from bertopt.recipe.texts import Texts
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages import certificates, claims, openvino_certificate, torch_certificate
+from bertopt.stages.manifest import Manifest
 from bertopt.stages.onnx_certificate import coarse
 from tests.support.built import Built
 from tests.support.exports import Exports
@@ -308,8 +309,33 @@ def test_weights_of_openvinos_int8_that_are_not_the_graphs_contradict(make: Make
     tokenizer = Tokenizer(Path(str(make().checkpoint)), right.spec)  # type: ignore[attr-defined]
     context = Context(tmp_path, texts=TEXTS, encode=lambda t: tokenizer.batch(tokenizer.encode(t)))
     build = ConvertOpenvino(precision="int8", smooth_quant=smooth)
-    found = certificates.certify(build(replace(right, path=tmp_path / "wrong.onnx"), context).model, right)
+    made = build(replace(right, path=tmp_path / "wrong.onnx"), context).model
+    found = certificates.certify(made, right)
     assert found.status == "contradicted" and "further than half a step" in found.reason, found
+    # As `verify --against` has it, of an artefact that was changed since.
+    found = certificates.certify(made, make())
+    assert found.status == "contradicted" and "rows of the weights" in found.reason, found
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "int8"}, {"precision": "int8", "smooth_quant": None, "preset": "performance"}])
+@pytest.mark.parametrize("fuse", [(), (FUSE,)])
+def test_a_right_openvino_graph_does_not_contradict_the_checkpoint(make: Make, options: dict[str, Any], fuse: Any) -> None:
+    found = certificates.certify(make(SDPA, EXPORT, *fuse, ConvertOpenvino(**options)), make())
+    assert found.status == "none" and found.weights > 8 and "some rows alone" in found.reason, found
+
+
+@pytest.mark.parametrize(("form", "line", "parent", "expected"), [
+    ("native", "use_sdpa build_native", "use_sdpa", True), ("native", "use_sdpa build_native", "", True), ("native", "build_native", "", True),
+    ("native", "prune build_native", "", False), ("openvino", "use_sdpa export_onnx convert_openvino", "", True),
+    ("openvino", "use_sdpa export_onnx convert_openvino", "use_sdpa", False), ("onnx", "use_sdpa export_onnx fuse_ort", "", True),
+    ("eager", "use_sdpa cast_half", "", False),
+])  # fmt: skip
+def test_which_stages_are_compared_with_the_checkpoint(make: Make, form: str, line: str, parent: str, expected: bool) -> None:
+    def manifest(form: str, line: str) -> Manifest:
+        passes = [{"name": name, "options": {}} for name in line.split()]
+        return Manifest.model_validate({"form": form, "precision": "float32", "spec": make().spec, "passes": passes})
+
+    assert certificates.comparable(manifest(form, line), manifest("eager", parent)) is expected
 
 
 def test_a_step_that_is_too_large_hides_no_weight() -> None:
