@@ -48,8 +48,8 @@ def answers(directory: Path, device: Device, compiled: bool, weights: Figures | 
     Raises what it raises there, and WrongAnswer where concurrent calls give other outputs, where its weights differ from those with these
     figures or change in calls, or where opening it replaces functions or classes of libraries that other models in the process use.
     """
-    # Without TF32, as in workers: NVIDIA's containers switch it on, and float32 would differ too much from what was measured.
-    variables = {name: value for name, value in environment.without_tf32().items() if name.startswith(_KEPT)}
+    # Float32 products in full, as in workers: NVIDIA's containers switch on TF32, and outputs would differ too much from what was measured.
+    variables = {name: value for name, value in environment.without_float32_rounding().items() if name.startswith(_KEPT)}
     variables |= {"PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": environment.python_path(), "MALLOC_PERTURB_": UNWRITTEN}
     threads = 2 if variables.get("OMP_NUM_THREADS") == "1" or os.cpu_count() == 1 else 1
     # For code that runs before the session sets its number of threads.

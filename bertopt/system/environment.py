@@ -46,13 +46,14 @@ NATIVE = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
 }
 
-#: Variables that switch on TF32 for float32 products, with errors of 1e-3. NVIDIA's containers of torch set the first.
-_TF32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE")
+#: Variables that round the inputs of float32 products, with errors of 1e-3: to TF32 (NVIDIA's containers of torch set the first), and to bfloat16
+#: in oneDNN, which torch uses on ARM and in compiled code; guides for ARM servers recommend that.
+_ROUND_FLOAT32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
 
-def without_tf32() -> dict[str, str]:
-    """Return this process's environment variables without those that switch on TF32."""
-    return {name: value for name, value in os.environ.items() if name not in _TF32}
+def without_float32_rounding() -> dict[str, str]:
+    """Return this process's environment variables without those that round float32 products."""
+    return {name: value for name, value in os.environ.items() if name not in _ROUND_FLOAT32}
 
 
 def search_path() -> list[str]:

@@ -61,7 +61,7 @@ class Workers:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**environment.without_tf32(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": environment.python_path()},
+                env={**environment.without_float32_rounding(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": environment.python_path()},
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []

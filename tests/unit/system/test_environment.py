@@ -27,3 +27,12 @@ def test_two_kinds_of_cpu_have_two_names(cpuinfo: str, name: str, isa: list[str]
     """Figures recorded on one ARM CPU are no other's: all would be `aarch64`."""
     assert environment.cpu_name(cpuinfo).removeprefix(f"{platform.machine()}, ") == name
     assert environment.isa(cpuinfo) == isa
+
+
+def test_workers_do_not_inherit_what_rounds_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell on an ARM server has it, where torch's float32 products run in oneDNN: the reference would be in bfloat16."""
+    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+        monkeypatch.setenv(name, "BF16")
+    monkeypatch.setenv("ONEDNN_VERBOSE", "0")
+    kept = environment.without_float32_rounding()
+    assert kept["ONEDNN_VERBOSE"] == "0" and not any(name.endswith("FPMATH_MODE") for name in kept)

@@ -226,7 +226,7 @@ def test_workers_do_not_inherit_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os, torch; print(torch.get_float32_matmul_precision(), os.environ.get('NVIDIA_TF32_OVERRIDE'))"
     said = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=variables).stdout.split()
-        for variables in (dict(os.environ), environment.without_tf32())
+        for variables in (dict(os.environ), environment.without_float32_rounding())
     ]
     assert said == [["high", "1"], ["highest", "None"]]
 
