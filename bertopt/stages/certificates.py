@@ -5,6 +5,7 @@ A certificate looks at the files on disk. It does not look at what a runtime doe
 
 from __future__ import annotations
 
+from bertopt import stages
 from bertopt.core import Compiled, Eager, Model, Native, Onnx, OpenVino
 from bertopt.results.fidelity import Certificate
 from bertopt.stages.manifest import Manifest
@@ -15,12 +16,12 @@ _KEEP_WEIGHTS = ("use_sdpa",)
 
 def comparable(made: Manifest, parent: Manifest) -> bool:
     """Return whether the weights of a stage can be compared with those of `parent`: the stage that it was built from, or the checkpoint, of
-    which an ONNX or OpenVINO graph keeps rows of its weights and a packed file all of them."""
+    which an ONNX or OpenVINO graph keeps rows of its weights, and torch and a packed file whole ones where no pass changed them."""
     if len(made.passes) == len(parent.passes) + 1:
         return True
-    if made.form == "native" and not all(record.name in _KEEP_WEIGHTS for record in made.passes[:-1]):
+    if parent.passes or (made.form == "native" and not all(record.name in _KEEP_WEIGHTS for record in made.passes[:-1])):
         return False
-    return not parent.passes and made.form in ("onnx", "openvino", "native")
+    return made.form in ("onnx", "openvino", "native", "eager", "compiled") and not stages.runs_foreign_code(made)
 
 
 def certify(model: Model, parent: Model) -> Certificate:

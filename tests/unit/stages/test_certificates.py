@@ -23,7 +23,11 @@ from bertopt.passes import (
     ConvertOpenvino,
     ExportOnnx,
     FuseOrt,
+    KeepClsOnly,
+    MergeQkv,
+    PackSequences,
     QuantizeInt8,
+    UseBetterTransformer,
     UseSdpa,
 )  # fmt: skip
 from bertopt.recipe.texts import Texts
@@ -324,16 +328,33 @@ def test_a_right_openvino_graph_does_not_contradict_the_checkpoint(make: Make, o
     assert found.status == "none" and found.weights > 8 and "some rows alone" in found.reason, found
 
 
+@pytest.mark.parametrize("passes", [(SDPA,), (SDPA, MergeQkv()), (SDPA, PackSequences()), (KeepClsOnly(),), (UseBetterTransformer(),)])
+def test_no_pass_of_torch_contradicts_the_checkpoint_before_a_cast(make: Make, passes: Any) -> None:
+    assert certificates.certify(make(*passes, BF16), make()).status == "none"
+
+
+def test_a_word_changed_behind_a_cast_contradicts_the_checkpoint(make: Make) -> None:
+    """As `verify --against` has it, of an artefact that was changed since."""
+    sdpa = make(SDPA)
+    assert isinstance(sdpa, Eager)
+    cast = BF16(sdpa, Context(Path("unused"))).model
+    cast.network.base.embeddings.word_embeddings.weight.data[-3] *= 2
+    found = certificates.certify(cast, make())
+    assert found.status == "contradicted" and "word_embeddings" in found.reason
+
+
 @pytest.mark.parametrize(("form", "line", "parent", "expected"), [
     ("native", "use_sdpa build_native", "use_sdpa", True), ("native", "use_sdpa build_native", "", True), ("native", "build_native", "", True),
     ("native", "prune build_native", "", False), ("openvino", "use_sdpa export_onnx convert_openvino", "", True),
     ("openvino", "use_sdpa export_onnx convert_openvino", "use_sdpa", False), ("onnx", "use_sdpa export_onnx fuse_ort", "", True),
-    ("eager", "use_sdpa cast_half", "", False),
+    ("eager", "use_sdpa cast_half", "", True), ("compiled", "use_sdpa cast_half compile_torch", "", True), ("eager", "pass_prune cast_half", "", False),
+    ("engine", "use_sdpa export_onnx build_tensorrt", "", False),
 ])  # fmt: skip
 def test_which_stages_are_compared_with_the_checkpoint(make: Make, form: str, line: str, parent: str, expected: bool) -> None:
     def manifest(form: str, line: str) -> Manifest:
         passes = [{"name": name, "options": {}} for name in line.split()]
-        return Manifest.model_validate({"form": form, "precision": "float32", "spec": make().spec, "passes": passes})
+        sources = {"pass prune": "0" * 64} if "pass_prune" in line else {}
+        return Manifest.model_validate({"form": form, "precision": "float32", "spec": make().spec, "passes": passes, "sources": sources})
 
     assert certificates.comparable(manifest(form, line), manifest("eager", parent)) is expected
 
