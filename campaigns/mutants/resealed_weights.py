@@ -1,0 +1,195 @@
+"""Artefacts whose weights somebody changed and hashed anew, behind the rounding of INT8 and bfloat16; `verify --against`.
+
+Left out is what outputs show: layers or heads that change places, another checkpoint's weights.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt.commands.verify import verify
+from bertopt.system import openvino_import
+from campaigns.mutants.loose_limits import BF16
+from campaigns.mutants.own_passes import OPENVINO_LINE
+from campaigns.mutants.plant import LABELS, ROBERTA, SDPA, Checkpoint, Step, mutant
+from campaigns.mutants.shipped_graphs import OPENVINO_INT8
+from campaigns.mutants.tampered import Caught, fresh, resealed, rewritten, tried
+
+Edit = Callable[[Path], None]
+Change = Callable[[Any], Any]
+
+
+def _swapped(first: int, second: int) -> Change:
+    def change(array: Any) -> Any:
+        array[[first, second]] = array[[second, first]]
+        return array
+
+    return change
+
+
+def _scaled(rows: Any, factor: float) -> Change:
+    def change(array: Any) -> Any:
+        array[rows] = array[rows] * factor
+        return array
+
+    return change
+
+
+#: What is wrong, and how of which weights: a table of words or positions, or channels of a product [N, K].
+WEIGHTS: Mapping[str, tuple[str, str, Change]] = {
+    "rare_words": ("Two rare words have each other's embedding.", "words", _swapped(-3, -2)),
+    "scaled_words": ("Three words are 15 % too large.", "words", _scaled(slice(20, 23), 1.15)),
+    "positions": ("Positions 77 and 78 stand in each other's place.", "positions", _swapped(77, 78)),
+    "channel": ("One channel of a product is a fifth too large.", "product", _scaled(5, 1.2)),
+}
+
+
+def _packed(fault: Callable[[Any, dict[Any, Any]], Any]) -> Edit:
+    """Change a packed file: `fault` gives its numbers, and may change the data of its tensors in place."""
+
+    def edit(artefact: Path) -> None:
+        from bertopt_native import layout
+
+        path = artefact / "native" / "model.bin"
+        sizes, stored = layout.read(path)
+        tensors = {key: replace(tensor, data=np.array(tensor.data)) for key, tensor in stored.items()}
+        sizes = fault(sizes, tensors)
+        path.unlink()
+        layout.write(path, sizes, list(tensors.values()))
+
+    return edit
+
+
+def _packed_weights(which: str, change: Change) -> Edit:
+    def fault(sizes: Any, tensors: dict[Any, Any]) -> Any:
+        from bertopt_native import layout, quantize
+        from bertopt_native.layout import Part, Tensor, Type
+
+        if which != "product":
+            table = tensors[Tensor.WORD if which == "words" else Tensor.POSITION, 0]
+            table.data[:] = change(table.data.reshape(table.rows, table.cols)).ravel()
+        elif (scale := tensors.get((Tensor.FFN_OUT + Part.SCALE, 0))) is not None:
+            change(scale.data)
+        else:
+            weight = tensors[Tensor.FFN_OUT + Part.WEIGHT, 0]
+            assert weight.type is Type.BF16
+            bits = layout.from_panels(weight.data, weight.rows, weight.cols, 2)
+            weight.data[:] = layout.panels(quantize.to_bf16(change((bits.astype(np.uint32) << 16).view(np.float32))), 2)
+        return sizes
+
+    return _packed(fault)
+
+
+def _no_bias(sizes: Any, tensors: dict[Any, Any]) -> Any:
+    from bertopt_native.layout import Part, Tensor
+
+    tensors[Tensor.QKV + Part.BIAS, 0].data[:] = 0
+    return sizes
+
+
+#: Of packed files alone: their numbers.
+NUMBERS: Mapping[str, tuple[str, Callable[[Any, dict[Any, Any]], Any]]] = {
+    "epsilon": ("The norms' epsilon is 1e-3.", lambda sizes, _: replace(sizes, epsilon=1e-3)),
+    "tanh": ("GELU is the one by tanh.", lambda sizes, _: replace(sizes, activation=1)),
+    "no_bias": ("A layer's queries, keys and values have no bias.", _no_bias),
+}
+
+
+def _openvino_weights(which: str, change: Change) -> Edit:
+    def edit(artefact: Path) -> None:
+        openvino = openvino_import.openvino()
+        path = artefact / "openvino" / "openvino_model.xml"
+        graph = openvino.Core().read_model(path)
+        node = _constant(graph, which)
+        import openvino.opset13 as ops
+
+        # Scales lie in a row or in a column.
+        array = node.data if min(node.data.shape) > 1 else node.data.ravel()
+        changed = ops.constant(change(array.copy()).reshape(node.data.shape))
+        for target in list(node.output(0).get_target_inputs()):
+            target.replace_source_output(changed.output(0))
+        for file in path.parent.iterdir():
+            file.unlink()
+        openvino.save_model(graph, path, compress_to_fp16=False)
+
+    return edit
+
+
+def _constant(graph: Any, which: str) -> Any:
+    """Return a table of embeddings, or the scales (in floats the weights) of a product."""
+    read: dict[str, list[Any]] = {"Gather": [], "MatMul": []}
+    for node in graph.get_ordered_ops():
+        if (kind := node.get_type_name()) in read:
+            source, scale = node.input_value(kind == "MatMul").get_node(), None
+            while source.get_type_name() in ("Convert", "Multiply", "Subtract"):
+                scale = source.input_value(1).get_node() if source.get_type_name() == "Multiply" else scale
+                source = source.input_value(0).get_node()
+            if source.get_type_name() == "Constant" and len(source.get_output_shape(0)) == 2:
+                read[kind].append((source, scale))
+    if which == "product":
+        weights, scale = read["MatMul"][3]
+        return scale or weights
+    tables = sorted((source for source, _ in read["Gather"]), key=lambda source: source.get_output_shape(0)[0])
+    # A tiny model has fewer words than positions.
+    return tables[-1 if which == "positions" else -2]
+
+
+def _torch_weights(which: str, change: Change) -> Edit:
+    names = {"words": "word_embeddings.weight", "positions": "position_embeddings.weight", "product": "layer.0.output.dense.weight"}
+
+    def edit(artefact: Path) -> None:
+        from safetensors.numpy import load_file, save
+
+        path = artefact / "model.safetensors"
+        weights = load_file(path)
+        name = next(name for name in weights if name.endswith(names[which]))
+        weights[name] = change(weights[name].copy())
+        rewritten(path, save(weights, {"format": "pt"}))
+
+    return edit
+
+
+def _planted(name: str, about: str, line: tuple[Step, ...], on: Checkpoint, edit: Edit) -> None:
+    def deed(bench: Any) -> Caught:
+        out = bench.scratch / "tampered" / f"weights-{name.rpartition('_in_')[2]}"
+        if not (out / "artifact").exists():
+            _, run = fresh(bench, out.name, on, *line)
+            report = run()
+            assert report.exit_code == 0, report.reason
+        wrong = out / "changed"
+        shutil.rmtree(wrong, ignore_errors=True)
+        shutil.copytree(out / "artifact", wrong)
+        edit(wrong)
+        resealed(wrong)
+        return tried(lambda: verify(wrong, str(bench.checkpoint(on))))
+
+    deed.__name__, deed.__doc__ = name, about
+    mutant("certificate", "")(deed)
+
+
+_NATIVE: Mapping[str, tuple[Checkpoint, Step]] = {
+    "native_int8": (LABELS, {"pass": "build_native"}), "native_bf16": (LABELS, {"pass": "build_native", "precision": "bf16"}),
+    "roberta_native_int8": (ROBERTA, {"pass": "build_native"}), "modernbert_native_bf16": (Checkpoint("modernbert"), {"pass": "build_native", "precision": "bf16"}),
+}  # fmt: skip
+for _form, (_on, _step) in _NATIVE.items():
+    for _kind, (_about, _which, _change) in WEIGHTS.items():
+        if _form != "modernbert_native_bf16" or _which != "positions":
+            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", (SDPA, _step), _on, _packed_weights(_which, _change))
+    for _kind, (_about, _fault) in NUMBERS.items():
+        if _form != "modernbert_native_bf16" or _kind != "no_bias":
+            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", (SDPA, _step), _on, _packed(_fault))
+_OTHERS: Mapping[str, tuple[tuple[Step, ...], Callable[[str, Change], Edit]]] = {
+    "openvino_int8": (OPENVINO_INT8, _openvino_weights),
+    "openvino_bf16": ((*OPENVINO_LINE[:-1], {"pass": "convert_openvino", "precision": "bf16"}), _openvino_weights),
+    "torch_bf16": ((SDPA, BF16), _torch_weights),
+}  # fmt: skip
+for _form, (_line, _edit) in _OTHERS.items():
+    for _kind, (_about, _which, _change) in WEIGHTS.items():
+        if (_form, _kind) != ("openvino_int8", "scaled_words"):  # beyond the range of INT8
+            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", _line, LABELS, _edit(_which, _change))
