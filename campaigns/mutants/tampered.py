@@ -15,6 +15,7 @@ from bertopt.commands.verify import verify
 from bertopt.core import Context, Eager, Onnx, Result
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
+from campaigns.mutants.harness import gates
 from campaigns.mutants.plant import EXPORT, LABELS, MEAN, SDPA, Checkpoint, mutant, part
 from campaigns.mutants.unseen_inputs import RARE
 
@@ -22,13 +23,16 @@ Caught = tuple[list[str], str]
 
 
 def tried(what: Callable[[], Any]) -> Caught:
-    """What noticed, by exit code or exception."""
+    """What noticed: the gates that a stage failed, else the exit code or the exception."""
     try:
         report = what()
     except BertoptError as error:
         return [type(error).__name__], str(error)
     code = getattr(report, "exit_code", 0)
-    return ([f"exit {code}"], str(report.reason)) if code else ([], f"exit 0, {getattr(report, 'reason', None)}")
+    if not code:
+        return [], f"exit 0, {getattr(report, 'reason', None)}"
+    failed = next((stage for stage in report.stages if stage.status != "ok"), None)
+    return [f"exit {code}"] if failed is None else gates(failed, code), str(report.reason)
 
 
 def fresh(bench: Any, name: str, on: Checkpoint, *steps: Any, **head: Any) -> tuple[Path, Callable[[], Any]]:
