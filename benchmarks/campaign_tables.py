@@ -102,10 +102,10 @@ def _cell(outcomes: Sequence[str]) -> str:
     return ", ".join(f"{kind} {kinds.count(kind)}/{len(kinds)}" for kind in dict.fromkeys(kinds))
 
 
-def proof(found: dict[str, Any], planted: Sequence[dict[str, Any]], right: dict[str, Any]) -> str:
+def proof(found: dict[str, Any], planted: dict[str, Any], right: dict[str, Any]) -> str:
     """Outcomes of the campaigns: mutants, right models, clean runs, orders of passes."""
     examined, refused = (sum(part[what] for part in right["parts"].values()) for what in ("examinations", "refused"))
-    mutants, clean = [finding for campaign in planted for finding in campaign["findings"]], found["clean_runs"]
+    mutants, clean = planted["findings"], found["clean_runs"]
     caught = [mutant for mutant in mutants if mutant["exit_code"]]
     lines = [
         f"- Wrong models: {len(caught)} of {len(mutants)} end the run with another exit code than 0, "
@@ -120,7 +120,7 @@ def proof(found: dict[str, Any], planted: Sequence[dict[str, Any]], right: dict[
         outcomes = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
         lines.append(f"- Ordered {name} of passes: {sum(counts.values())}, of which {outcomes}.")
     lines += [f"- Exit code 0: `{mutant['name']}`. {mutant['about']} {_why(mutant)}" for mutant in mutants if not mutant["exit_code"]]
-    machines = dict.fromkeys(machine(campaign["environment"]) for campaign in (found, *planted))
+    machines = dict.fromkeys(machine(campaign["environment"]) for campaign in (found, planted))
     lines.append(f"- Measured on {'; '.join(machines)}.")
     return "\n".join(lines) + "\n"
 
