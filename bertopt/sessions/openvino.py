@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import re
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +33,10 @@ _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 _PREPARED = 40_000
 #: Type of matrix products in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
+#: OpenVINO's message for an operator without a kernel, and environment variables that keep oneDNN from using instructions of the CPU;
+#: `runs_bfloat16` does not consider them.
+_NO_KERNEL = re.compile(r"Supported primitive descriptors list is empty for node: \S+ type: (\w+)")
+_LESS_ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 #: Most streams by default: each has separate buffers.
 MOST_STREAMS = 16
 
@@ -65,6 +71,7 @@ class OpenVinoSession(Session):
         self._core, self._properties = ov.Core(), properties
         # Read once: by the time that more streams or a short length are compiled, another file may lie there.
         self._model = self._core.read_model(model.path)
+        self._precision = model.precision
         with signal_stack.kept():
             self.compiled = self._compile(1)
         self._tensor = ov.Tensor
@@ -140,7 +147,15 @@ class OpenVinoSession(Session):
         )  # fmt: skip
 
     def _compile(self, streams: int) -> Any:
-        return self._core.compile_model(self._model, "CPU", {**self._properties, "NUM_STREAMS": streams})
+        try:
+            return self._core.compile_model(self._model, "CPU", {**self._properties, "NUM_STREAMS": streams})
+        except RuntimeError as error:
+            found = _NO_KERNEL.search(str(error))
+            if found is None:
+                raise
+            taken = [name for name in _LESS_ISA if name in os.environ]
+            advice = f"unset {', '.join(taken)}, which keeps it from using instructions of this CPU" if taken else "export another precision"
+            raise Unsupported(f"OpenVINO has no kernel here for {found[1]} in {self._precision}: {advice}") from error
 
     def _requests(self, compiled: Any, count: int) -> list[Request]:
         return [Request(compiled.create_infer_request(), self._tensor, self.spec) for _ in range(count)]

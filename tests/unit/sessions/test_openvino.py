@@ -45,6 +45,26 @@ def test_it_agrees_in_float32_where_the_cpu_has_bf16(models: tuple[Eager, OpenVi
     assert ours.facts().precision == "f32"
 
 
+@pytest.mark.parametrize(("variable", "advice"), [("ONEDNN_MAX_CPU_ISA", "unset ONEDNN_MAX_CPU_ISA"), (None, "export another precision")])
+def test_a_kernel_that_is_missing_here(
+    variable: str | None, advice: str, models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenVINO words it where ONEDNN_MAX_CPU_ISA=AVX2 forbids the instructions of bfloat16."""
+    said = "Check '!getSupportedPrimitiveDescriptors().empty()' failed\nSupported primitive descriptors list is empty for node: Softmax_4808 type: Softmax\n"
+
+    def compiled(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(openvino_import.openvino().Core, "compile_model", compiled)
+    if variable is not None:
+        monkeypatch.setenv(variable, "AVX2")
+    with pytest.raises(Unsupported, match=rf"no kernel here for Softmax in float32: {advice}"):
+        open_session(models[1])
+    said = "something else"
+    with pytest.raises(RuntimeError, match="something else"):
+        open_session(models[1])
+
+
 def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> None:
     _, model = models
     stages.write_form(model, tmp_path)
