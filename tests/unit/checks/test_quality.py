@@ -16,7 +16,7 @@ def test_wilson_is_the_published_interval() -> None:
 
 
 def answers(both: int, only: int, other: int, neither: int) -> tuple[list[bool], list[bool]]:
-    """Right or wrong, of the one and of the other, for so many texts of each kind."""
+    """Return whether a stage and the reference are right on each text, given the number of texts on which both, one or neither are."""
     mine = [True] * (both + only) + [False] * (other + neither)
     reference = [True] * both + [False] * only + [True] * other + [False] * neither
     return mine, reference
