@@ -118,6 +118,12 @@ class Examiner:
             self.records.write(names, measurements)
         return measurements
 
+    def with_peaks(self, measurements: StageMeasurements, directory: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
+        """Return the measurements of a stage with its worker's peak memory until now, after all that it has run for other stages."""
+        stats = self._worker(directory, timeout).call("stats", timeout=timeout)
+        peaks = {name: max(filter(None, (getattr(measurements, name), stats[name])), default=None) for name in ("peak_rss_bytes", "peak_gpu_bytes")}
+        return measurements.model_copy(update=peaks)
+
     def sweeping(self) -> contextlib.AbstractContextManager[None]:
         """Run the reference on rows of the sweeps while the block builds a stage; only on a CPU, since builders for a GPU time kernels."""
         worker = self._open.get(self.reference)

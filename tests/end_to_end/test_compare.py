@@ -13,6 +13,7 @@ import pytest
 import bertopt
 from bertopt.commands import compare
 from bertopt.errors import IntegrityError, UsageError
+from bertopt.pipeline.examiner import Examiner
 from bertopt.report.diff import Tolerances
 from bertopt.results import Limits
 from tests.support.artefacts import write_artefact
@@ -54,9 +55,25 @@ WIDE = {"rel_l2": 9, "max_abs": 99, "cosine_min": -1, "label_flips_max": 1}
 SLACK: dict[str, Any] = {"slower": 1e9}
 
 
-def test_equal_artefacts(plain: Path, export: Callable[..., Path]) -> None:
+def test_equal_artefacts(plain: Path, export: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory is that of the same work, sweeps included: two copies of one MiniLM differed by two thirds without these."""
+    done = []
+    swept, peaks = Examiner.sweep, Examiner.with_peaks
+
+    def sweep(self: Examiner, *arguments: Any) -> Any:
+        found = swept(self, *arguments)
+        done.append("sweeps")
+        return found
+
+    def with_peaks(self: Examiner, *arguments: Any) -> Any:
+        done.append("peaks")
+        return peaks(self, *arguments)
+
+    monkeypatch.setattr(Examiner, "sweep", sweep)
+    monkeypatch.setattr(Examiner, "with_peaks", with_peaks)
     found = compare.compare(plain, export("use_sdpa"), Tolerances(**SLACK))
     assert found.exit_code == 0, found.reason
+    assert done[-2:] == ["sweeps", "peaks"]
     seen = {(change.gate, change.what) for change in found.changes}
     assert {("parity", "rel_l2"), ("latency", "end to end"), ("latency", "2 × 8"), ("size", "size_bytes")} <= seen
 
