@@ -62,7 +62,7 @@ class BatchPredictor:
     def __call__(self, batch: dict[str, Array]) -> dict[str, Any]:
         """Raises UsageError for a column that is not there, or that an answer would replace, TypeError for what is no text."""
         spec = self._predictor.spec
-        pooled = spec.task == "feature-extraction" and spec.granularity == "text"
+        pooled = spec.task == "feature-extraction" and spec.granularity == "text" and not spec.sparse
         answer = "embedding" if pooled else "answer"
         if answer in batch:
             raise UsageError(f"the rows have a column '{answer}' already, which the answers would replace; rename it")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
 #: The label in one line of labelled texts: a name or a number, or several names.
 Label = str | tuple[str, ...]
+#: How the vectors of a text's tokens become one. `splade` takes, for each id of the vocabulary, the largest of log(1 + relu(x)) over the
+#: logits x of the masked language model; the others are sentence-transformers' modes over hidden states.
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "splade"]
 #: Whether an output has one vector for each text ([B, D]), one for each token ([B, S, D]), or one score for each token ([B, S]).
 Granularity = Literal["text", "token", "span"]
 
@@ -69,7 +72,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     """Usable positions: RoBERTa's 514 position embeddings give 512 tokens."""
     text_length: int
     """Tokens after which a text is truncated, as the tokenizer or sentence-transformers says; at most `max_length`."""
-    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    pooling: PoolingMode | None = None
     dense: tuple[DenseLayer, ...] = ()
     """Layers between pooling and normalisation."""
     normalize: bool = False
@@ -119,7 +122,24 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     @property
     def embedding_size(self) -> int:
         """Size of an embedding: of a text's where the model pools, else of a token's."""
+        if self.sparse:
+            return self.vocabulary
         return self.dense[-1].size if self.dense else self.hidden
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a text's embedding has one weight for each id of the vocabulary, most of them 0 (SPLADE)."""
+        return self.pooling == "splade"
+
+    @property
+    def over_vocabulary(self) -> bool:
+        """Whether the network makes a number for each id of the vocabulary at each token."""
+        return self.task == "fill-mask" or self.sparse
+
+    @property
+    def token_output(self) -> str:
+        """Name of the output that padded exports of a pooled model have besides, for other software: what is pooled, for each token."""
+        return "logits" if self.sparse else "last_hidden_state"
 
     @property
     def output_size(self) -> int:

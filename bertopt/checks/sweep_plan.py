@@ -114,7 +114,7 @@ class Plan:
 def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) -> Plan:
     """Spread all ids, including the padding's, over batches of all sizes (the largest has `most_tokens`) and rows of `ID_LENGTH`."""
     rng = np.random.default_rng([seed, 18])
-    width = spec.vocabulary if spec.task == "fill-mask" else 0
+    width = spec.vocabulary if spec.over_vocabulary else 0
     token_cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     tokens = int(BUDGET / token_cost)
     ids = rng.permutation(spec.vocabulary)

@@ -64,7 +64,7 @@ def optimize(
 
 def _next_steps(artifact: Path, model: str, portable: bool) -> None:
     from bertopt.stages import read_manifest
-    from bertopt.stages.model_card import BACKENDS, example, opened_by
+    from bertopt.stages.model_card import BACKENDS, example, loader, opened_by
 
     manifest = read_manifest(artifact)
     spec = manifest.spec
@@ -74,7 +74,7 @@ def _next_steps(artifact: Path, model: str, portable: bool) -> None:
         ("look at the figures", str(artifact.parent / "report.html")),
     ]
     if portable and spec.pooling and (backend := BACKENDS.get(manifest.form)):
-        lines.insert(1, ("or with sentence-transformers", f'SentenceTransformer("{artifact}", backend="{backend}")'))
+        lines.insert(1, ("or with sentence-transformers", f'{loader(spec)}("{artifact}", backend="{backend}")'))
     print("\nNext:")
     for what, how in lines:
         print(f"  {what + ':':<31}{how}")

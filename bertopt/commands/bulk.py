@@ -151,8 +151,8 @@ class _Bulk:
             answered = self._answers(missing, artefact, public_key, threads)
         for part, answer in answered:
             values = answer.values
-            if isinstance(values, np.ndarray) and not (finite := np.isfinite(values).all(axis=1)).all():
-                place = bulk_files.place(self.source, part.rows.numbers[int(finite.argmin())])
+            if (wrong := _not_finite(values)) is not None:
+                place = bulk_files.place(self.source, part.rows.numbers[wrong])
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             self._check_input()  # before the write, so that a part that stands is of the input as it was
             bulk_files.write(part.path, part.rows, self.key, values, self.task, self.options.aggregation_strategy != "none")
@@ -213,6 +213,12 @@ class _Bulk:
                 raise UsageError(f"{place}: column '{name}' has half a surrogate pair (\\ud800 to \\udfff), which is no character; write the character itself")
             found.append(row[name])
         return found[0] if len(found) == 1 else (found[0], found[1])
+
+
+def _not_finite(values: Any) -> int | None:
+    """Return the number of the first embedding that is not finite."""
+    vectors = values if isinstance(values, np.ndarray) else [one.get("values", ()) if isinstance(one, dict) else () for one in values]
+    return next((number for number, vector in enumerate(vectors) if not np.isfinite(vector).all()), None)
 
 
 def _half_written(out: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Client of a running server, bertopt's or another with `/embed`, `/v1/embeddings`, `/rerank` or `/predict`."""
+"""Client of a running server, bertopt's or another with `/embed`, `/embed_sparse`, `/v1/embeddings`, `/rerank` or `/predict`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ class RunningServer:
 
             return ask
         return lambda texts: self._numbers("/embed", {"inputs": list(texts), **options}, texts, list)
+
+    def sparse_embedding(self, size: int) -> Ask:
+        """Return the function that asks for the sparse embeddings of texts, as whole vectors of `size` numbers."""
+
+        def whole(row: Any) -> list[float]:
+            vector = np.zeros(size)
+            for one in row:
+                if not 0 <= one["index"] < size:
+                    raise UsageError(f"{self.url} answers the id {one['index']}; the artefact's vocabulary has {size}")
+                vector[one["index"]] = one["value"]
+            return vector.tolist()
+
+        body = {"truncate": True}
+        return lambda texts: self._numbers("/embed_sparse", {"inputs": list(texts), **body}, texts, lambda answer: [whole(row) for row in answer])
 
     def has_rerank(self) -> bool:
         try:

@@ -64,7 +64,7 @@ def verify_url(
     `directory`: by the artefact's limits, and by what another machine or batch makes of one model's outputs (`replay.TOLERANCE`).
     A classifier is sent pairs too; a re-ranker is sent pairs alone, where the server has `/rerank`.
 
-    The server may be bertopt's or another with `/embed`, `/v1/embeddings`, `/rerank` or `/predict`. `latency_ms` bounds the 95th
+    The server may be bertopt's or another with `/embed`, `/embed_sparse`, `/v1/embeddings`, `/rerank` or `/predict`. `latency_ms` bounds the 95th
     percentile of single requests. Raises UsageError for a model without one vector a text or a server that refuses,
     Unsupported where nothing answers.
     """
@@ -95,6 +95,8 @@ def verify_url(
 def _route(server: RunningServer, spec: Spec, ranks: bool) -> Ask:
     if ranks:
         return server.ranks
+    if spec.sparse:
+        return server.sparse_embedding(spec.output_size)
     return server.scores(spec.labels) if spec.task == "text-classification" else server.embedding(spec.normalize)
 
 

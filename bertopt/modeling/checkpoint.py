@@ -18,14 +18,13 @@ from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, Usage
 from bertopt.modeling import dense, other_fields
 from bertopt.modeling.checkpoint_files import read_json, weight_files
 from bertopt.modeling.config_checks import check_config
+from bertopt.modeling.modules_json import MODULES, module_files
 from bertopt.modeling.network import Network
 from bertopt.modeling.sentence_transformers import (
-    MODULES,
     PROMPTS,
     SETTINGS,
     Modules,
     check_length,
-    module_files,
     read_sentence_transformers,
     warn_of_other_scores,
 )
@@ -77,7 +76,7 @@ def open_directory(directory: Path, task: str = "auto") -> Eager:
     if task != "feature-extraction":
         modules = Modules(max_seq_length=modules.max_seq_length)
     with quiet():
-        encoder = _encoder(directory, config, task)
+        encoder = _encoder(directory, config, _head(task, modules.pooling))
         _check_dtypes(directory)
         _check_finite(encoder)
         tokenizer = open_tokenizer(directory)
@@ -105,7 +104,7 @@ def reopen(directory: Path, spec: Spec) -> Eager:
     config = _config(directory)
     weight_files(directory)
     with quiet():
-        encoder = _encoder(directory, config, spec.task)
+        encoder = _encoder(directory, config, _head(spec.task, spec.pooling))
     return _eager(directory, spec, encoder, dense.load(directory, spec.dense, spec.hidden))
 
 
@@ -155,6 +154,11 @@ def _config(directory: Path) -> Any:
     config = AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
     other_fields.check(fields, config)
     return config
+
+
+def _head(task: Task, pooling: str | None) -> Task:
+    """Return the task of transformers' class that has the weights: a SPLADE's embeddings come from a masked language model."""
+    return "fill-mask" if pooling == "splade" else task
 
 
 def _encoder(directory: Path, config: Any, task: Task) -> Any:

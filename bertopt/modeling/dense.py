@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bertopt.errors import IntegrityError
-from bertopt.modeling.sentence_transformers import WEIGHTS
+from bertopt.modeling.modules_json import WEIGHTS
 from bertopt.spec import DenseLayer
 from bertopt.system.untrusted import plain
 

@@ -59,10 +59,12 @@ class FloatHead:
 
         Where layers follow pooling, the head has these, and normalisation after them.
 
-        Raises Unsupported for fill-mask and for families that the native encoder does not know.
+        Raises Unsupported for fill-mask, SPLADE and families that the native encoder does not know.
         """
         if spec.family not in _CLASSIFIERS:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
+        if spec.sparse:
+            raise Unsupported("the native encoder has no head over the vocabulary, which SPLADE needs; use convert_openvino")
         if spec.task == "feature-extraction":
             return cls._after_pooling(spec, tensors) if spec.dense else None
         steps = _steps(spec)

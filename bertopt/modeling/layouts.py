@@ -40,8 +40,10 @@ class Padded:
     def pool(self, hidden: torch.Tensor, mode: str) -> torch.Tensor:
         """Token vectors [B, S, H] to one vector a text [B, H], in float32.
 
-        The modes are sentence-transformers'. A fully masked row divides by 1, not by 0, so it stays finite.
+        The modes are `bertopt.spec.PoolingMode`. A fully masked row divides by 1, not by 0, so it stays finite.
         """
+        if mode == "splade":
+            return self._splade(hidden)
         hidden = hidden.float()
         weights = self.named["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         if mode == "cls":
@@ -49,6 +51,13 @@ class Padded:
         if mode == "max":
             return hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(dim=1)
         return _mean((hidden * weights).sum(dim=1), weights.sum(dim=1), mode)
+
+    def _splade(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [B, S, V] to weights [B, V]. The largest logit has the largest weight, so the logarithm follows the maximum: S times less
+        work, and no second array of that size."""
+        masked = self.named["attention_mask"].unsqueeze(-1) == 0
+        largest = logits.masked_fill(masked, 0.0).amax(dim=1)
+        return largest.float().relu().log1p()
 
     @staticmethod
     def by_text(answers: torch.Tensor) -> torch.Tensor:

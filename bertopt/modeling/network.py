@@ -61,10 +61,9 @@ class Network(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what `forward` gives: the answers and, where `gives_tokens` and a padded model pools all of them, the
-        tokens' vectors last."""
+        """Names of what `forward` gives: the answers and, where `gives_tokens` and a padded model pools all of them, what is pooled last."""
         extra = self.gives_tokens and self.pooling is not None and self.layout is Padded and not self.first_only
-        return (*self.spec.outputs, *(("last_hidden_state",) if extra else ()))
+        return (*self.spec.outputs, *((self.spec.token_output,) if extra else ()))
 
     @property
     def layout(self) -> type[Padded | Packed]:
@@ -167,7 +166,7 @@ class Network(nn.Module):
             pooled = rows.by_text(answer) if self.pooling is None else self.pooling(answer, rows, first_only=True)
             return (pooled.float(),)
         if self.pooling is not None:
-            hidden = answer.last_hidden_state
+            hidden = answer[self.spec.token_output]
             pooled = self.pooling(hidden, rows)
             return (pooled, hidden.float()) if len(self.outputs) > 1 else (pooled,)
         if self.spec.task == "feature-extraction":

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported
 from bertopt.modeling.checkpoint_files import read_json
-from bertopt.spec import DenseLayer
+from bertopt.modeling.modules_json import MODULES, Module, read_modules
+from bertopt.spec import DenseLayer, PoolingMode
 from bertopt.system.untrusted import plain
 
-MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+PROMPTS = "config_sentence_transformers.json"
 #: Names of the file with the transformer's settings, of which sentence-transformers reads the first that exists.
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
 #: Settings that sentence-transformers passes to transformers as options of tokenizer, network and configuration, also under older names.
@@ -23,15 +23,18 @@ _TASKS = ("query_length", "document_length", "query_expansion")
 #: Where SetFit keeps its classifier.
 SETFIT = "model_head.pkl"
 #: The modules that bertopt has.
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
-#: Where a Dense has its weights.
-WEIGHTS = "model.safetensors"
+_KINDS = ("Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "Dropout")
 #: torch's classes that may follow a Dense's product.
 _ACTIVATIONS: dict[str, Literal["identity", "tanh", "relu", "gelu"]] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
 #: Options of a Dense or Normalize that change what it computes, and their values without effect.
 _DEFAULTS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding", "use_residual": False}
-#: What a transformer may be asked for, by its task: its last layer or its scores, under these names.
-_GIVES = {"feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores")}
+#: What a transformer may be asked for, by its task: its last layer, its scores or, for SPLADE, its logits, under these names.
+_GIVES = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores"),
+    "fill-mask": ("logits", "token_embeddings"),
+}  # fmt: skip
+#: The only kind of SPLADE that bertopt has.
+_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
 #: Message where a prompt would be pooled together with the text.
 NO_PROMPTS = "cannot put a prompt before a text, since the model's pooling leaves prompts out (include_prompt: false)"
 #: Remedy for a model with steps after pooling that bertopt does not support.
@@ -41,89 +44,50 @@ _ADVICE = "for the vectors of its tokens, give bertopt a copy without modules.js
 class Modules(NamedTuple):
     """The modules after the transformer, and the stated longest text [tokens]; none of these for a directory of transformers."""
 
-    pooling: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    pooling: PoolingMode | None = None
     dense: tuple[DenseLayer, ...] = ()
     normalize: bool = False
     max_seq_length: int | None = None
-
-
-@dataclass(frozen=True)
-class _Module:
-    """One entry of modules.json."""
-
-    kind: str
-    path: Any
-    name: str | None
-
-    @property
-    def beside(self) -> bool:
-        """Whether its files lie beside modules.json, in no folder."""
-        return self.path in ("", ".")
-
-    @property
-    def folder(self) -> str:
-        """Raises IntegrityError where the path is not that of a folder beside modules.json."""
-        folder = self.path.removeprefix("./").removesuffix("/") if isinstance(self.path, str) else ""
-        if folder == "" or folder.startswith(".") or Path(folder).name != folder:
-            raise IntegrityError(f"modules.json: path must name a folder beside it; got {plain(ascii(self.path))}; restore the checkpoint")
-        return folder
-
-    def config(self, directory: Path) -> dict[str, Any]:
-        found = read_json(directory / self.folder / "config.json")
-        if not isinstance(found, dict):
-            raise IntegrityError(f"{self.folder}/config.json must be a JSON object; restore the checkpoint")
-        return found
 
 
 def read_sentence_transformers(directory: Path) -> Modules:
     """Return what modules.json and the files that it names say. Raises Unsupported and IntegrityError."""
     if not (directory / MODULES).is_file():
         return Modules()
-    modules = _modules(directory)
+    modules = read_modules(directory)
     _check_order(modules)
-    configs = [(module, module.config(directory)) for module in modules if module.kind in ("Pooling", "Dense")]
+    configs = [(module, module.config(directory)) for module in modules if module.kind in ("Pooling", "SpladePooling", "Dense")]
     for module in modules:
         # Older versions write no folder for it.
         if module.kind == "Normalize" and not module.beside and (directory / str(module.path) / "config.json").is_file():
             _check_usual(module.folder, module.config(directory))
     _check_distinct("name", [module.name for module in modules if module.name is not None])
     _check_distinct("path", [module.folder for module, _ in configs])
-    _check_output(*_settings(directory))
+    _check_output(*_settings(directory), [module.kind for module in modules])
     length = _length(*_settings(directory))
     _warn_of_dropped(directory)
     return Modules(
-        next((_pooling_mode(config) for module, config in configs if module.kind == "Pooling"), None),
+        next((_pooling_mode(module, config) for module, config in configs if module.kind != "Dense"), None),
         tuple(_dense(module.folder, config) for module, config in configs if module.kind == "Dense"),
         any(module.kind == "Normalize" for module in modules), length,
     )  # fmt: skip
 
 
-def _check_order(modules: list[_Module]) -> None:
+def _check_order(modules: list[Module]) -> None:
     """Raise Unsupported for a module that bertopt does not have, or where it does not have it."""
     for module in modules:
-        if module.kind not in _KINDS or (module.kind == "Transformer" and not module.beside):
+        if module.kind not in _KINDS or ("Transformer" in module.kind and not module.beside):
             shown = f"{plain(module.kind)} at {plain(ascii(module.path))}"
-            raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense or Normalize; got {shown}: {_ADVICE}")
+            raise Unsupported(f"modules.json: every module must be a Transformer (beside it), Pooling, Dense, Normalize or SpladePooling; got {shown}: {_ADVICE}")
     # Dropout does something in training alone.
-    if not re.fullmatch("(TPD*N*|T)?", "".join(module.kind[0] for module in modules if module.kind != "Dropout")):
+    if not re.fullmatch("(TPD*N*|T|[TM]S)?", "".join(module.kind[0] for module in modules if module.kind != "Dropout")):
         shown = plain(", ".join(module.kind for module in modules))
-        raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize; got {shown}: {_ADVICE}")
+        raise Unsupported(f"modules.json: the order must be Transformer, one Pooling, any Dense, Normalize, or Transformer, SpladePooling; got {shown}: {_ADVICE}")
 
 
 def _check_distinct(key: str, stated: list[str]) -> None:
     if len(set(stated)) < len(stated):
         raise Unsupported(f"modules.json: each module must have its own {key}; got {plain(ascii(', '.join(stated)))}: {_ADVICE}")
-
-
-def module_files(directory: Path) -> list[str]:
-    """Return the names of the files in folders beside the checkpoint that say what follows the transformer."""
-    files = {"Pooling": ("config.json",), "Dense": ("config.json", WEIGHTS), "Dropout": ("config.json",)}
-    return [f"{module.folder}/{name}" for module in _modules(directory) for name in files.get(module.kind, ())]
-
-
-def dense_weights(directory: Path) -> list[Path]:
-    """Return the files of weights beside the checkpoint's own."""
-    return [directory / name for name in module_files(directory) if name.endswith(WEIGHTS)]
 
 
 def lowers(directory: Path) -> bool:
@@ -152,7 +116,7 @@ def read_prompts(directory: Path) -> dict[str, str]:
 
 def leaves_prompts_out(directory: Path) -> bool:
     """Return whether the pooling takes the tokens after a prompt alone, as INSTRUCTOR's does. The networks here pool all of a text's."""
-    poolings = [module.config(directory) for module in _modules(directory) if module.kind == "Pooling"]
+    poolings = [module.config(directory) for module in read_modules(directory) if module.kind == "Pooling"]
     return not all(config.get("include_prompt", True) for config in poolings)
 
 
@@ -164,14 +128,6 @@ def _is_text(value: Any) -> bool:
 def _prompt_fields(directory: Path) -> dict[str, Any]:
     found = read_json(directory / PROMPTS) if (directory / PROMPTS).is_file() else {}
     return found if isinstance(found, dict) else {}
-
-
-def _modules(directory: Path) -> list[_Module]:
-    """Return what modules.json lists, nothing where it is not there."""
-    found = read_json(directory / MODULES) if (directory / MODULES).is_file() else []
-    if not isinstance(found, list) or not all(isinstance(each, dict) and {"type", "path"} <= each.keys() for each in found):
-        raise IntegrityError(f"{MODULES} must be a list of modules, each with a type and a path; restore the checkpoint")
-    return [_Module(str(each["type"]).rsplit(".", 1)[-1], each["path"], str(each["name"]) if "name" in each else None) for each in found]
 
 
 def _settings(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -201,11 +157,13 @@ def _length(name: str, settings: dict[str, Any]) -> Any:
     return length
 
 
-def _check_output(name: str, settings: dict[str, Any]) -> None:
-    """Raise Unsupported where the transformer gives something else than its last layer, or a classifier's scores."""
-    task, modalities = settings.get("transformer_task", "feature-extraction"), settings.get("modality_config")
-    if task not in _GIVES:
-        raise Unsupported(f"{name}: transformer_task must be {' or '.join(_GIVES)}; got {plain(ascii(task))}: {_ADVICE}")
+def _check_output(name: str, settings: dict[str, Any], kinds: list[str]) -> None:
+    """Raise Unsupported where the transformer gives something else than its last layer, a classifier's scores or, for SPLADE, its logits."""
+    usual = "fill-mask" if "MLMTransformer" in kinds else "feature-extraction"
+    task, modalities = settings.get("transformer_task", usual), settings.get("modality_config")
+    known = [each for each in _GIVES if (each == "fill-mask") == ("SpladePooling" in kinds)]
+    if task not in known:
+        raise Unsupported(f"{name}: transformer_task must be {' or '.join(known)}; got {plain(ascii(task))}: {_ADVICE}")
     output, called = _GIVES[task]
     expected = {"module_output_name": called}
     stated = {"module_output_name": settings.get("module_output_name", called)}
@@ -224,7 +182,7 @@ def _warn_of_dropped(directory: Path) -> None:
     if (directory / SETFIT).is_file():
         warnings.warn(f"{SETFIT}: bertopt does not read SetFit's classifier: an artefact gives the vectors that it reads", CheckpointWarning, stacklevel=4)
     fields = _prompt_fields(directory)
-    name, prompts, dimensions = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim"))
+    name, prompts, dimensions, active = (fields.get(key) for key in ("default_prompt_name", "prompts", "truncate_dim", "max_active_dims"))
     if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
         said = f"puts no prompt before a text by default: give prompt_name={plain(ascii(name))} with texts that need it"
         if leaves_prompts_out(directory):
@@ -235,6 +193,9 @@ def _warn_of_dropped(directory: Path) -> None:
     if dimensions is not None:
         shown = plain(ascii(dimensions))
         warnings.warn(f"{PROMPTS}: dropped truncate_dim {shown}: an artefact gives whole vectors: take the first {shown} numbers of each, or ask a server for dimensions", CheckpointWarning, stacklevel=4)
+    if active is not None:
+        shown = plain(ascii(active))
+        warnings.warn(f"{PROMPTS}: dropped max_active_dims {shown}: an artefact gives all weights: take the {shown} largest of each", CheckpointWarning, stacklevel=4)
 
 
 def warn_of_other_scores(config: Any, directory: Path) -> None:
@@ -277,8 +238,12 @@ def _check_usual(folder: str, fields: dict[str, Any]) -> None:
         raise Unsupported(f"{folder}: {other} must be {_DEFAULTS[other]}; got {shown}: {_ADVICE}")
 
 
-def _pooling_mode(fields: dict[str, Any]) -> Literal["mean", "cls", "max", "mean_sqrt_len"]:
-    short: dict[str, Literal["mean", "cls", "max", "mean_sqrt_len"]] = {
+def _pooling_mode(module: Module, fields: dict[str, Any]) -> PoolingMode:
+    if module.kind == "SpladePooling":
+        if other := next((key for key, value in _SPLADE.items() if fields.get(key, value) != value), None):
+            raise Unsupported(f"{module.folder}: {other} must be {_SPLADE[other]}; got {plain(ascii(fields[other]))}: {_ADVICE}")
+        return "splade"
+    short: dict[str, PoolingMode] = {
         "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
         "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     }  # fmt: skip

@@ -148,12 +148,12 @@ def _after_pooling(model: Onnx, products: Sequence[Any]) -> list[str]:
 
 
 def _read(ov: Any, model: Onnx) -> Any:
-    """The graph with its own names, and no outputs but the spec's and `last_hidden_state`, which others' loaders read."""
+    """The graph with its own names, and no outputs but the spec's and `token_output`, which others' loaders read."""
     try:
         graph = ov.Core().read_model(model.path)
     except RuntimeError as error:
         raise Unsupported(f"OpenVINO cannot read the graph: {str(error).strip().splitlines()[-1][:300]}") from error
-    wanted = {*model.spec.outputs, "last_hidden_state"}
+    wanted = {*model.spec.outputs, model.spec.token_output}
     for result in graph.get_results():
         if not wanted & result.output(0).get_names():
             graph.remove_result(result)

@@ -20,7 +20,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
     """Export to ONNX with named, shared dimensions: `batch` and `sequence`, or those of packed rows. Counts nodes.
 
     From opset 23 attention and GELU are single `Attention` and `Gelu` nodes; below, attention is spelled out.
-    A pooled model also gives `last_hidden_state`, which sentence-transformers' own loaders read, except after
+    A pooled model also gives `last_hidden_state` (SPLADE: `logits`), which sentence-transformers' own loaders read, except after
     `keep_cls_only` and `pack_sequences`. Dimensions of packed rows are `rows`, `row_length` and `slots`.
     """
 

@@ -17,7 +17,7 @@ from bertopt import stages
 from bertopt.core import Device
 from bertopt.errors import BertoptError, IntegrityError, Unsupported, UsageError
 from bertopt.modeling.checkpoint_files import weight_files
-from bertopt.modeling.sentence_transformers import dense_weights
+from bertopt.modeling.modules_json import dense_weights
 from bertopt.modeling.source import examine, hub_commit, resolve, sha256
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.recipe.parser import Step

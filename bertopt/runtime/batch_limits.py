@@ -19,7 +19,7 @@ LAUNCHED_FIRST, PIECE_BATCHES = 2048, 2
 def most_tokens(spec: Spec, launched: bool) -> int:
     """Return the most tokens of a batch, padding included, on a GPU (`launched`) or a CPU. A longer row is a batch by itself."""
     most = LAUNCHED_BATCH_TOKENS if launched else MAX_BATCH_TOKENS
-    return min(most, VOCABULARY_TOKENS) if spec.task == "fill-mask" else most
+    return min(most, VOCABULARY_TOKENS) if spec.over_vocabulary else most
 
 
 @dataclass(frozen=True)

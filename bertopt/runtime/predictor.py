@@ -22,6 +22,7 @@ from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.cost_model import Costs
 from bertopt.runtime.entities import OUTSIDE, Aggregation, entities
 from bertopt.runtime.runner import Runner
+from bertopt.runtime.sparse import Weights
 from bertopt.runtime.task_outputs import TopK
 from bertopt.runtime.text_inputs import PAIRED, as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
 from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
@@ -46,7 +47,8 @@ class Answer:
 class Predictor:
     """Call it with texts to get answers by task.
 
-    Embeddings are one array [N, H] (without pooling, a list of arrays [S, H]); a classification is `{"label": …, "score": …}`, or with
+    Embeddings are one array [N, H] (without pooling, a list of arrays [S, H]; of a SPLADE, `{"indices": …, "values": …}` for each text, its
+    weights that are not 0 and their ids, ascending); a classification is `{"label": …, "score": …}`, or with
     `top_k` and for multi-label models a list of these, best first; token classification gives a label for each token, including `O`, or
     with `aggregation_strategy` the entities of transformers' pipeline; fill-mask gives a list of tokens for each mask, even if a text has
     only one; answers to questions are those of transformers 4's pipeline without `align_to_words`. A text is a string or a pair of strings.
@@ -204,6 +206,8 @@ class Predictor:
         if how.stride is not None:
             return self._in_windows(texts, truncate, first, how, how.stride)
         raw = self.runner.run(texts, truncate, first)
+        if self.spec.sparse:
+            return Answer([one.answer() for one in raw.outputs.weights], raw.truncated, raw.tokens)
         if whole:
             return Answer(self._vectors(raw.outputs.array, how), raw.truncated, raw.tokens)
         origins = [text for piece in raw.pieces for text in piece.origins or ()]
@@ -219,6 +223,8 @@ class Predictor:
         return np.zeros((0, self.spec.output_size), np.float32)
 
     def _vectors(self, values: Array, how: AnswerOptions) -> Any:
+        if self.spec.sparse:
+            return [Weights.of(row).answer() for row in values]
         if self.spec.task != "text-classification":
             return values
         return task_outputs.classify(self.spec, values, how.top_k) if len(values) else []

@@ -75,7 +75,6 @@ def _routes(state: State) -> list[Any]:
     return [
         *routes,
         post("/", tei.root, None),
-        Route("/embed_sparse", _handler(state, "/embed_sparse", tei.embed_sparse, None), methods=["POST", "GET"]),
         get("/info", info.info), get("/models/{name}/info", info.info),
         get("/health", _health, key=False), get("/metrics", _metrics, key=False),
         get("/openapi.json", openapi.document),

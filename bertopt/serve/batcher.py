@@ -31,6 +31,7 @@ import numpy as np
 from bertopt.modeling import packing
 from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.batch_plan import plan
+from bertopt.runtime.collector import of_texts, of_vectors
 from bertopt.runtime.runner import Runner
 from bertopt.serve.errors import RequestError
 from bertopt.serve.metrics import ModelMetrics
@@ -255,20 +256,14 @@ class Batcher:
             self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
 
     def _finish(self, batch: _Batch, raw: dict[str, Array]) -> None:
-        names = self.spec.outputs if self.spec.granularity != "text" else self.spec.outputs[:1]
-        by_text: dict[str, list[Array]] = {}
-        for name in names:
-            if batch.packed is None:
-                by_text[name] = [raw[name].reshape(-1)]
-            elif self.spec.granularity == "text":
-                by_text[name] = list(batch.packed.by_text(raw[name]))
-            else:
-                ends = np.cumsum(batch.packed.flat.lengths[batch.packed.texts])[:-1]
-                by_text[name] = np.split(batch.packed.by_token(raw[name]), ends)
+        if batch.packed is None:
+            by_text = of_vectors(self.spec, [raw[self.spec.outputs[0]].reshape(-1)])
+        else:
+            by_text = of_texts(self.spec, batch.packed, raw)
         done = []
         with self._changed:
-            for i, item in enumerate(batch.items):
-                item.job.outputs[item.place] = {name: values[i] for name, values in by_text.items()}
+            for item, outputs in zip(batch.items, by_text, strict=True):
+                item.job.outputs[item.place] = outputs
                 item.job.left -= 1
                 if not item.job.left:
                     done.append(item.job)

@@ -19,6 +19,7 @@ from bertopt.runtime import task_outputs, windows
 from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.load import load
 from bertopt.runtime.runner import LOCATED
+from bertopt.runtime.sparse import Weights
 from bertopt.runtime.text_inputs import check
 from bertopt.runtime.tokenization import Encoded, Text, Tokens
 from bertopt.runtime.windows import Windows
@@ -55,7 +56,8 @@ class Until(Protocol):
 
 @dataclass(frozen=True)
 class Outputs:
-    """Raw outputs for each text by name: [D] where the model has one vector a text, else [S, …]; and the texts' tokens."""
+    """Raw outputs for each text by name: [D] where the model has one vector a text (of a SPLADE its `Weights`), else [S, …]; and the
+    texts' tokens."""
 
     by_text: list[dict[str, Array]]
     tokens: int
@@ -90,8 +92,8 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """Whether it gives one embedding a text."""
-        return self.spec.task == "feature-extraction" and self.spec.granularity == "text"
+        """Whether it gives one dense embedding a text."""
+        return self.spec.task == "feature-extraction" and self.spec.granularity == "text" and not self.spec.sparse
 
     async def outputs(
         self, texts: Sequence[Text], truncate: bool | None, until: Until, field: str = "inputs", stride: int | None = None
@@ -138,7 +140,13 @@ class ServedModel:
 
     def vectors(self, outputs: Outputs) -> Array:
         """Return the raw outputs [N, D] of a model with one vector a text."""
+        if self.spec.sparse:
+            return np.stack([one.whole(self.spec.output_size) for one in self.weights(outputs)])
         return np.stack([one[self.spec.outputs[0]] for one in outputs.by_text])
+
+    def weights(self, outputs: Outputs) -> list[Weights]:
+        """Return the embeddings of a SPLADE."""
+        return [Weights(**one) for one in outputs.by_text]
 
     async def tokens(self, texts: Sequence[str], special: bool, until: Until) -> list[list[dict[str, Any]]]:
         """Return a row for each token of each text, uncut. Raises RequestError for what is no text, and for more tokens than may wait."""

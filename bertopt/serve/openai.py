@@ -17,6 +17,8 @@ async def embeddings(call: Call, asked: OpenAiEmbeddings) -> Any:
     """Return embeddings as lists of numbers, or as little-endian float32 in base64."""
     call.choose_named(asked.model)
     model = call.model
+    if model.spec.sparse:
+        raise RequestError(400, f"'{model.name}' gives sparse embeddings, which this route has no form for; use /embed_sparse", "model")
     if not model.embeds:
         raise RequestError(400, f"'{model.name}' gives no embedding for a text: it is made for {model.spec.task}", "model")
     refuse_options(asked, model.spec.embedding_size, model.side)

@@ -16,7 +16,7 @@ _POSTS: dict[str, type[Payload]] = {
     "/v2/models/{name}/versions/{version}/infer": payloads.KServeInfer,
 }  # fmt: skip
 #: What `/` takes, by what the model is made for.
-_ROOT = (payloads.Embed, payloads.Rerank, payloads.Predict)
+_ROOT = (payloads.Embed, payloads.EmbedSparse, payloads.Rerank, payloads.Predict)
 _INFO, _READY = "The model, the bounds, and what was proven", "200 while requests are accepted"
 _METADATA = "KServe's metadata of a model"
 _GETS = {
@@ -45,7 +45,7 @@ async def document(call: Call) -> Any:
         schemas |= schema.pop("$defs", {})
         schemas[payload.__name__] = schema
         paths[path] = {"post": _operation(path, (payload.__doc__ or "").strip(), _POST) | _body(_reference(payload))}
-    summary = "What Hugging Face's clients send that know no route: a payload of /embed, /rerank or /predict"
+    summary = "What Hugging Face's clients send that know no route: a payload of /embed, /embed_sparse, /rerank or /predict"
     paths["/"] = {"post": _operation("/", summary, _POST) | _body({"anyOf": [_reference(payload) for payload in _ROOT]})}
     return {"openapi": "3.1.0", "info": {"title": "bertopt", "version": __version__}, "paths": paths, "components": {"schemas": schemas}}
 

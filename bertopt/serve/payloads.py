@@ -45,6 +45,15 @@ class Embed(Payload):
     dimensions: int | None = None
 
 
+class EmbedSparse(Payload):
+    """`/embed_sparse`: text-embeddings-inference's, for a SPLADE model."""
+
+    inputs: str | List[str]
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = None
+
+
 class PredictParameters(Payload):
     """What Hugging Face's clients say of a task, by its names there; `stride` and `doc_stride` split long texts into windows."""
 

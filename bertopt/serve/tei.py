@@ -15,6 +15,7 @@ from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
 from bertopt.serve.payloads import (
     Embed,
+    EmbedSparse,
     Payload,
     Predict,
     PredictParameters,
@@ -42,8 +43,17 @@ async def embed(call: Call, asked: Embed) -> Any:
     return np.ascontiguousarray(vectors[:, : asked.dimensions]) if asked.normalize is False else normalised(model, vectors, asked.dimensions)
 
 
-async def embed_sparse(call: Call) -> Any:
-    raise RequestError(424, "the model gives dense embeddings; /embed_sparse needs a SPLADE model, which bertopt does not make")
+async def embed_sparse(call: Call, asked: EmbedSparse) -> Any:
+    """Return, for each text, the ids whose weights are not 0, and these."""
+    model = call.model
+    if not model.spec.sparse:
+        why = "gives dense embeddings: use /embed" if model.embeds else f"is made for {model.spec.task}: use /predict"
+        raise RequestError(424, f"/embed_sparse needs a SPLADE model, and '{model.name}' {why}")
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    refuse_options(asked, 0, model.side)
+    outputs = await call.outputs(prompted(model, texts, asked.prompt_name), asked.truncate)
+    answers = (one.answer() for one in model.weights(outputs))
+    return [[{"index": index, "value": value} for index, value in zip(one["indices"], one["values"], strict=True)] for one in answers]
 
 
 async def predict(call: Call, asked: Predict, sequences: bool = False) -> Any:
@@ -52,6 +62,8 @@ async def predict(call: Call, asked: Predict, sequences: bool = False) -> Any:
     model = call.model
     if model.embeds:
         raise RequestError(424, f"'{model.name}' is an embedding model, not a classifier; use /embed")
+    if model.spec.sparse:
+        raise RequestError(424, f"'{model.name}' is an embedding model, not a classifier; use /embed_sparse")
     texts, single = _sequences(asked.inputs)
     refuse_options(asked, 0, model.side)
     parameters = asked.parameters or PredictParameters()
@@ -106,7 +118,7 @@ async def tokenize(call: Call, asked: Tokenize) -> Any:
 
 #: The routes, also below `/models/NAME` where several models are served.
 ROUTES: dict[str, tuple[Callable[..., Awaitable[Any]], type[Payload]]] = {
-    "/embed": (embed, Embed), "/predict": (predict, Predict), "/rerank": (rerank, Rerank), "/similarity": (similarity, Similarity),
+    "/embed": (embed, Embed), "/embed_sparse": (embed_sparse, EmbedSparse), "/predict": (predict, Predict), "/rerank": (rerank, Rerank), "/similarity": (similarity, Similarity),
     "/tokenize": (tokenize, Tokenize),
 }  # fmt: skip
 
@@ -115,6 +127,8 @@ async def root(call: Call, body: bytes) -> Any:
     """Return what a client wants that knows no route, as Hugging Face's does: embeddings, labels, or ranks."""
     if call.model.embeds:
         return await embed(call, call.parse(Embed, body))
+    if call.model.spec.sparse:
+        return await embed_sparse(call, call.parse(EmbedSparse, body))
     if call.model.spec.ranks and b'"query"' in body:
         return await rerank(call, call.parse(Rerank, body))
     asked = call.parse(Predict, body)
@@ -150,6 +164,8 @@ async def _embeddings(call: Call, texts: Sequence[Text], truncate: bool | None) 
 
 
 def _only_embeddings(model: ServedModel) -> None:
+    if model.spec.sparse:
+        raise RequestError(424, f"'{model.name}' gives sparse embeddings; use /embed_sparse")
     if not model.embeds:
         why = "gives an embedding a token" if model.spec.task == "feature-extraction" else f"is made for {model.spec.task}"
         raise RequestError(424, f"'{model.name}' is not an embedding model: it {why}; use /predict")

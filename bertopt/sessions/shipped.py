@@ -1,4 +1,4 @@
-"""Run a session for everything that its model gives: also `last_hidden_state`, which sessions drop and other loaders read."""
+"""Run a session for everything that its model gives: also `Spec.token_output`, which sessions drop and other loaders read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from bertopt.core import Compiled, Eager, Model, Onnx, OpenVino, Session
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-HIDDEN = "last_hidden_state"
-
 
 def runner(session: Session, model: Model) -> Callable[[Mapping[str, Array]], Mapping[str, Array]]:
     """Return what runs a padded batch and gives every output that the model ships. Later use of `session` is as before."""
     opened: Any = session
-    if model.spec.layout != "padded" or HIDDEN in model.spec.outputs or HIDDEN not in _names(opened, model):
+    extra = model.spec.token_output
+    if model.spec.layout != "padded" or extra in model.spec.outputs or extra not in _names(opened, model):
         return session.run
-    spec = model.spec.model_copy(update={"outputs": (*model.spec.outputs, HIDDEN)})
+    spec = model.spec.model_copy(update={"outputs": (*model.spec.outputs, extra)})
     if isinstance(model, OpenVino):
         (request,) = opened._requests(opened.compiled, 1)
         request.spec = spec

@@ -115,6 +115,11 @@ def example(spec: Spec, directory: Path) -> str:
     return '[("a query", "a passage")]' if spec.ranks and not spec.regression else '["a text"]'
 
 
+def loader(spec: Spec) -> str:
+    """Return the name of sentence-transformers' class that opens an artefact of a pooled model."""
+    return "SparseEncoder" if spec.sparse else "SentenceTransformer"
+
+
 def _speed(case: Latency) -> str:
     what = "end to end on real texts" if case.kind == "mix" else f"batch {case.batch} × {case.sequence} tokens"
     return f"speed, {what}: {case.p50_ms:.2f} ms, {case.vs_reference} against the checkpoint in fp32"
@@ -123,8 +128,9 @@ def _speed(case: Latency) -> str:
 def _elsewhere(form: str, spec: Spec, precision: tuple[str, ...]) -> Iterator[str]:
     if spec.pooling is not None:
         yield "With sentence-transformers:"
-        yield from ("", "```python", "from sentence_transformers import SentenceTransformer", "")
-        yield from (f'SentenceTransformer("DIR", backend="{BACKENDS[form]}").encode(["a text"])', "```", "", *precision)
+        name = loader(spec)
+        yield from ("", "```python", f"from sentence_transformers import {name}", "")
+        yield from (f'{name}("DIR", backend="{BACKENDS[form]}").encode(["a text"])', "```", "", *precision)
         return
     name = ("ORTModel" if form == "onnx" else "OVModel") + _OPTIMUM[spec.task]
     package = "optimum.onnxruntime" if form == "onnx" else "optimum.intel"

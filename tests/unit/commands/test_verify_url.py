@@ -230,3 +230,24 @@ def test_embeddings_are_asked_for_lists_by_either_route(embedder: Path, route: s
 def test_a_server_that_wants_a_key_says_how_to_give_one(embedder: Path) -> None:
     with served_bodies(lambda path, body: HTTPStatus.UNAUTHORIZED) as url, pytest.raises(UsageError, match=r"answered 401: 401; give the server's key with --api-key"):
         verify_url(embedder, url)
+
+
+def test_sparse_embeddings_are_compared_whole(tiny: Tiny, tmp_path: Path) -> None:
+    artefact = write_artefact(tiny("bert", "feature-extraction", "splade"), tmp_path / "artifact")
+    predictor = bertopt.load(artefact)
+
+    def answering(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Answer:
+        def answer(path: str, inputs: list[Any]) -> Any:
+            if path != "/embed_sparse":
+                return None
+            rows = predictor(inputs)
+            return [change([{"index": i, "value": v} for i, v in zip(row["indices"], row["values"], strict=True)]) for row in rows]
+
+        return answer
+
+    with served(answering(lambda row: row[::-1])) as url:
+        assert verify_url(artefact, url).exit_code == 0
+    with served(answering(lambda row: row[:-1])) as url:
+        assert verify_url(artefact, url).exit_code == 3
+    with served(answering(lambda row: [{**one, "index": one["index"] + 1000} for one in row])) as url, pytest.raises(UsageError, match="the artefact's vocabulary has 85"):
+        verify_url(artefact, url)

@@ -15,7 +15,7 @@ import torch
 from bertopt import stages
 from bertopt.core import Context, Eager, Model, Native, Pass
 from bertopt.errors import IntegrityError, Unsupported
-from bertopt.modeling import checkpoint, fp8, sentence_transformers
+from bertopt.modeling import checkpoint, fp8, modules_json
 from bertopt.passes import (
     BuildNative,
     CastHalf,
@@ -271,7 +271,7 @@ def test_what_only_trains_and_folders_without_content_change_nothing(tmp_path: P
     (source / "modules.json").write_text(json.dumps(modules))
     assert modules[-1]["type"].endswith("Normalize")
     assert checkpoint.load(source).spec == plain
-    assert "3_Dropout/config.json" in sentence_transformers.module_files(source)
+    assert "3_Dropout/config.json" in modules_json.module_files(source)
 
 
 def test_a_folder_outside_of_the_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from bertopt.errors import WrongAnswer
-from bertopt.modeling.sentence_transformers import MODULES, PROMPTS
+from bertopt.modeling.modules_json import MODULES
+from bertopt.modeling.sentence_transformers import PROMPTS
 from bertopt.pipeline import pair
 from tests.support.specs import spec as spec_of
 

@@ -222,6 +222,45 @@ def test_what_a_model_is_not_made_for_is_refused_with_the_reason(embedder: InPro
         assert answer.status_code == 424 and words in answer.json()["error"] and answer.json()["error_type"] == "Backend"
 
 
+def test_sparse_embeddings(tiny: Tiny, tmp_path: Path) -> None:
+    directory = write_prompted_artefact(tiny("bert", "feature-extraction", "splade"), tmp_path / "sparse", query="the cat: ")
+    predict = bertopt.load(directory)
+    texts = [*TEXTS, "", "the dog sat " * 12]
+    whole = predict.logits(texts)
+    server = InProcess({"sparse": directory}, cache_bytes=1 << 20)
+
+    def dense(rows: list[list[dict[str, Any]]]) -> np.ndarray:
+        vectors = np.zeros_like(whole[: len(rows)])
+        for vector, row in zip(vectors, rows, strict=True):
+            assert [one["index"] for one in row] == sorted({one["index"] for one in row})
+            for one in row:
+                assert one.keys() == {"index", "value"} and one["value"] > 0
+                vector[one["index"]] = one["value"]
+        return vectors
+
+    try:
+        for _ in range(2):  # the second time from the cache
+            for path in ("/embed_sparse", "/", "/models/sparse/embed_sparse"):
+                assert np.abs(dense(server.post(path, {"inputs": texts}).json()) - whole).max() < 1e-6
+        (one,) = server.post("/embed_sparse", {"inputs": TEXTS[0], "truncate": True}).json()
+        assert [each["index"] for each in one] == predict([TEXTS[0]])[0]["indices"]
+        together = server.together([("/embed_sparse", {"inputs": text}) for text in texts])
+        assert np.abs(dense([answer.json()[0] for answer in together]) - whole).max() < 1e-6
+        prompted = server.post("/embed_sparse", {"inputs": TEXTS, "prompt_name": "query"}).json()
+        assert np.abs(dense(prompted) - predict.logits([f"the cat: {text}" for text in TEXTS])).max() < 1e-6
+        tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+        (output,) = server.post("/v2/models/sparse/infer", {"inputs": [tensor]}).json()["outputs"]
+        assert output["shape"] == list(whole.shape) and np.abs(np.reshape(output["data"], whole.shape) - whole).max() < 1e-6
+        assert server.get("/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
+        for path, body in (("/embed", {"inputs": "a"}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}), ("/predict", {"inputs": "a"})):
+            refused = server.post(path, body)
+            assert refused.status_code == 424 and "/embed_sparse" in refused.json()["error"]
+        refused = server.post("/v1/embeddings", {"input": "a"})
+        assert refused.status_code == 400 and "use /embed_sparse" in refused.json()["error"]["message"]
+    finally:
+        server.close()
+
+
 def test_rerank_in_cohere_s_shape(tmp_path: Path) -> None:
     directory = write_artefact(write_tiny(tmp_path / "model", extra={"num_labels": 1}), tmp_path / "artifact")
     expected = [bertopt.load(directory)([("a cat", text)])[0]["score"] for text in TEXTS]
@@ -358,8 +397,8 @@ def test_several_artefacts_are_served_by_name(artefact: Artefact) -> None:
 def test_openapi_names_every_route(embedder: InProcess) -> None:
     document = embedder.get("/openapi.json").json()
     routes = {(route.path, method.lower()) for route in embedder.app.routes for method in route.methods - {"HEAD"}}
-    # /embed_sparse only says why it is not there; the last one is for every other path.
-    served = {each for each in routes if each[0] not in ("/embed_sparse", "/{path:path}")}
+    # The last one is for every other path.
+    served = {each for each in routes if each[0] != "/{path:path}"}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     assert document["components"]["schemas"]["Embed"]["properties"]["inputs"]
     assert {"400", "408", "413", "415", "422", "429", "503", "504"} <= document["paths"]["/embed"]["post"]["responses"].keys()
