@@ -38,6 +38,7 @@ TOKENS = Checkpoint(task="token-classification")
 SPAN = Checkpoint(task="question-answering")
 MASK = Checkpoint(task="fill-mask")
 MEAN = Checkpoint(task="feature-extraction", pooling="mean")
+SPLADE = Checkpoint(task="feature-extraction", pooling="splade")
 NUMBERS = Checkpoint(head="numbers")
 RANKER = Checkpoint(head="ranker")
 ENTITIES = Checkpoint(task="token-classification", head="entities")
@@ -90,7 +91,7 @@ MUTANTS: dict[str, Mutant] = {}
 NEW = (
     "loose_limits", "bought_claims", "unseen_inputs", "conditions", "borrowed_code", "as_read", "tampered", "other_runtimes", "almost_alike",
     "newer_families", "batch_forms", "unseen_calls", "heads", "labels", "own_passes", "reported", "outsiders", "shipped_bugs", "shipped_graphs",
-    "service_batches", "graph_constants", "resealed", "resealed_weights",
+    "service_batches", "graph_constants", "resealed", "resealed_weights", "sparse",
 )  # fmt: skip
 _TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 
