@@ -33,7 +33,7 @@ from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.entities import Aggregation
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import usual_pair
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Task = Literal["feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask"]
+#: One text, or a pair such as (query, passage).
+Text = str | tuple[str, str]
 #: The label in one line of labelled texts: a name or a number, or several names.
 Label = str | tuple[str, ...]
 #: How the vectors of a text's tokens become one. `splade` takes, for each id of the vocabulary, the largest of log(1 + relu(x)) over the

@@ -35,7 +35,7 @@ from bertopt.results import Limits
 from bertopt.results.coverage import Coverage
 from bertopt.results.fidelity import Rounding
 from bertopt.runtime.batch_limits import MAX_BATCH
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.workers.client import Worker, Workers
 
 

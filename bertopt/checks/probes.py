@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.core import ShapeLimits, Spec
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array
-
-#: One text, or a pair such as (query, passage).
-Text = str | tuple[str, str]
 
 PADDINGS = ("none", "right", "left", "holes", "one_token", "masked_row")
 #: What a probe's `padding` says where its tokens are those of real texts.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks.probes import Text
 from bertopt.core import Session, Spec
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bertopt.checks.probes import Probe, Text
+from bertopt.checks.probes import Probe
 from bertopt.results import Case, Worst
+from bertopt.spec import Text
 
 #: Tokens shown around the worst one, and characters of its text.
 WINDOW, LONGEST_TEXT = 64, 1000

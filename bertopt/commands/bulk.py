@@ -29,7 +29,7 @@ from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.load import load
 from bertopt.runtime.predictor import Answer
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.system import atomic_write
 
 PART_ROWS = 10_000

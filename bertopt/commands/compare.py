@@ -14,7 +14,7 @@ from bertopt import stages
 from bertopt._version import __version__
 from bertopt.checks import coverage, gates, parity
 from bertopt.checks.gates import GateOutcome
-from bertopt.commands import mix_up
+from bertopt.commands import path_advice
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.progress import ProgressCallback
@@ -89,11 +89,11 @@ def with_baseline(fresh: Report, baseline: Path, tolerances: Tolerances) -> Diff
 
 def read_report(path: Path, takes: str = "a report.json, or the directory of a run that holds one") -> Report:
     """The report in a file, or in a directory as `report.json`. Raises UsageError where there is none."""
-    file = path / mix_up.REPORT if path.is_dir() else path
+    file = path / path_advice.REPORT if path.is_dir() else path
     try:
         return Report.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise UsageError(f"'{file}' cannot be read ({error.strerror}); {mix_up.advice(path, takes)}") from error
+        raise UsageError(f"'{file}' cannot be read ({error.strerror}); {path_advice.advice(path, takes)}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
@@ -102,7 +102,7 @@ def read_report(path: Path, takes: str = "a report.json, or the directory of a r
                 f"'{file}' was written by bertopt {written_by}, and this is {__version__}, which cannot read it: {where}: {first['msg']}; "
                 "read it with that version, or export again with this one"
             ) from error
-        why = "export again" if file.name == mix_up.REPORT else mix_up.advice(path, takes)
+        why = "export again" if file.name == path_advice.REPORT else path_advice.advice(path, takes)
         raise UsageError(f"'{file}' is not a report of bertopt: {where}: {first['msg']}; {why}") from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from bertopt.commands import mix_up
+from bertopt.commands import path_advice
 from bertopt.errors import UsageError
 from bertopt.recipe.suggest import closest
 from bertopt.stages import MANIFEST
@@ -43,8 +43,8 @@ def find(recipe: str | Path) -> Path:
         local = path.is_file()
     except (OSError, ValueError):  # too long, or a NUL inside: reading it says so
         return path
-    if path.is_dir() or path.name in (MANIFEST, mix_up.REPORT):
-        raise UsageError(f"'{recipe}' is not a recipe; {mix_up.advice(path, 'a YAML file, or a name that `bertopt recipes` lists')}")
+    if path.is_dir() or path.name in (MANIFEST, path_advice.REPORT):
+        raise UsageError(f"'{recipe}' is not a recipe; {path_advice.advice(path, 'a YAML file, or a name that `bertopt recipes` lists')}")
     names = [one.stem for one in FOLDER.glob("*.yaml")]
     if local:
         return path

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.checks.probes import Text
 from bertopt.errors import Unsupported, UsageError
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

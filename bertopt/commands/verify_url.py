@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from bertopt import stages
 from bertopt.checks import gates, probes
-from bertopt.checks.probes import Text
 from bertopt.commands.running_server import RunningServer
 from bertopt.core import Precision, Spec
 from bertopt.errors import UsageError
@@ -25,6 +24,7 @@ from bertopt.recipe.texts import read
 from bertopt.results import Limits, holds
 from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.commands.running_server import Ask

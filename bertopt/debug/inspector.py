@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt import stages
 from bertopt.checks import probes
-from bertopt.checks.probes import Probe, Text
+from bertopt.checks.probes import Probe
 from bertopt.core import Compiled, Context, Device, Eager, Model, Onnx
 from bertopt.debug.attempts import Attempts
 from bertopt.debug.layer_errors import AlignedTraces, Runner, compare
@@ -18,6 +18,7 @@ from bertopt.debug.trace_points import Point, Traced, checkpoints, common
 from bertopt.results import Limits
 from bertopt.runtime import text_inputs
 from bertopt.runtime.tokenization import Tokenizer
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

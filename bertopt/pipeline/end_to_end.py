@@ -9,7 +9,7 @@ from bertopt.checks import probes, row_differences
 from bertopt.core import Precision, Spec
 from bertopt.results.coverage import SweptOutput
 from bertopt.runtime import text_inputs
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:

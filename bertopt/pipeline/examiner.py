@@ -31,8 +31,8 @@ from bertopt.results.coverage import SWEEPING, Coverage
 from bertopt.results.fidelity import Certificate, Rounding
 from bertopt.runtime import replay
 from bertopt.runtime.batch_limits import MAX_BATCH
-from bertopt.runtime.tokenization import Text
 from bertopt.runtime.weight_figures import Figures
+from bertopt.spec import Text
 from bertopt.stages import certificates
 from bertopt.workers.client import Worker, Workers
 from bertopt.workers.remote_session import RemoteSession

@@ -23,7 +23,7 @@ from bertopt.errors import (
     WorkerCrashed,
     WrongAnswer,
 )
-from bertopt.pipeline import baselines, clean_run, labelled, own_passes, rows
+from bertopt.pipeline import baselines, clean_run, labelled, pass_errors, rows
 from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
@@ -149,7 +149,7 @@ class Job:
             if build:
                 outcome = replace(outcome, reason=f"built, but not run: {error}")
         except BertoptError as error:
-            outcome = GateOutcome.of_error(own_passes.explained(error, step.pass_, start.path))
+            outcome = GateOutcome.of_error(pass_errors.explained(error, step.pass_, start.path))
         outcome = self._handle_failure(step, outcome)
         stage = start.row.name if step.on_fail == "revert" and outcome.status in ("reverted", "unsupported") else step.name
         row = self._row(len(self.done), step, outcome, build, measurements)
@@ -224,7 +224,7 @@ class Job:
             measurements = self.examiner.sweep(step.name, done.path, start.path, step.timeout)
             outcome = self._judge(step, start, done.build, measurements)
         except BertoptError as error:
-            outcome = GateOutcome.of_error(own_passes.explained(error, step.pass_, start.path))
+            outcome = GateOutcome.of_error(pass_errors.explained(error, step.pass_, start.path))
         outcome = self._handle_failure(step, outcome)
         row = self._row(done.row.index, step, outcome, done.build, measurements)
         stage = start.row.name if outcome.status == "reverted" else step.name

@@ -9,7 +9,7 @@ from bertopt.checks import span_metrics, task_metrics
 from bertopt.core import Spec
 from bertopt.recipe.texts import Texts
 from bertopt.results import Quality
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.workers.client import Worker
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from bertopt.core import Spec
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
 from bertopt.runtime import text_inputs
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 
 #: Texts in one turn of the mix, taken evenly from the recipe's.
 MIX_TEXTS = 8

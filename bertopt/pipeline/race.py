@@ -11,7 +11,7 @@ from bertopt.checks.latency import Contender, Turn
 from bertopt.checks.ratio import MIN_ROUNDS, QUICK_ROUNDS
 from bertopt.core import Session, Spec
 from bertopt.results import Case, Latency
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.system.cpu_contention import MachineWatch, findings
 from bertopt.workers.client import Worker
 from bertopt.workers.remote_session import RemoteSession

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertopt.checks import probes, span_metrics, task_metrics
-from bertopt.checks.probes import Text
 from bertopt.core import Spec
 from bertopt.errors import UsageError, missing_library
-from bertopt.spec import Label
+from bertopt.spec import Label, Text
 
 #: Characters kept of a text: several times what fills the longest model. Tokenising megabytes takes minutes and gigabytes.
 LONGEST = 100_000

@@ -25,8 +25,9 @@ from bertopt.runtime.runner import Runner
 from bertopt.runtime.sparse import Weights
 from bertopt.runtime.task_outputs import TopK
 from bertopt.runtime.text_inputs import PAIRED, as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
-from bertopt.runtime.tokenization import Text, Tokenizer, Tokens
+from bertopt.runtime.tokenization import Tokenizer, Tokens
 from bertopt.sessions.packed import PackedSession
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

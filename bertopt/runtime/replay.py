@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bertopt.runtime.predictor import Predictor
-    from bertopt.runtime.tokenization import Text
+    from bertopt.spec import Text
 
 #: For each text and output: its number of elements, root mean square and projections.
 Answers = list[list[list[float]]]

@@ -20,7 +20,7 @@ import psutil
 from bertopt import stages
 from bertopt.errors import BertoptError
 from bertopt.passes import registry
-from bertopt.runtime import other_weights, replaced, replay, weight_figures
+from bertopt.runtime import monkey_patches, other_weights, replay, weight_figures
 from bertopt.runtime.load import load
 from bertopt.system import limits, opened_files, process_tree, temporary_directory
 
@@ -65,7 +65,7 @@ def _outcome(request: dict[str, Any], opened: set[str], another: Path) -> dict[s
         answers["a call after one that was interrupted"] = replay.after_one_that_ends_early(predictor)
     weights, after = weight_figures.figures(predictor.runner.session), weight_figures.checksums(predictor.runner.session)
     drifted = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    changed = replaced.replaced() if foreign else []
+    changed = monkey_patches.found() if foreign else []
     if not compiled:
         more, roomy = request["more_threads"], _room_for_another() and request["device"] == "cpu"
         if beside and roomy:

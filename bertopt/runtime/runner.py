@@ -20,7 +20,8 @@ from bertopt.runtime.batch_limits import BatchLimits
 from bertopt.runtime.batch_plan import plan
 from bertopt.runtime.collector import Collector
 from bertopt.runtime.single_text import SingleTextInputs
-from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
+from bertopt.runtime.tokenization import Encoded, Tokenizer
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

@@ -16,7 +16,8 @@ import numpy as np
 
 from bertopt.errors import CheckpointWarning, WrongAnswer
 from bertopt.modeling import sentence_transformers
-from bertopt.runtime.tokenization import LONG_PARTS, Text, Tokenizer, Tokens
+from bertopt.runtime.tokenization import LONG_PARTS, Tokenizer, Tokens
+from bertopt.spec import Text
 
 AWKWARD = (
     "", " ", "\t\n\r", "a", "The Quick BROWN fox.", "don't-stop... (really)!?", "1,234.56 € [ 50% ]", "naïve café", "a\u0301\u0327 e\u0301",

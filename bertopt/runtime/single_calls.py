@@ -12,7 +12,7 @@ from bertopt.errors import WrongAnswer
 if TYPE_CHECKING:
     from bertopt.core import Array
     from bertopt.runtime.predictor import Predictor
-    from bertopt.runtime.tokenization import Text
+    from bertopt.spec import Text
 
 
 #: Texts that are run once more after their outputs were overwritten.

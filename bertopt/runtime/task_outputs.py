@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bertopt.core import Spec
-from bertopt.runtime.tokenization import Text, Tokens
+from bertopt.runtime.tokenization import Tokens
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

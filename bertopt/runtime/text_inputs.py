@@ -7,7 +7,7 @@ from typing import Any
 
 from bertopt.errors import UsageError
 from bertopt.modeling.sentence_transformers import NO_PROMPTS
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 
 #: The columns of texts and of second texts in tables, as in files of labelled texts.
 FIRST, SECOND = "text", "text_pair"

@@ -14,6 +14,7 @@ import numpy as np
 from bertopt.core import Spec
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import packing
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 LONG_PARTS = 8
 #: Tokenizers kept that split texts into windows, one for each stride and for texts or pairs.
 MOST_STRIDES = 4
-
-#: One text, or a pair such as (query, passage).
-Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True)

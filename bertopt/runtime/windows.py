@@ -15,7 +15,8 @@ import numpy as np
 
 from bertopt.core import Task
 from bertopt.errors import UsageError
-from bertopt.runtime.tokenization import Encoded, Text, Tokenizer
+from bertopt.runtime.tokenization import Encoded, Tokenizer
+from bertopt.spec import Text
 
 
 @dataclass(frozen=True)

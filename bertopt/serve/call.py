@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from bertopt.runtime.tokenization import Text
 from bertopt.serve.errors import ClientGone, RequestError, from_validation
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import Outputs, ServedModel
 from bertopt.serve.payloads import Payload
 from bertopt.serve.settings import Settings
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from bertopt._version import __version__
-from bertopt.runtime.tokenization import Text
 from bertopt.serve import kserve_binary
 from bertopt.serve.call import Call, Raw
 from bertopt.serve.errors import RequestError
@@ -18,6 +17,7 @@ from bertopt.serve.model import ServedModel
 from bertopt.serve.payloads import KServeInfer, KServeTensor, PredictParameters
 from bertopt.serve.task_parameters import answer_options, from_mapping
 from bertopt.serve.tei import prompted
+from bertopt.spec import Text
 
 #: The only version of each model, as metadata and answers name it.
 VERSION = "1"

@@ -21,13 +21,14 @@ from bertopt.runtime.load import load
 from bertopt.runtime.runner import LOCATED
 from bertopt.runtime.sparse import Weights
 from bertopt.runtime.text_inputs import check
-from bertopt.runtime.tokenization import Encoded, Text, Tokens
+from bertopt.runtime.tokenization import Encoded, Tokens
 from bertopt.runtime.windows import Windows
 from bertopt.serve.batcher import Batcher, EncodedText
 from bertopt.serve.cache import Cache
 from bertopt.serve.errors import ClientGone, RequestError
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.settings import Settings
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

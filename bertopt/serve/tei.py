@@ -9,7 +9,6 @@ import numpy as np
 
 from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
-from bertopt.runtime.tokenization import Text
 from bertopt.serve.call import Call
 from bertopt.serve.errors import RequestError
 from bertopt.serve.model import ServedModel
@@ -26,6 +25,7 @@ from bertopt.serve.payloads import (
     refuse_options,
 )
 from bertopt.serve.task_parameters import answer_options
+from bertopt.spec import Text
 
 if TYPE_CHECKING:
     from bertopt.core import Array

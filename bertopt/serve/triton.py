@@ -18,7 +18,7 @@ from bertopt.errors import Unsupported, UsageError
 from bertopt.runtime import task_outputs
 from bertopt.runtime.load import load
 from bertopt.runtime.text_inputs import check
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 
 #: The folder of the artefact beside `model.py`.
 ARTEFACT = "artifact"

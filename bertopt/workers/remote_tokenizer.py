@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bertopt.runtime.tokenization import Text
+from bertopt.spec import Text
 from bertopt.workers.client import Worker, Workers
 
 if TYPE_CHECKING:

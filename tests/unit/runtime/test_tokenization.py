@@ -18,7 +18,8 @@ from bertopt.errors import CheckpointWarning
 from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
-from bertopt.runtime.tokenization import Text, Tokenizer
+from bertopt.runtime.tokenization import Tokenizer
+from bertopt.spec import Text
 from tests.support.tiny_models import Tiny
 
 LIMIT = 24

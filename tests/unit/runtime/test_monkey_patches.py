@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bertopt.runtime import replaced, task_outputs, tokenization
+from bertopt.runtime import monkey_patches, task_outputs, tokenization
 
 
 def test_nothing_is_replaced_at_first() -> None:
-    assert replaced.replaced() == []
+    assert monkey_patches.found() == []
 
 
 def test_functions_methods_and_classes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_functions_methods_and_classes_are_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tokenization.Tokenizer, "flat", lambda self, texts: texts)
     monkeypatch.setattr(tokenization.Tokenizer, "whole", property(lambda self: None))
     monkeypatch.setattr(json.encoder, "JSONEncoder", Other)
-    assert replaced.replaced() == [
+    assert monkey_patches.found() == [
         "bertopt.runtime.task_outputs.classify", "bertopt.runtime.tokenization.Tokenizer.flat",
         "bertopt.runtime.tokenization.Tokenizer.whole", "json.encoder.JSONEncoder",
     ]  # fmt: skip
@@ -32,7 +32,7 @@ def test_functions_methods_and_classes_are_named(monkeypatch: pytest.MonkeyPatch
 def test_what_libraries_replace_in_each_other_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_outputs, "classify", Path.exists)
     monkeypatch.setattr(task_outputs, "span", eval("lambda *given: None"))
-    assert replaced.replaced() == []
+    assert monkey_patches.found() == []
 
 
 def test_a_users_own_classes_are_theirs() -> None:
@@ -40,4 +40,4 @@ def test_a_users_own_classes_are_theirs() -> None:
         def encode(self, texts: Any) -> Any:
             return []
 
-    assert Own and replaced.replaced() == []
+    assert Own and monkey_patches.found() == []

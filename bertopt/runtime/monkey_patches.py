@@ -1,4 +1,5 @@
-"""Find functions and classes of libraries that a user's code has replaced: other models in the process would run the replacement too.
+"""Find monkey patches: functions and classes of libraries that a user's code has replaced. Other models in the process would run the
+replacement too.
 
 Looked at: modules of bertopt, the standard library and installed packages, the attributes of their classes, and torch's default dtype.
 Not seen: functions in other objects, code made from a string, other settings, and later replacements.
@@ -16,20 +17,20 @@ from typing import Any
 from bertopt.stages.source_hash import is_library
 
 
-def replaced() -> list[str]:
+def found() -> list[str]:
     """Return the names in libraries whose source is a file outside all libraries, and torch's default dtype if it was changed."""
     torch: Any = sys.modules.get("torch")
-    found = [] if torch is None or torch.get_default_dtype() == torch.float32 else ["torch's default dtype"]
+    names = [] if torch is None or torch.get_default_dtype() == torch.float32 else ["torch's default dtype"]
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not is_library(Path(file)):
             continue
         for key, value in list(vars(module).items()):
             if _foreign(value):
-                found.append(f"{name}.{key}")
+                names.append(f"{name}.{key}")
             elif isinstance(value, type) and value.__module__ == name:
-                found += [f"{name}.{key}.{inner}" for inner, held in list(vars(value).items()) if _foreign(held)]
-    return found
+                names += [f"{name}.{key}.{inner}" for inner, held in list(vars(value).items()) if _foreign(held)]
+    return names
 
 
 def _foreign(value: Any) -> bool:

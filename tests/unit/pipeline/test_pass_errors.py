@@ -11,7 +11,7 @@ from bertopt import stages
 from bertopt.core import Rewrite
 from bertopt.errors import IntegrityError, PassFailed, WorkerCrashed, WorkerRaised
 from bertopt.passes import ExportOnnx, QuantizeInt8
-from bertopt.pipeline import own_passes
+from bertopt.pipeline import pass_errors
 from tests.support.example_passes import Touch
 
 
@@ -20,11 +20,11 @@ def test_an_error_nobody_foresaw_names_the_last_pass_of_somebody_else(monkeypatc
     before = [Rewrite(name="use_sdpa", options={})]
     monkeypatch.setattr(stages, "read_manifest", lambda path: SimpleNamespace(passes=before))
     raised, parent = WorkerRaised("Fail: no such input", "Traceback"), Path("parent")
-    assert own_passes.explained(raised, ExportOnnx(), parent) is raised
-    found = own_passes.explained(raised, Touch(), parent)
+    assert pass_errors.explained(raised, ExportOnnx(), parent) is raised
+    found = pass_errors.explained(raised, Touch(), parent)
     assert isinstance(found, PassFailed) and found.exit_code == 3 and found.log == "Traceback"
     assert str(found).startswith("Fail: no such input; pass 'touch', which is not part of bertopt, made this model")
     for other in (WorkerCrashed("the worker ended with signal SIGSEGV"), IntegrityError("damaged")):
-        assert own_passes.explained(other, Touch(), parent) is other
+        assert pass_errors.explained(other, Touch(), parent) is other
     before.append(Touch().record())
-    assert "pass 'touch'" in str(own_passes.explained(raised, QuantizeInt8(), parent))
+    assert "pass 'touch'" in str(pass_errors.explained(raised, QuantizeInt8(), parent))
