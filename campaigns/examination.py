@@ -123,7 +123,7 @@ class _Examiner(Examiner):
         """Judge one stage for every pair of a seed and a draw."""
         manifest = stages.read_manifest(directory)
         precision = gates.judged_precision(manifest.precision, measured.proven)
-        limits = gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=measured.peak)
+        limits = gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=measured.peak, sparse=manifest.spec.sparse)
         pairs = max(len(self.random), len(self.drawn))
         refused = {}
         for pair in range(pairs):

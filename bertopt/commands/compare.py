@@ -164,7 +164,7 @@ def _opened(first: Opened, second: Opened, names: tuple[str, str], tolerances: T
     compared_on = read_or_built_in(texts)
     with temporary_directory.make() as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, first.path, second.path, compared_on, pair.shapes(after), Path(records), on_progress)
-        held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak)
+        held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak, sparse=after.spec.sparse)
         compared = examiner.show(parity.judge(new.cases, held, new.vs_parent))
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)

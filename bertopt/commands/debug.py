@@ -121,8 +121,9 @@ def _build(
 
 
 def _limits(recipe: Recipe, step: Step, path: Path, peak: float) -> Limits:
-    precision = stages.read_manifest(path).precision
-    return gates.effective_limits(precision, step.limits, recipe.limits.get(precision, Limits()), peak=peak)
+    manifest = stages.read_manifest(path)
+    stated = step.limits, recipe.limits.get(manifest.precision, Limits())
+    return gates.effective_limits(manifest.precision, *stated, peak=peak, sparse=manifest.spec.sparse)
 
 
 def _search(

@@ -143,7 +143,7 @@ def _compare(
         old, new, examiner = pair.measure(
             workers, reference.path, directory, texts, pair.shapes(manifest), store.checks, on_progress
         )
-        limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, peak=new.peak)
+        limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, peak=new.peak, sparse=manifest.spec.sparse)
         # Inside the context: to show the worst case, the examiner opens the reference's tokenizer again.
         outcome = gates.judge(
             pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),

@@ -88,7 +88,7 @@ def verify_url(
     if classifies:
         expected, got = task_outputs.label_scores(spec, expected), task_outputs.label_scores(spec, got) if ranks else got
     times = [_timed(ask, sent[i % len(sent)]) for i in range(LATENCY_REQUESTS)]
-    limits = manifest.passed_limits() or gates.effective_limits(manifest.precision)
+    limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, sparse=spec.sparse)
     return _judged(url, len(got), _differences(expected, got, classifies, logits), limits, manifest.precision, times, latency_ms)
 
 

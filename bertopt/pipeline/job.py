@@ -164,7 +164,7 @@ class Job:
 
     def _judge(self, step: Step, start: Done, build: StageBuild, measurements: StageMeasurements) -> GateOutcome:
         precision = gates.judged_precision(build.precision, measurements.proven)
-        limits = gates.effective_limits(precision, step.limits, self._stated(precision), peak=measurements.peak)
+        limits = gates.effective_limits(precision, step.limits, self._stated(precision), peak=measurements.peak, sparse=self.examiner.spec.sparse)
         outcome = gates.judge(
             step.name, measurements, limits, changes=build.changes, today=datetime.date.today(), waivers=self.recipe.waivers,
             allow_noop=step.allow_noop, ancestors=self._added(start), size_bytes=build.size_bytes,

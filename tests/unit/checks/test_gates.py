@@ -77,6 +77,10 @@ def test_default_limits_of_absolute_differences_grow_with_outputs_of_many_digits
     assert (large.max_abs, large.invariance_max, large.rel_l2) == (pytest.approx(1e-2), pytest.approx(1e-2), usual.rel_l2)
     assert gates.effective_limits("float32", Limits(max_abs=1e-4), peak=1000.0).max_abs == 1e-4
     assert gates.effective_limits("int8", peak=1000.0) == DEFAULT_LIMITS["int8"]
+    sparse = gates.effective_limits("float32", sparse=True)
+    assert sparse == usual.model_copy(update={"rel_l2": gates.SPARSE_ROOM * 1e-5})
+    assert gates.effective_limits("float32", Limits(rel_l2=1e-6), sparse=True).rel_l2 == 1e-6
+    assert gates.effective_limits("bfloat16", sparse=True) == DEFAULT_LIMITS["bfloat16"]
     for unknown in (math.nan, math.inf):
         assert gates.effective_limits("float32", peak=unknown) == usual
 
