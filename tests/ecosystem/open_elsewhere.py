@@ -24,6 +24,13 @@ def sentence_transformers(directory: str, form: str, texts: list[str], options: 
     return model.encode(texts, show_progress_bar=False).tolist()
 
 
+def sparse_encoder(directory: str, form: str, texts: list[str], options: dict[str, Any]) -> Any:
+    from sentence_transformers import SparseEncoder
+
+    model = SparseEncoder(directory, backend=form, device="cpu", model_kwargs=options)
+    return model.encode(texts, show_progress_bar=False, convert_to_sparse_tensor=False).tolist()
+
+
 def optimum(directory: str, form: str, task: str, texts: list[Any], options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer, pipeline
     from transformers.pipelines import PIPELINE_REGISTRY
@@ -67,6 +74,8 @@ def main() -> None:
     options = {} if asked["form"] == "onnx" else {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}
     if asked["library"] == "sentence-transformers":
         outputs = sentence_transformers(asked["directory"], asked["form"], asked["texts"], options)
+    elif asked["library"] == "sparse-encoder":
+        outputs = sparse_encoder(asked["directory"], asked["form"], asked["texts"], options)
     else:
         outputs = optimum(asked["directory"], asked["form"], asked["task"], asked["texts"], options)
     print(json.dumps(outputs, default=lambda value: value.item()))

@@ -67,6 +67,15 @@ def test_sentence_transformers_with_a_layer_after_pooling(form: str, tmp_path: P
 
 
 @pytest.mark.parametrize("form", STEPS)
+def test_a_sparse_encoder(form: str, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", "bert", "feature-extraction", "splade")
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
+    artifact = delivered(tmp_path / "out", model, form)
+    theirs = np.array(elsewhere("sparse-encoder", form, artifact, "feature-extraction", TEXTS))
+    assert theirs.shape == (3, 85) and np.abs(theirs - bertopt.load(artifact).logits(TEXTS)).max() < 1e-5
+
+
+@pytest.mark.parametrize("form", STEPS)
 def test_sentence_transformers_in_int8(form: str, tiny: Tiny, tmp_path: Path) -> None:
     """One text at a time: dynamic INT8 takes its ranges from the whole batch."""
     model = tiny("bert", "feature-extraction", "mean")
