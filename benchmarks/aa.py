@@ -66,7 +66,7 @@ def compare(workers: Workers, stage: Path, budget: Budget, shapes: Shapes) -> li
         for role in ("stage", "reference"):
             racing[role] = workers.start()
             racing[role].call("open", directory=str(stage), device="cpu")
-        timed, cases = race(racing, spec, shapes, [], budget, None)
+        timed, cases = race(racing, spec, shapes, [], budget)
     finally:
         for worker in racing.values():
             worker.close()

@@ -21,7 +21,7 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.checks.probes import Probe
 from bertopt.core import Spec
 from bertopt.errors import BertoptError, Unsupported
-from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
+from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import OWN_TEXTS, MeasurementPlan
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.store import Store
@@ -62,11 +62,11 @@ class _SeededSweeps(Sweeps):
         self.found: list[Coverage] = []
 
     def measure(
-        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
+        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], every: bool
     ) -> Coverage:
         """Run every sweep over each stage, as each may be the one to deliver."""
-        first = super().measure(directory, worker, reference, ran, timeout, every=True)
-        self.found = [first, *(other.measure(directory, worker, reference, [], timeout, every=True) for other in self._others)]
+        first = super().measure(directory, worker, reference, ran, every=True)
+        self.found = [first, *(other.measure(directory, worker, reference, [], every=True) for other in self._others)]
         return first
 
 
@@ -108,13 +108,13 @@ class _Examiner(Examiner):
         found = [*probes.texts(self.spec, self._encode, of, mask_id=mask), *(probes.texts(self.spec, self._encode, pairs, "pair") if pairs else [])]
         return [_named(probe, tag) for probe in found]
 
-    def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
+    def _rounding(self, name: str, directory: Path, parent: Path) -> Rounding | None:
         every = self.probes
         try:
             self.roundings = []
             for drawn in self.drawn:
                 self.probes = drawn
-                self.roundings.append(super()._rounding(name, directory, parent, timeout))
+                self.roundings.append(super()._rounding(name, directory, parent))
         finally:
             self.probes = every
         return self.roundings[0]
@@ -209,7 +209,7 @@ def examine(
                     if only and step.name not in only:
                         continue
                     examiner.roundings = []
-                    measured = examiner._measure(step.name, stage.path, parent, TIMEOUT_S)
+                    measured = examiner._measure(step.name, stage.path, parent)
                 except Unsupported as error:
                     taken, given = step.pass_.forms()
                     if taken is given:

@@ -31,7 +31,6 @@ from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import REAL, Probe
 from bertopt.core import Pass, Spec
 from bertopt.errors import Unsupported
-from bertopt.pipeline.examiner import TIMEOUT_S
 from bertopt.pipeline.twins import Twins
 from bertopt.results import Comparison, Limits
 from bertopt.runtime.tokenization import Tokenizer
@@ -192,7 +191,7 @@ class _Model:
         failures = [] if found.passed else [f"{failure.text} at {found.worst.where}" for failure in parity.failures(cases, limits)]
         if manifest.precision != "float32":
             real = [probe.name for probe in asked if probe.padding in REAL]
-            rounding = self.twins.compare(line[-1], real, manifest, answers, self.reference, None, TIMEOUT_S)
+            rounding = self.twins.compare(line[-1], real, manifest, answers, self.reference, None)
             assert rounding is not None
             figures["rounding"] = rounding.model_dump(exclude_none=True)
             failures += [failure.text for failure in gates.rounding_failures(rounding, limits)]

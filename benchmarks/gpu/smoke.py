@@ -232,7 +232,8 @@ def aa(setting: Setting) -> Iterator[Row]:
                 for worker in racing.values():
                     worker.open(stage, setting.device)
             budget = Budget(0.0, 0.0, 6) if setting.quick else Budget(1.5, 0.0)
-            figures, _ = race(racing, _spec(stage), [(1, 16) if setting.quick else (8, 128)], (), budget, 120.0)
+            with workers.calls_within(120.0):
+                figures, _ = race(racing, _spec(stage), [(1, 16) if setting.quick else (8, 128)], (), budget)
             against = figures[0].vs_reference
             assert against is not None
             verdict = str(against.verdict)

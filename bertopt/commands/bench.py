@@ -81,7 +81,7 @@ def _timed(
             on_progress(f"timing {directory}")
             worker, manifest = _open(workers, one) if number else first, one.manifest
             racing = {"stage": worker} | ({"reference": first} if number else {})
-            latency, _ = race(racing, spec, grid, mix, budget, None)
+            latency, _ = race(racing, spec, grid, mix, budget)
             stats = worker.call("stats")
             rows.append(
                 Timed(

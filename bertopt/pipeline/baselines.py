@@ -20,7 +20,7 @@ KINDS = ("tf32", "bfloat16")
 
 def measure(
     workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, records: Records,
-    on_progress: ProgressCallback, timeout: float,
+    on_progress: ProgressCallback,
 ) -> tuple[dict[str, list[Latency]], list[str]]:  # fmt: skip
     """Return the figures of each baseline against the fp32 reference, and a warning for each that could not be timed.
 
@@ -33,7 +33,7 @@ def measure(
         if measured is None:
             on_progress(f"baseline {kind}: latency")
             try:
-                measured = _measure(workers, reference, device, plan, kind, timeout)
+                measured = _measure(workers, reference, device, plan, kind)
             except BertoptError as error:
                 warnings.append(f"the checkpoint as torch runs it in {kind} was not timed: {error}")
                 continue
@@ -43,12 +43,12 @@ def measure(
 
 
 def _measure(
-    workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, kind: str, timeout: float
+    workers: Workers, reference: Path, device: Device, plan: MeasurementPlan, kind: str
 ) -> StageMeasurements:
     with workers.start() as baseline, workers.start() as usual:
-        usual.open(reference, device, timeout)
-        baseline.open(reference, device, timeout)
-        baseline.call("reduce", timeout=timeout, kind=kind)
-        timed, _ = race({"stage": baseline, "reference": usual}, plan.spec, plan.shapes, plan.mix, plan.budget, timeout)
-        stats = baseline.call("stats", timeout=timeout)
+        usual.open(reference, device)
+        baseline.open(reference, device)
+        baseline.call("reduce", kind=kind)
+        timed, _ = race({"stage": baseline, "reference": usual}, plan.spec, plan.shapes, plan.mix, plan.budget)
+        stats = baseline.call("stats")
     return StageMeasurements(latency=timed, **stats)

@@ -34,24 +34,24 @@ class EndToEnd:
         #: By `in_one_call`.
         self._reference: dict[bool, dict[str, Array]] = {}
 
-    def compare(self, worker: Worker, reference: Worker, precision: Precision, timeout: float, in_one_call: bool = False) -> SweptOutput:
+    def compare(self, worker: Worker, reference: Worker, precision: Precision, in_one_call: bool = False) -> SweptOutput:
         """Return how far the outputs of the stage of this `precision` in `worker` are from the reference's."""
         texts = self.in_one_call if in_one_call else self.texts
         alone = () if in_one_call else range(len(texts))
         # Rounding is large compared with an output near zero.
         least = 0.1 if precision == "float32" else 1.0
         if in_one_call not in self._reference:
-            self._reference[in_one_call] = self._expected(reference, texts, timeout, in_one_call)
-        return row_differences.end_to_end(_outputs(worker, texts, alone, timeout), self._reference[in_one_call], texts, least)
+            self._reference[in_one_call] = self._expected(reference, texts, in_one_call)
+        return row_differences.end_to_end(_outputs(worker, texts, alone), self._reference[in_one_call], texts, least)
 
-    def _expected(self, reference: Worker, texts: Sequence[Text], timeout: float, in_one_call: bool) -> dict[str, Array]:
-        found = _outputs(reference, texts, range(0, len(texts), ALONE_STEP if in_one_call else 1), timeout)
+    def _expected(self, reference: Worker, texts: Sequence[Text], in_one_call: bool) -> dict[str, Array]:
+        found = _outputs(reference, texts, range(0, len(texts), ALONE_STEP if in_one_call else 1))
         if self.of_checkpoint:
             # Splitting into batches and restoring the order is the same code for all stages: a mistake in it shows only here.
             row_differences.check_alone(found, texts)
         return {key: value for key, value in found.items() if not (in_one_call and key.endswith(", alone"))}
 
 
-def _outputs(worker: Worker, texts: Sequence[Text], alone: Sequence[int], timeout: float) -> dict[str, Array]:
+def _outputs(worker: Worker, texts: Sequence[Text], alone: Sequence[int]) -> dict[str, Array]:
     """Return outputs of one call, as `<number>/<output>`, and those of the texts `alone`, as `<number>/<output>, alone`."""
-    return worker.exchange("outputs", timeout=timeout, texts=texts, alone=list(alone))[1]
+    return worker.exchange("outputs", texts=texts, alone=list(alone))[1]

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 #: Outputs of earlier stages are kept for their children up to this much memory; beyond it they are computed again.
 OUTPUT_BYTES = 64 * 2**20
 
-#: Seconds that one request to a worker may take where no step's timeout applies: for the reference, and in comparisons of two models.
-TIMEOUT_S = 1800.0
-
 
 class Examiner:
     """Measures committed stages. Holds the probes, the outputs of earlier stages, and workers that are still needed."""
@@ -92,7 +89,7 @@ class Examiner:
         #: Figures of its weights at that time.
         self.weights: dict[Path, Figures | None] = {}
 
-    def measure(self, name: str, directory: Path, parent: Path | None, timeout: float = TIMEOUT_S) -> StageMeasurements:
+    def measure(self, name: str, directory: Path, parent: Path | None) -> StageMeasurements:
         """Return everything measured of the stage in `directory`, now or recorded for the same inputs.
 
         `parent` is the stage it was built from, None for the reference. Raises Unsupported where this machine cannot open
@@ -101,26 +98,26 @@ class Examiner:
         names = [identity(directory), identity(parent) if parent else None]
         measurements = self.records.read(names)
         if measurements is None:
-            measurements = self._measure(name, directory, parent, timeout)
+            measurements = self._measure(name, directory, parent)
             self.records.write(names, measurements)
         if parent is None:
             self._reference_predictions = measurements.predictions
         self.replayed[directory], self.weights[directory] = measurements.answers, measurements.weights
         return measurements
 
-    def sweep(self, name: str, directory: Path, parent: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
+    def sweep(self, name: str, directory: Path, parent: Path) -> StageMeasurements:
         """Return the measurements of a stage that is to be delivered, with the figures of all coverage sweeps."""
         names = [identity(directory), identity(parent), "every sweep"]
         measurements = self.records.read(names)
         if measurements is None:
-            covered = self._coverage(name, directory, self._worker(directory, timeout), timeout, every=True)
-            measurements = self.measure(name, directory, parent, timeout).model_copy(update={"coverage": covered})
+            covered = self._coverage(name, directory, self._worker(directory), every=True)
+            measurements = self.measure(name, directory, parent).model_copy(update={"coverage": covered})
             self.records.write(names, measurements)
         return measurements
 
-    def with_peaks(self, measurements: StageMeasurements, directory: Path, timeout: float = TIMEOUT_S) -> StageMeasurements:
+    def with_peaks(self, measurements: StageMeasurements, directory: Path) -> StageMeasurements:
         """Return the measurements of a stage with its worker's peak memory until now, after all that it has run for other stages."""
-        stats = self._worker(directory, timeout).call("stats", timeout=timeout)
+        stats = self._worker(directory).call("stats")
         peaks = {name: max(filter(None, (getattr(measurements, name), stats[name])), default=None) for name in ("peak_rss_bytes", "peak_gpu_bytes")}
         return measurements.model_copy(update=peaks)
 
@@ -129,7 +126,7 @@ class Examiner:
         worker = self._open.get(self.reference)
         if self.device == "cuda" or worker is None or not worker.alive:
             return contextlib.nullcontext()
-        return self.sweeps.ahead(worker, TIMEOUT_S)
+        return self.sweeps.ahead(worker)
 
     def show(self, compared: Parity) -> Parity:
         """Return the comparison with the text and tokens of its worst case."""
@@ -146,37 +143,37 @@ class Examiner:
         self._open.clear()
         self.tokenizer.close()
 
-    def _measure(self, name: str, directory: Path, parent: Path | None, timeout: float) -> StageMeasurements:
+    def _measure(self, name: str, directory: Path, parent: Path | None) -> StageMeasurements:
         self.on_progress(f"{name}: opening")
         self._make_room({self.reference, parent, directory})
-        worker = self._worker(directory, timeout)
+        worker = self._worker(directory)
         self.on_progress(f"{name}: parity")
-        cases, vs_parent, peak = self._parity(directory, parent, timeout) if parent is not None else ([], None, 0.0)
-        covered = self._coverage(name, directory, worker, timeout, every=False) if parent is not None else None
+        cases, vs_parent, peak = self._parity(directory, parent) if parent is not None else ([], None, 0.0)
+        covered = self._coverage(name, directory, worker, every=False) if parent is not None else None
         self.on_progress(f"{name}: invariance")
-        steady = self._invariance(directory, worker, timeout)
+        steady = self._invariance(directory, worker)
         ranked = self._ranking(directory) if parent is not None else None
-        rounding = self._rounding(name, directory, parent, timeout) if parent is not None else None
-        predicted = self._predictions(name, worker, timeout)
+        rounding = self._rounding(name, directory, parent) if parent is not None else None
+        predicted = self._predictions(name, worker)
         self.on_progress(f"{name}: latency")
         racing = {"stage": worker}
         if parent is not None:
-            racing["reference"] = self._worker(self.reference, timeout)
+            racing["reference"] = self._worker(self.reference)
             if parent != self.reference:
-                racing["parent"] = self._worker(parent, timeout)
-        timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget, timeout)
-        stats = worker.call("stats", timeout=timeout)
+                racing["parent"] = self._worker(parent)
+        timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget)
+        stats = worker.call("stats")
         self.on_progress(f"{name}: effects")
         # After memory was read: graph files are read again for these.
-        effects = worker.call("effects", timeout=timeout)
-        certificate = self._certificate(worker, directory, parent, timeout) if parent else None
-        changed = self._print(directory, timeout) != self._print(parent, timeout) if parent else None
+        effects = worker.call("effects")
+        certificate = self._certificate(worker, directory, parent) if parent else None
+        changed = self._print(directory) != self._print(parent) if parent else None
         return StageMeasurements(
             cases=[*cases, *under_the_clock], peak=peak, vs_parent=vs_parent, latency=timed, invariance=steady, ranking=ranked,
             rounding=rounding, proven=effects["proven"], certificate=certificate,
             quality=self._quality(predicted) if predicted else None, predictions=predicted,
             effects=effects["own"], placed=effects["placed"], changed=changed, coverage=covered,
-            answers=worker.call("replay", timeout=timeout), weights=worker.call("weights", timeout=timeout), **stats,
+            answers=worker.call("replay"), weights=worker.call("weights"), **stats,
         )  # fmt: skip
 
     def _make_room(self, needed: Container[Path | None]) -> None:
@@ -186,11 +183,11 @@ class Examiner:
         while len(self._outputs) > 2 and sum(map(_bytes, self._outputs.values())) > OUTPUT_BYTES:
             del self._outputs[next(path for path in self._outputs if path not in needed)]
 
-    def _parity(self, directory: Path, parent: Path, timeout: float) -> tuple[list[Case], Comparison | None, float]:
+    def _parity(self, directory: Path, parent: Path) -> tuple[list[Case], Comparison | None, float]:
         """Return the cases against the reference, the comparison with the parent, and the reference's largest output."""
-        mine = self._outputs_of(directory, timeout)
-        reference = self._outputs_of(self.reference, timeout)
-        theirs = self._outputs_of(parent, timeout)
+        mine = self._outputs_of(directory)
+        reference = self._outputs_of(self.reference)
+        theirs = self._outputs_of(parent)
         usual = parity.scales(reference.values(), self.spec)
 
         def against(other: Mapping[str, ProbeOutputs]) -> list[Case]:
@@ -202,30 +199,30 @@ class Examiner:
             raise Unsupported("no probe fits any of the engine's profiles; widen them")
         return cases, Comparison.over(between) if between else None, parity.peak(reference.values())
 
-    def _worker(self, directory: Path, timeout: float) -> Worker:
+    def _worker(self, directory: Path) -> Worker:
         if directory not in self._open or not self._open[directory].alive:
-            self._open[directory] = self._start(directory, timeout)
+            self._open[directory] = self._start(directory)
         return self._open[directory]
 
-    def _start(self, directory: Path, timeout: float) -> Worker:
+    def _start(self, directory: Path) -> Worker:
         worker = self.workers.start()
         try:
-            worker.open(directory, self.device, timeout)
+            worker.open(directory, self.device)
         except BaseException:
             worker.kill()
             raise
         return worker
 
-    def _print(self, directory: Path, timeout: float) -> str:
+    def _print(self, directory: Path) -> str:
         if directory not in self._prints:
-            self._prints[directory] = self._worker(directory, timeout).call("fingerprint", timeout=timeout)
+            self._prints[directory] = self._worker(directory).call("fingerprint")
         return self._prints[directory]
 
-    def _outputs_of(self, directory: Path, timeout: float) -> dict[str, ProbeOutputs]:
+    def _outputs_of(self, directory: Path) -> dict[str, ProbeOutputs]:
         """Return the outputs of a stage by probe name, for every probe that it can run."""
         if directory not in self._outputs:
-            worker = self._worker(directory, timeout)
-            session = RemoteSession(worker, timeout)
+            worker = self._worker(directory)
+            session = RemoteSession(worker)
             self._outputs[directory] = {probe.name: parity.answer(session, probe, self.spec) for probe in self._fitting(worker)}
         return self._outputs[directory]
 
@@ -235,19 +232,19 @@ class Examiner:
             if worker.fits(probe.shape) and (not worker.packed or probes.packable(self.spec, probe))
         ]  # fmt: skip
 
-    def _coverage(self, name: str, directory: Path, worker: Worker, timeout: float, every: bool) -> Coverage:
+    def _coverage(self, name: str, directory: Path, worker: Worker, every: bool) -> Coverage:
         self.on_progress(f"{name}: {SWEEPING if every else 'coverage'}")
-        reference, precision = self._worker(self.reference, timeout), stages.read_manifest(directory).precision
-        found = self.sweeps.measure(directory, worker, reference, self._fitting(worker), timeout, every)
-        texts = {coverage.END_TO_END: self.end_to_end.compare(worker, reference, precision, timeout)}
+        reference, precision = self._worker(self.reference), stages.read_manifest(directory).precision
+        found = self.sweeps.measure(directory, worker, reference, self._fitting(worker), every)
+        texts = {coverage.END_TO_END: self.end_to_end.compare(worker, reference, precision)}
         if every and self.end_to_end.in_one_call:
-            texts[coverage.IN_ONE_CALL] = self.end_to_end.compare(worker, reference, precision, timeout, in_one_call=True)
+            texts[coverage.IN_ONE_CALL] = self.end_to_end.compare(worker, reference, precision, in_one_call=True)
         return found.model_copy(update={"outputs": {**found.outputs, **texts}})
 
-    def _invariance(self, directory: Path, worker: Worker, timeout: float) -> Invariance | None:
+    def _invariance(self, directory: Path, worker: Worker) -> Invariance | None:
         assert worker.shapes is not None, "open comes first"
         precision = stages.read_manifest(directory).precision
-        return invariance.measure(RemoteSession(worker, timeout), self.spec, self.alone, worker.shapes, precision=precision)
+        return invariance.measure(RemoteSession(worker), self.spec, self.alone, worker.shapes, precision=precision)
 
     def _ranking(self, directory: Path) -> Ranking | None:
         """Return how the embeddings of the probes' texts rank; None where the model gives no embeddings."""
@@ -263,7 +260,7 @@ class Examiner:
             np.concatenate([theirs[name].vectors[output] for name in names]),
         )
 
-    def _rounding(self, name: str, directory: Path, parent: Path, timeout: float) -> Rounding | None:
+    def _rounding(self, name: str, directory: Path, parent: Path) -> Rounding | None:
         """Return the comparison with the stage's twin on real texts; None for float32, and where the reference is not a checkpoint."""
         manifest = stages.read_manifest(directory)
         if manifest.precision == "float32" or not self._of_checkpoint:
@@ -271,19 +268,19 @@ class Examiner:
         kept = stages.read_manifest(parent).precision == manifest.precision
         mine, reference = self._outputs[directory], self._outputs[self.reference]
         names = [probe.name for probe in self.probes if probe.padding in probes.REAL]
-        return self.twins.compare(name, names, manifest, mine, reference, self._outputs[parent] if kept else None, timeout)
+        return self.twins.compare(name, names, manifest, mine, reference, self._outputs[parent] if kept else None)
 
-    def _certificate(self, worker: Worker, directory: Path, parent: Path, timeout: float) -> Certificate | None:
+    def _certificate(self, worker: Worker, directory: Path, parent: Path) -> Certificate | None:
         """Return the comparison of the weights with the parent's; None where they cannot be compared."""
         if not certificates.comparable(stages.read_manifest(directory), stages.read_manifest(parent)):
             return None
-        return Certificate.model_validate(worker.call("certify", timeout=timeout, parent=str(parent.resolve())))
+        return Certificate.model_validate(worker.call("certify", parent=str(parent.resolve())))
 
-    def _predictions(self, name: str, worker: Worker, timeout: float) -> list[list[float]] | None:
+    def _predictions(self, name: str, worker: Worker) -> list[list[float]] | None:
         if not labelled.measurable(self.spec, self.texts):
             return None
         self.on_progress(f"{name}: {len(self.texts.texts)} labelled texts")
-        return labelled.predictions(worker, self.spec, self.texts, timeout)
+        return labelled.predictions(worker, self.spec, self.texts)
 
     def _quality(self, predicted: list[list[float]]) -> Quality:
         return labelled.quality(self.spec, self.texts, predicted, self._reference_predictions)

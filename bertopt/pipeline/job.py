@@ -24,7 +24,7 @@ from bertopt.errors import (
     WrongAnswer,
 )
 from bertopt.pipeline import baselines, clean_run, labelled, pass_errors, rows
-from bertopt.pipeline.examiner import TIMEOUT_S, Examiner
+from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
@@ -94,9 +94,7 @@ class Job:
         row = rows.make(0, REFERENCE, GateOutcome("ok"), build, measurements)
         self._record(Done(row, REFERENCE, path=path))
         if self.device == "cuda":
-            self.report.baselines, warnings = baselines.measure(
-                self.workers, path, self.device, plan, self.examiner.records, self.on_progress, TIMEOUT_S
-            )
+            self.report.baselines, warnings = baselines.measure(self.workers, path, self.device, plan, self.examiner.records, self.on_progress)
             self.warn(*warnings)
 
     def _check_inputs(self) -> None:
@@ -142,7 +140,8 @@ class Job:
             if reason:
                 outcome = GateOutcome("noop", reason, gates.FAILED)
             else:
-                measurements = self.examiner.measure(step.name, path, start.path, step.timeout)
+                with self.workers.calls_within(step.timeout):
+                    measurements = self.examiner.measure(step.name, path, start.path)
                 outcome = self._judge(step, start, build, measurements)
         except Unsupported as error:
             outcome = GateOutcome.of_error(error, "unverified" if build else "unsupported")
@@ -221,7 +220,8 @@ class Job:
         start, measurements = self.done[done.parent], None
         assert start.path is not None
         try:
-            measurements = self.examiner.sweep(step.name, done.path, start.path, step.timeout)
+            with self.workers.calls_within(step.timeout):
+                measurements = self.examiner.sweep(step.name, done.path, start.path)
             outcome = self._judge(step, start, done.build, measurements)
         except BertoptError as error:
             outcome = GateOutcome.of_error(pass_errors.explained(error, step.pass_, start.path))

@@ -21,14 +21,14 @@ def measurable(spec: Spec, texts: Texts) -> bool:
     return task_metrics.measurable(spec, texts.labels is not None, texts.second is not None)
 
 
-def predictions(worker: Worker, spec: Spec, texts: Texts, timeout: float) -> list[list[float]]:
+def predictions(worker: Worker, spec: Spec, texts: Texts) -> list[list[float]]:
     """Return what the open stage predicts for each text, as `quality` takes it."""
 
     def outputs(of: Sequence[Text]) -> Array:
-        return worker.exchange("logits", timeout=timeout, texts=list(of))[1]["logits"]
+        return worker.exchange("logits", texts=list(of))[1]["logits"]
 
     if spec.task in span_metrics.TASKS:
-        answers = worker.call("answers", timeout=timeout, texts=list(texts.asked(spec.task)))
+        answers = worker.call("answers", texts=list(texts.asked(spec.task)))
         return span_metrics.scores(spec, texts.texts, texts.labels or (), answers)
     if texts.second is not None and spec.task == "feature-extraction":
         return task_metrics.predictions(spec, outputs(texts.texts), outputs(texts.second))

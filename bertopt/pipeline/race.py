@@ -41,7 +41,6 @@ class Budget:
 
 def race(
     racing: dict[str, Worker], spec: Spec, shapes: Sequence[tuple[int, int]], mix: Sequence[Text], budget: Budget,
-    timeout: float | None,
 ) -> tuple[list[Latency], list[Case]]:  # fmt: skip
     """Time `racing["stage"]` on every [B, S] that all can run, and end to end on the texts `mix` if there are any, against the other workers.
 
@@ -56,10 +55,10 @@ def race(
         for worker in racing.values():
             worker.pause()
         for shape in [*shapes, *([None] if mix else [])]:
-            timed, unused_s = race_case(racing, shape, mix, budget, unused_s, timeout)
+            timed, unused_s = race_case(racing, shape, mix, budget, unused_s)
             figures.append(timed)
             if "reference" in racing:
-                cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}", timeout)
+                cases += _sampled(racing, spec, "mix" if shape is None else f"{shape[0]} × {shape[1]}")
     finally:
         for worker in racing.values():
             worker.resume()
@@ -68,18 +67,17 @@ def race(
 
 def race_case(
     racing: dict[str, Worker], shape: tuple[int, int] | None, mix: Sequence[Text], budget: Budget, extra_s: float,
-    timeout: float | None,
 ) -> tuple[Latency, float]:  # fmt: skip
     """Race paused workers on one case. Return the figures, and the seconds left of the case's budget and `extra_s`."""
     contenders = {}
     for role, worker in racing.items():
         worker.resume()
         if shape is None:
-            worker.call("mix", timeout=timeout, texts=list(mix))
-        RemoteSession(worker, timeout).sampled()
+            worker.call("mix", texts=list(mix))
+        RemoteSession(worker).sampled()
         worker.pause()
         contenders[role] = Contender(
-            role, _turn(worker, shape, timeout), worker.resume, worker.pause, _graphs(worker, timeout)
+            role, _turn(worker, shape), worker.resume, worker.pause, _graphs(worker)
         )
     machine = MachineWatch([worker.pid for worker in racing.values()], any(worker.device == "cuda" for worker in racing.values()))
     unused_s = latency.race(
@@ -89,16 +87,16 @@ def race_case(
     return latency.measure(contenders, shape, len(mix), findings(machine.seen())), unused_s
 
 
-def _sampled(racing: dict[str, Worker], spec: Spec, what: str, timeout: float | None) -> list[Case]:
+def _sampled(racing: dict[str, Worker], spec: Spec, what: str) -> list[Case]:
     stage, reference = racing["stage"], racing["reference"]
     stage.resume()
-    samples = RemoteSession(stage, timeout).sampled()
+    samples = RemoteSession(stage).sampled()
     stage.pause()
     reference.resume()
     cases = []
     for inputs, outputs in samples:
         probe = probes.timed(spec, inputs, f"{what}, under the clock")
-        expected = parity.answer(RemoteSession(reference, timeout), probe, spec)
+        expected = parity.answer(RemoteSession(reference), probe, spec)
         cases.append(parity.compare(probe, spec, parity.answer(_Recorded(outputs), probe, spec), expected))
     reference.pause()
     return cases
@@ -120,16 +118,16 @@ class _Recorded(Session):
         return dict(self.outputs)
 
 
-def _turn(worker: Worker, shape: tuple[int, int] | None, timeout: float | None) -> Callable[[int], Turn]:
+def _turn(worker: Worker, shape: tuple[int, int] | None) -> Callable[[int], Turn]:
     def turn(steps: int) -> Turn:
         if shape is None:
-            timed = worker.call("time_mix", timeout=timeout, steps=steps)
+            timed = worker.call("time_mix", steps=steps)
         else:
-            timed = worker.call("time", timeout=timeout, shape=list(shape), steps=steps)
+            timed = worker.call("time", shape=list(shape), steps=steps)
         return Turn(timed["step_ms"], timed["unfinished_ms"])
 
     return turn
 
 
-def _graphs(worker: Worker, timeout: float | None) -> Callable[[], int]:
-    return lambda: int(worker.call("stats", timeout=timeout)["facts"].get("graphs", 0))
+def _graphs(worker: Worker) -> Callable[[], int]:
+    return lambda: int(worker.call("stats")["facts"].get("graphs", 0))

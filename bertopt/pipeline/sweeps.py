@@ -41,7 +41,7 @@ class Sweeps:
         self._early: dict[Path, Ran] = {}
 
     def measure(
-        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], timeout: float, every: bool
+        self, directory: Path, worker: Worker, reference: Worker, ran: Sequence[Probe], every: bool
     ) -> Coverage:
         """Compare the stage in `directory`, open in `worker`, with the reference, in `every` sweep or only those that all stages run.
 
@@ -50,9 +50,9 @@ class Sweeps:
         assert worker.shapes is not None, "open comes first"
         reduced = stages.read_manifest(directory).precision != "float32"
         sweeps = self.plan.of(reduced, worker.shapes, every, worker.packed)
-        expected = self._expected(reference, sweeps, timeout)
+        expected = self._expected(reference, sweeps)
         before, finite_before = self._early.pop(directory, ({}, {})) if every else ({}, {})
-        vectors, finite = self._run(worker, [probe for probe in sweeps if probe.name not in before], timeout)
+        vectors, finite = self._run(worker, [probe for probe in sweeps if probe.name not in before])
         if not every:
             self._early[directory] = vectors, finite
         vectors, finite = before | vectors, finite_before | finite
@@ -64,14 +64,14 @@ class Sweeps:
         if reduced:
             suspects.settle(
                 compared, self.spec, self.plan.seed,
-                lambda probes: (self._run(worker, probes, timeout)[0], self._expected(reference, probes, timeout)),
+                lambda probes: (self._run(worker, probes)[0], self._expected(reference, probes)),
                 self.plan.frame,
             )  # fmt: skip
         tokens = sum(probe.compared.size for probe in sweeps)
         return compared.result(self.plan.seed, coverage.shares(self.spec, [*ran, *sweeps]), tokens)
 
     @contextlib.contextmanager
-    def ahead(self, reference: Worker, timeout: float) -> Iterator[None]:
+    def ahead(self, reference: Worker) -> Iterator[None]:
         """Run rows of the sweeps on the reference while the block runs, which must not be timed or use that worker.
 
         On one thread: builders mostly leave one core idle.
@@ -80,12 +80,12 @@ class Sweeps:
 
         def run() -> None:
             try:
-                reference.call("torch_threads", timeout=timeout, threads=1)
+                reference.call("torch_threads", threads=1)
                 sweeps = self.plan.of(True, ShapeLimits(longest=self.spec.max_length))
                 for rows in self._reference.missing(sweeps):
                     if ended.is_set():
                         return
-                    self._reference.keep(rows, self._run(reference, [rows.probe], timeout)[0][rows.probe.name])
+                    self._reference.keep(rows, self._run(reference, [rows.probe])[0][rows.probe.name])
             except BaseException as error:  # raised below, in the thread that has a handler
                 errors.append(error)
 
@@ -97,26 +97,26 @@ class Sweeps:
             ended.set()
             thread.join()
             if reference.alive:
-                reference.call("torch_threads", timeout=timeout, threads=None)
+                reference.call("torch_threads", threads=None)
         if errors:
             raise errors[0]
 
-    def _expected(self, reference: Worker, sweeps: Sequence[Probe], timeout: float) -> dict[str, dict[str, Array]]:
+    def _expected(self, reference: Worker, sweeps: Sequence[Probe]) -> dict[str, dict[str, Array]]:
         """Return the reference's vectors by probe and output, each distinct row run once, or whole sweeps if rows depend on their batch."""
         if not self.by_row:
-            self._whole.update(self._run(reference, [probe for probe in sweeps if probe.name not in self._whole], timeout)[0])
+            self._whole.update(self._run(reference, [probe for probe in sweeps if probe.name not in self._whole])[0])
             return {probe.name: self._whole[probe.name] for probe in sweeps}
         missing = self._reference.missing(sweeps)
-        found, _ = self._run(reference, [rows.probe for rows in missing], timeout)
+        found, _ = self._run(reference, [rows.probe for rows in missing])
         for rows in missing:
             self._reference.keep(rows, found[rows.probe.name])
         return {probe.name: self._reference.vectors(probe) for probe in sweeps}
 
-    def _run(self, worker: Worker, sweeps: Sequence[Probe], timeout: float) -> Ran:
+    def _run(self, worker: Worker, sweeps: Sequence[Probe]) -> Ran:
         """Return a model's vectors by probe and output, and whether all outputs of a probe were finite."""
         arrays = protocol.numbered({**probe.inputs, "compared": probe.compared} for probe in sweeps)
         names = [{"name": probe.name, "padding": probe.padding} for probe in sweeps]
-        finite, vectors = worker.exchange("cover", arrays, timeout, probes=names, seed=self.plan.seed)
+        finite, vectors = worker.exchange("cover", arrays, probes=names, seed=self.plan.seed)
         of_probe = protocol.by_number(vectors, len(sweeps))
         probes = [probe.name for probe in sweeps]
         return dict(zip(probes, of_probe, strict=True)), dict(zip(probes, finite, strict=True))

@@ -52,23 +52,23 @@ class Twins:
 
     def compare(
         self, stage_name: str, probe_names: Sequence[str], manifest: Manifest, stage: Mapping[str, ProbeOutputs],
-        reference: Mapping[str, ProbeOutputs], parent: Mapping[str, ProbeOutputs] | None, timeout: float,
+        reference: Mapping[str, ProbeOutputs], parent: Mapping[str, ProbeOutputs] | None,
     ) -> Rounding | None:  # fmt: skip
         """Return how far a stage's outputs are from the reference's, both by probe name; `parent` as in `twin.compare`."""
         precision = manifest.precision
         how = _int8_rounding(manifest) if precision == "int8" else None
 
         def compared(draw: int) -> Rounding | None:
-            simulated = self._run(stage_name, precision, how, draw, timeout)
+            simulated = self._run(stage_name, precision, how, draw)
             if precision == "float16" and not twin.finite(simulated):
                 # The checkpoint overflows in float16, which keep_fp32 prevents in the stage: compare with bfloat16's rounding instead.
-                simulated = self._run(stage_name, "bfloat16", None, draw, timeout)
+                simulated = self._run(stage_name, "bfloat16", None, draw)
             return twin.compare(self.spec, probe_names, stage, simulated, reference, parent, self._contexts)
 
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
-    def _run(self, stage_name: str, precision: Precision, how: Int8Rounding | None, draw: int, timeout: float) -> dict[str, ProbeOutputs]:
+    def _run(self, stage_name: str, precision: Precision, how: Int8Rounding | None, draw: int) -> dict[str, ProbeOutputs]:
         """Return one twin's outputs by probe name. Static scales are calibrated on some of the same texts and on odd inputs."""
         key = (precision, how, draw)
         if key not in self._outputs:
@@ -78,10 +78,10 @@ class Twins:
             batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
             with self.workers.start() as worker:
                 worker.exchange(
-                    "open_twin", protocol.numbered(batches), timeout, directory=str(self.reference.resolve()), device=self.device,
+                    "open_twin", protocol.numbered(batches), directory=str(self.reference.resolve()), device=self.device,
                     precision=precision, int8=None if how is None else asdict(how), draw=draw, batches=len(batches),
                 )  # fmt: skip
-                session = RemoteSession(worker, timeout)
+                session = RemoteSession(worker)
                 self._outputs[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
         return self._outputs[key]
 

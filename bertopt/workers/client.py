@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -65,6 +65,8 @@ class Workers:
             )  # fmt: skip
         theirs.close()
         self._workers: list[Worker] = []
+        #: Seconds that a call of any worker may take that states no `timeout`.
+        self.call_s = CALL_S
         #: Only one request to the server at a time, from whichever thread.
         self._asking = threading.Lock()
 
@@ -102,6 +104,15 @@ class Workers:
         worker = Worker(self, pid, Connection(mine.detach()), log)
         self._workers.append(worker)
         return worker
+
+    @contextlib.contextmanager
+    def calls_within(self, seconds: float) -> Iterator[None]:
+        """Let calls of any worker that state no `timeout` take at most `seconds` in the block."""
+        before, self.call_s = self.call_s, seconds
+        try:
+            yield
+        finally:
+            self.call_s = before
 
     def end(self, pid: int) -> tuple[int | None, list[int]]:
         """Kill a worker and all processes that it started, also those in other sessions.
@@ -167,9 +178,9 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self, directory: Path, device: Device, timeout: float | None = None) -> None:
+    def open(self, directory: Path, device: Device) -> None:
         """Open a committed stage, verified, and remember which batches it can run."""
-        opened = self.call("open", timeout=timeout, directory=str(directory.resolve()), device=device)
+        opened = self.call("open", directory=str(directory.resolve()), device=device)
         self.shapes = ShapeLimits.model_validate(opened["shapes"])
         self.packed = opened["layout"] == "packed"
         self.device = device
@@ -185,12 +196,12 @@ class Worker:
     def exchange(
         self, op: str, arrays: Mapping[str, Array] | None = None, timeout: float | None = None, **args: Any
     ) -> tuple[Any, dict[str, Array]]:
-        """Run the operation `op` for at most `timeout` seconds, `CALL_S` unless given, and return its result and arrays."""
+        """Run the operation `op` for at most `timeout` seconds, `Workers.call_s` unless given, and return its result and arrays."""
         if not self.alive:
             raise WorkerCrashed(f"'{op}' was sent to a worker that has ended")
         try:
             protocol.send(self._connection, {"op": op, "args": args}, arrays)
-            if not self._answers(op, timeout := CALL_S if timeout is None else timeout):
+            if not self._answers(op, timeout := self._workers.call_s if timeout is None else timeout):
                 raise self._hangs(op, timeout)
             message, out = protocol.receive(self._connection)
         except (EOFError, OSError) as error:  # OSError: it died, or stalled, in the middle of a message

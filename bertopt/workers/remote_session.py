@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 class RemoteSession(Session):
     """The session open in a worker."""
 
-    def __init__(self, worker: Worker, timeout: float | None = None) -> None:
-        self.worker, self.timeout = worker, timeout
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
 
     def load(self, inputs: Mapping[str, Array]) -> None:
-        self.worker.call("load", inputs, self.timeout)
+        self.worker.call("load", inputs)
 
     def step(self) -> None:
-        self.worker.call("step", timeout=self.timeout)
+        self.worker.call("step")
 
     def fetch(self) -> dict[str, Array]:
-        return self.worker.exchange("fetch", timeout=self.timeout)[1]
+        return self.worker.exchange("fetch")[1]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self.worker.exchange("run", inputs, self.timeout)[1]
+        return self.worker.exchange("run", inputs)[1]
 
     def sampled(self) -> list[tuple[dict[str, Array], dict[str, Array]]]:
         """Return inputs and outputs of the timed runs that were sampled since the last call."""
-        count, arrays = self.worker.exchange("sampled", timeout=self.timeout)
+        count, arrays = self.worker.exchange("sampled")
         parts = protocol.by_number(arrays, 2 * count)
         return list(zip(parts[::2], parts[1::2], strict=True))

@@ -163,7 +163,7 @@ def test_what_is_answered_under_the_clock_is_checked(
         for worker, directory in ((timed, tmp_path / "stage"), (against, reference)):
             worker.call("open", directory=str(directory), device="cpu")
         figures, cases = race(
-            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], Budget(0.0, 0.0), None
+            {"stage": timed, "reference": against}, spec, [(1, 8), (2, 8)], ["a cat sat", "a dog"], Budget(0.0, 0.0)
         )  # fmt: skip
     assert [case.kind for case in figures] == ["shape", "shape", "mix"]
     assert {case.where.split("], ")[1] for case in cases} == {
@@ -263,14 +263,11 @@ def test_a_worker_that_takes_too_much_memory_is_ended(workers: Workers, referenc
     assert not [path for path in (tmp_path / "pids").iterdir() if process_tree.runs(int(path.name))]
 
 
-def test_every_call_has_a_limit_of_time(
-    workers: Workers, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_call_has_a_limit_of_time(workers: Workers, reference: Path, tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     worker = workers.start()
     warm_up(worker, reference, tmp_path)
-    monkeypatch.setattr(client, "CALL_S", 3.0)
-    with pytest.raises(StepTimeout, match="longer than 3 s"):
+    with workers.calls_within(3.0), pytest.raises(StepTimeout, match="longer than 3 s"):
         build(worker, reference, tmp_path / "part", example_passes.Family(pids=str(tmp_path / "pids"), child="none", end="deaf"))
 
 

@@ -66,9 +66,9 @@ def cheap_workers(*modules: str, new_interpreter: bool = False) -> Iterator[Shar
             patch.setattr(f"bertopt.{module}.Workers", lambda: shared)
 
         def answers(directory: Path, device: Device, compiled: bool, weights: Any = None) -> tuple[Any, list[str]]:
-            with shared.start() as worker:
-                worker.open(directory, device, 60)
-                return {"a worker": worker.call("replay", timeout=60)}, []
+            with shared.calls_within(60), shared.start() as worker:
+                worker.open(directory, device)
+                return {"a worker": worker.call("replay")}, []
 
         if not new_interpreter:
             patch.setattr("bertopt.pipeline.clean_run.answers", answers)

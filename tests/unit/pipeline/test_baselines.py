@@ -47,7 +47,7 @@ def test_both_are_timed_against_the_reference_and_kept(
 ) -> None:
     stage, plan = reference
     said: list[str] = []
-    asked: Any = (workers, stage, "cpu", plan, Records(tmp_path / "checks", ["test"]), said.append, 120.0)
+    asked: Any = (workers, stage, "cpu", plan, Records(tmp_path / "checks", ["test"]), said.append)
     found, warnings = baselines.measure(*asked)
     assert not warnings and list(found) == ["tf32", "bfloat16"] and len(said) == 2
     for cases in found.values():
@@ -82,5 +82,5 @@ def test_one_that_cannot_run_is_a_warning(
         raise ResourceError("no GPU memory")
 
     monkeypatch.setattr(baselines, "race", full)
-    found, warnings = baselines.measure(workers, stage, "cpu", plan, Records(tmp_path / "checks", []), lambda _: None, 120.0)
+    found, warnings = baselines.measure(workers, stage, "cpu", plan, Records(tmp_path / "checks", []), lambda _: None)
     assert not found and len(warnings) == 2 and "in tf32 was not timed: no GPU memory" in warnings[0]

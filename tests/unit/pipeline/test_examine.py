@@ -15,7 +15,7 @@ import bertopt
 from bertopt.commands.verify import verify
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.results import Report
-from bertopt.workers.client import Worker
+from bertopt.workers.client import CALL_S, Worker
 from tests.support import example_passes
 from tests.support.measured import measured
 from tests.support.shared_workers import cheap_workers
@@ -167,16 +167,18 @@ def test_threads_and_the_sources_that_measure_are_part_of_a_record(tmp_path: Pat
 
 
 def test_the_reference_has_a_time_limit_too(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, unlimited = Worker.exchange, set()
+    """The limit of a step is that of every call while it is measured, and of no other."""
+    exchange, limits = Worker.exchange, dict[str, set[float]]()
 
     def watch(worker: Worker, op: str, arrays: Any = None, timeout: float | None = None, **args: Any) -> Any:
-        if timeout is None:
-            unlimited.add(op)
+        limits.setdefault(op, set()).add(worker._workers.call_s if timeout is None else timeout)
         return exchange(worker, op, arrays, timeout, **args)
 
     monkeypatch.setattr(Worker, "exchange", watch)
-    assert run(tmp_path / "out", tiny("bert"), [{"pass": "use_sdpa"}]).exit_code == 0
-    assert unlimited == {"device"}
+    assert run(tmp_path / "out", tiny("bert"), [{"pass": "use_sdpa", "timeout": 777}]).exit_code == 0
+    assert limits["device"] == {CALL_S} and limits["open"] >= {CALL_S, 777}
+    of_step = {"cover", "outputs", "run", "time", "sampled", "stats", "effects", "fingerprint", "replay", "weights"}
+    assert all(777 in limits[op] for op in of_step), limits
 
 
 @pytest.mark.parametrize(("steps", "tensor", "said"), [

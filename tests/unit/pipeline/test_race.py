@@ -77,7 +77,7 @@ def track(monkeypatch: pytest.MonkeyPatch) -> Track:
 
 def test_all_cases_are_raced_that_all_can_run(track: Track) -> None:
     racing = track.team()
-    timed, cases = race(racing, SPEC, [(1, 8), (8, 8), (4, 8)], ["a"], Budget(6.0, 9.0), None)
+    timed, cases = race(racing, SPEC, [(1, 8), (8, 8), (4, 8)], ["a"], Budget(6.0, 9.0))
     assert track.log == ["stage reference parent"] * 3
     assert track.budgets == [6.0, 6.0, 9.0]
     assert [worker.state for worker in racing.values()] == ["awake"] * 3
@@ -90,7 +90,7 @@ def test_all_cases_are_raced_that_all_can_run(track: Track) -> None:
 
 def test_what_one_race_leaves_is_the_next_one_s(track: Track) -> None:
     track.left = lambda budget: budget - 0.5
-    race(track.team(), SPEC, [(1, 8), (2, 8)], ["a"], Budget(4.0, 9.0), None)
+    race(track.team(), SPEC, [(1, 8), (2, 8)], ["a"], Budget(4.0, 9.0))
     assert track.budgets == [4.0, 7.5, 16.0]
 
 
@@ -102,7 +102,7 @@ def test_workers_are_resumed_after_a_race_that_fails(track: Track, monkeypatch: 
 
     monkeypatch.setattr(latency, "race", fails)
     with pytest.raises(RuntimeError, match="lost"):
-        race(racing, SPEC, [(1, 8)], [], Budget(), None)
+        race(racing, SPEC, [(1, 8)], [], Budget())
     assert {worker.state for worker in racing.values()} == {"awake"}
 
 
@@ -120,8 +120,8 @@ def test_a_race_of_workers_reads_the_cpu_steal_and_keeps_to_its_budget(monkeypat
     monkeypatch.setattr(MachineWatch, "_cpu_seconds", lambda _: cpu_contention._CpuSeconds(9.0, 3.0, 5.0, 1.0))
     monkeypatch.setattr("bertopt.system.cpu_contention.os.cpu_count", lambda: 2)
     with pytest.raises(Begun):
-        race_case({}, (1, 8), [], Budget(2.0, 9.0), 1.0, None)
+        race_case({}, (1, 8), [], Budget(2.0, 9.0), 1.0)
     assert (given["seconds"], given["min_rounds"], given["stolen"]()) == (3.0, ratio.MIN_ROUNDS, 2.0)
     with pytest.raises(Begun):
-        race_case({}, None, [], Budget.of(Timing(quick=True)), 0.0, None)
+        race_case({}, None, [], Budget.of(Timing(quick=True)), 0.0)
     assert (given["seconds"], given["min_rounds"]) == (0.0, ratio.QUICK_ROUNDS)

@@ -86,7 +86,7 @@ def test_a_reference_that_ends_beside_a_build_ends_the_step(workers: Workers, re
     sweeps = Sweeps(stages.read_manifest(reference).spec, reference.name, "cpu")
     with workers.start() as worker:
         worker.open(reference, "cpu")
-        with pytest.raises(WorkerCrashed), sweeps.ahead(worker, 60):
+        with pytest.raises(WorkerCrashed), sweeps.ahead(worker):
             worker.kill()
             for thread in threading.enumerate():
                 if thread.name == "bertopt-sweeps":
@@ -99,8 +99,8 @@ def test_a_reference_whose_rows_may_depend_on_their_batch_runs_the_sweeps_as_the
     with workers.start() as worker:
         worker.open(reference, "cpu")
         whole = sweeps._run
-        sweeps._run = lambda of, probes, timeout: ran.extend(probes) or whole(of, probes, timeout)  # type: ignore[method-assign, func-returns-value]
-        sweeps.measure(reference, worker, worker, [], 60, every=False)
+        sweeps._run = lambda of, probes: ran.extend(probes) or whole(of, probes)  # type: ignore[method-assign, func-returns-value]
+        sweeps.measure(reference, worker, worker, [], every=False)
     assert worker.shapes is not None
     names = [probe.name for probe in sweeps.plan.of(False, worker.shapes, False)]
     assert [probe.name for probe in ran] == [*names, *names]
@@ -115,14 +115,14 @@ def test_the_stage_to_deliver_runs_the_other_sweeps_and_is_judged_by_all(workers
         stage.open(reference, "cpu")
         whole = sweeps._run
 
-        def run(of: Worker, probes: Any, timeout: float) -> Any:
+        def run(of: Worker, probes: Any) -> Any:
             if of is stage:
                 ran.append([probe.name for probe in probes])
-            return whole(of, probes, timeout)
+            return whole(of, probes)
 
         sweeps._run = run  # type: ignore[method-assign]
-        once, twice = (sweeps.measure(reference, stage, worker, [], 60, every) for every in (False, True))
-        alone = Sweeps(sweeps.spec, reference.name, "cpu").measure(reference, stage, worker, [], 60, every=True)
+        once, twice = (sweeps.measure(reference, stage, worker, [], every) for every in (False, True))
+        alone = Sweeps(sweeps.spec, reference.name, "cpu").measure(reference, stage, worker, [], every=True)
     assert ran[0] and not set(ran[0]) & set(ran[1])
     assert twice.rows > once.rows and (twice.rows, twice.tokens, twice.finite) == (alone.rows, alone.tokens, alone.finite)
     assert all(twice.outputs[name].worst < 1e-5 and alone.outputs[name].worst < 1e-5 for name in ("logits",))

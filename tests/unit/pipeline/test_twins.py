@@ -35,7 +35,7 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     seen: list[Int8Rounding] = []
 
     class Recorded(Twins):
-        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int, timeout: float) -> Any:
+        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int) -> Any:
             assert how is not None
             seen.append(how)
             return {}
@@ -43,7 +43,7 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
     manifest: Any = SimpleNamespace(precision="int8", device=device, passes=[step.record()], environment={"isa": flags})
     none: Mapping[str, Any] = {}
-    twins.compare("int8", [], manifest, none, none, None, 1.0)
+    twins.compare("int8", [], manifest, none, none, None)
     assert {how.weight_bits for how in seen} == {bits}
 
 
@@ -61,14 +61,14 @@ def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_
     moved[5, 5:7] = moved[5, [6, 5]]
 
     class Simulated(Twins):
-        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int, timeout: float) -> Any:
+        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int) -> Any:
             return {"pairs": ProbeOutputs({"start_logits": reference + noise[1]})}
 
     twins = Simulated(None, Path(), "cpu", questions, None, [probe], lambda text: None, (1, 2))  # type: ignore[arg-type]
 
     def margin(scores: Any) -> float:
         answers = [{"pairs": ProbeOutputs({"start_logits": values})} for values in (scores, reference)]
-        found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16"), *answers, None, 1.0)  # type: ignore[arg-type]
+        found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16"), *answers, None)  # type: ignore[arg-type]
         assert found is not None and found.flip_margin is not None
         return found.flip_margin
 
