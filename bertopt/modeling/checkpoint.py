@@ -31,6 +31,7 @@ from bertopt.modeling.sentence_transformers import (
 from bertopt.modeling.source import resolve, scrub
 from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
+from bertopt.system import environment
 from bertopt.system.untrusted import plain
 
 #: Integer tensors that older versions of transformers stored with the weights; no network needs them.
@@ -138,6 +139,7 @@ def write_snapshot(model: Eager, out: Path) -> None:
 
 
 def _config(directory: Path) -> Any:
+    environment.check_docstrings()
     from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     path = directory / "config.json"

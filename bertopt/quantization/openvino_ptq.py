@@ -151,7 +151,8 @@ def _source(node: Any, port: int, kind: str) -> Any:
 def _answers(graph: Any, spec: Spec, samples: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The vectors [N, D] of the first output that count, for each sample."""
     core = openvino_import.openvino().Core()
-    request = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    with openvino_import.one_allocator():
+        request = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
     answers = []
     for sample in samples:
         request.infer(dict(sample))

@@ -10,6 +10,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertopt.core import Device, OpenVino, RuntimeFacts, Session
 from bertopt.errors import Unsupported
 from bertopt.modeling import packing
@@ -33,9 +35,9 @@ _UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 _PREPARED = 40_000
 #: Type of matrix products in a compiled model.
 _PRODUCTS = frozenset({"MatMul", "FullyConnected", "Convolution"})
-#: OpenVINO's message for an operator without a kernel, and environment variables that keep oneDNN from using instructions of the CPU;
-#: `runs_bfloat16` does not consider them.
-_NO_KERNEL = re.compile(r"Supported primitive descriptors list is empty for node: \S+ type: (\w+)")
+#: OpenVINO's messages for an operator without a kernel, when it compiles and when it runs, and environment variables that keep oneDNN from
+#: using instructions of the CPU; `runs_bfloat16` does not consider them.
+_NO_KERNEL = re.compile(r"Supported primitive descriptors list is empty for node: \S+ type: (\w+)|\[CPU\] (\w+) node with name \S+ bad combination")
 _LESS_ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 #: Most streams by default: each has separate buffers.
 MOST_STREAMS = 16
@@ -71,10 +73,9 @@ class OpenVinoSession(Session):
         self._core, self._properties = ov.Core(), properties
         # Read once: by the time that more streams or a short length are compiled, another file may lie there.
         self._model = self._core.read_model(model.path)
-        self._precision = model.precision
-        with signal_stack.kept():
+        self._precision, self._tensor = model.precision, ov.Tensor
+        with signal_stack.kept(), openvino_import.one_allocator():
             self.compiled = self._compile(1)
-        self._tensor = ov.Tensor
         self._version = ov.get_version()
         #: What `load` takes, and what a batch alone runs on.
         self._request, self._single = self._requests(self.compiled, 2)
@@ -147,15 +148,19 @@ class OpenVinoSession(Session):
         )  # fmt: skip
 
     def _compile(self, streams: int) -> Any:
+        taken = [name for name in _LESS_ISA if name in os.environ]
         try:
-            return self._core.compile_model(self._model, "CPU", {**self._properties, "NUM_STREAMS": streams})
+            compiled = self._core.compile_model(self._model, "CPU", {**self._properties, "NUM_STREAMS": streams})
+            if taken or "avx2" not in environment.isa():
+                # Some operators look for their kernel when they first run.
+                Request(compiled.create_infer_request(), self._tensor, self.spec).run(packing.random_rows(self.spec, 1, 1, np.random.default_rng(0)))
+            return compiled
         except RuntimeError as error:
             found = _NO_KERNEL.search(str(error))
             if found is None:
                 raise
-            taken = [name for name in _LESS_ISA if name in os.environ]
             advice = f"unset {', '.join(taken)}, which keeps it from using instructions of this CPU" if taken else "export another precision"
-            raise Unsupported(f"OpenVINO has no kernel here for {found[1]} in {self._precision}: {advice}") from error
+            raise Unsupported(f"OpenVINO has no kernel here for {found[found.lastindex or 0]} in {self._precision}: {advice}") from error
 
     def _requests(self, compiled: Any, count: int) -> list[Request]:
         return [Request(compiled.create_infer_request(), self._tensor, self.spec) for _ in range(count)]
@@ -180,8 +185,6 @@ class OpenVinoSession(Session):
 
     def _equal_answers(self, one: Request, other: Request, length: int) -> bool:
         """Whether both give the same bits for one text, of any number of tokens that the request for `length` is used for."""
-        import numpy as np
-
         rng = np.random.default_rng(0)
         fewest = max((shorter for shorter in self._lengths if shorter < length), default=0) + 1
         for tokens in [*range(fewest, length + 1)] * _EQUAL_TEXTS:

@@ -56,6 +56,12 @@ def without_float32_rounding() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _ROUND_FLOAT32}
 
 
+def check_docstrings() -> None:
+    """Raise Unsupported where Python has dropped the docstrings, from which transformers writes those of its models when it imports them."""
+    if sys.flags.optimize > 1:
+        raise Unsupported("transformers cannot import its models without their docstrings, which python -OO drops; unset PYTHONOPTIMIZE, or leave out -OO")
+
+
 def search_path() -> list[str]:
     """Return where this process looks for modules, as absolute paths: another process may have another working directory."""
     return [str(Path(path).resolve()) for path in sys.path]

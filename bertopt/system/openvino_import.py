@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from bertopt.errors import missing_library
 
 _TELEMETRY = "openvino_telemetry"
+#: oneTBB's switch, meant for sanitizers, which preload an allocator too.
+_TBB_SHALLOW = "TBB_ENABLE_SANITIZERS"
 
 
 def openvino() -> Any:
@@ -42,6 +45,23 @@ def nncf() -> Any:
 def runs_bfloat16() -> bool:
     """Whether OpenVINO has bfloat16 kernels for this CPU. Elsewhere it would run float32, and say nothing."""
     return "BF16" in openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@contextlib.contextmanager
+def one_allocator() -> Iterator[None]:
+    """Compile a model in this context: memory comes from the allocator that LD_PRELOAD names, and goes back to it.
+
+    When a process compiles its first model, TBB loads its library of processor topologies with RTLD_DEEPBIND, so that this frees with libc what
+    another allocator, such as jemalloc, has allocated: the process aborts. TBB does not where this variable is set.
+    """
+    if not os.environ.get("LD_PRELOAD") or _TBB_SHALLOW in os.environ:
+        yield
+        return
+    os.environ[_TBB_SHALLOW] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_TBB_SHALLOW, None)
 
 
 @contextlib.contextmanager

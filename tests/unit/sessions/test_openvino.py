@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,11 @@ from bertopt.core import Context, Eager, OpenVino, Spec
 from bertopt.errors import Unsupported
 from bertopt.modeling import checkpoint
 from bertopt.passes import UseSdpa
-from bertopt.sessions import open_session
+from bertopt.sessions import open_session, openvino
 from bertopt.sessions.openvino import OpenVinoSession
 from bertopt.sessions.openvino_request import Short
 from bertopt.system import environment, openvino_import
+from tests.support.artefacts import write_artefact
 from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
@@ -63,6 +66,51 @@ def test_a_kernel_that_is_missing_here(
     said = "something else"
     with pytest.raises(RuntimeError, match="something else"):
         open_session(models[1])
+
+
+def test_a_kernel_that_is_missing_when_it_runs(models: tuple[Eager, OpenVino], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ONEDNN_MAX_CPU_ISA=SSE41 leaves a normalisation without one: a traceback at the first text, as for a bug."""
+    # Not the real one, which oneDNN reads once for the process.
+    monkeypatch.setattr(openvino, "_LESS_ISA", ("A_VARIABLE",))
+    monkeypatch.setenv("A_VARIABLE", "SSE41")
+
+    def run(*_: object) -> None:
+        raise RuntimeError("Exception from node.cpp:823:\n[CPU] MVN node with name 'MVN_39' bad combination\n\n")
+
+    monkeypatch.setattr(openvino.Request, "run", run)
+    with pytest.raises(Unsupported, match=r"no kernel here for MVN in float32: unset A_VARIABLE"):
+        open_session(models[1])
+
+
+def test_the_library_that_frees_with_libc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that keeps TBB from it is set only while a model is compiled, and only where another allocator may be."""
+    switch = "TBB_ENABLE_SANITIZERS"
+    monkeypatch.delenv(switch, raising=False)
+    for preloaded, expected in (("", None), ("/usr/lib/libjemalloc.so.2", "1")):
+        monkeypatch.setenv("LD_PRELOAD", preloaded)
+        with openvino_import.one_allocator():
+            assert os.environ.get(switch) == expected
+        assert switch not in os.environ
+    monkeypatch.setenv(switch, "0")
+    with openvino_import.one_allocator():
+        assert os.environ[switch] == "0"
+
+
+_ALLOCATORS = [path for name in ("libjemalloc.so.2", "libtcmalloc_minimal.so.4") for path in Path("/usr/lib").glob(f"*/{name}")]
+
+
+@pytest.mark.skipif(not _ALLOCATORS, reason="needs jemalloc or tcmalloc (apt-get install libjemalloc2)")
+@pytest.mark.parametrize("allocator", _ALLOCATORS, ids=lambda path: path.name)
+def test_it_runs_with_another_allocator(allocator: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """It aborted: a library that TBB loads freed with libc what the other had allocated."""
+    artefact = write_artefact(tiny(), tmp_path / "artefact", "openvino")
+    code = "import os, sys, bertopt; bertopt.load(sys.argv[1])(['a cat']); assert 'TBB_ENABLE_SANITIZERS' not in os.environ"
+    path = [str(Path(__file__).parents[3]), *(p for p in sys.path if p)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(artefact)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": ":".join(path), "LD_PRELOAD": str(allocator)},
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
 
 
 def test_a_stage_holds_it(models: tuple[Eager, OpenVino], tmp_path: Path) -> None:
