@@ -46,8 +46,14 @@ class Opened:
 def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
     """Verify `directory`, and its signature if a public `key` is given; load from `Opened.path` inside the context.
 
-    Raises UsageError where it cannot be opened, IntegrityError as `verify` does, and on leaving where a file changed since it was hashed.
+    Raises UsageError where it cannot be opened or its path is not UTF-8, IntegrityError as `verify` does, and on leaving where a file changed since it was hashed.
     """
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the directory of an artefact must be a path in UTF-8, or libraries cannot open its files; got {os.fsencode(directory)!r}: rename it"
+        ) from error
     try:
         copied = _others_may_write(directory)
     except (OSError, ValueError) as error:

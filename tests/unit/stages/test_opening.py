@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,14 @@ def artifacts(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Expo
         return out
 
     return make
+
+
+@pytest.mark.parametrize("form", list(FILES))
+def test_a_path_that_is_not_utf8(form: str, artifacts: Make, tmp_path: Path) -> None:
+    """Some libraries open such a path; what others raised for it was a traceback, or said that the file was damaged."""
+    place = shutil.copytree(artifacts(form, 0), tmp_path / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(UsageError, match=r"must be a path in UTF-8, .*; got b'.*caf\\xe9': rename it"), opening.opening(place):
+        pass
 
 
 def swapping(artifact: Path, other: Path, name: str, back: bool) -> Callable[..., Any]:
