@@ -70,6 +70,11 @@ def address_space_bytes() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def has_cpu_time_limit() -> bool:
+    """Return whether the CPU time of each process is limited (`ulimit -t`)."""
+    return resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY
+
+
 def most_open_files() -> int:
     """Return how many files and sockets this process may have open (`ulimit -n`)."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

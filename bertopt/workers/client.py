@@ -82,6 +82,7 @@ class Workers:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             mine.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_S, 0))
         log = Path(self._logs.name) / f"{len(self._workers)}.log"
+        log.touch(0o600)  # here, where a full disk is an error with the file's name: a worker could only end
         request = {
             "op": "fork",
             "operations": operations,

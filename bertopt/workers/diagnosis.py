@@ -11,19 +11,23 @@ from bertopt.system import limits, out_of_memory
 LOG_TAIL = 30
 #: First line of faulthandler's stack trace after a fatal signal, and how many lines before it are kept: libraries print their reasons there.
 _FATAL, _BEFORE = "Fatal Python error: ", 10
+#: What to do about CPU time that ran out.
+_OF_CPU_TIME = "; raise the limit (ulimit -t): finished stages are kept"
 
 
 def server_ended(code: int, log: str) -> BertoptError:
     """Return the error of a server that ended with this exit code (negative for a signal), having written `log`."""
+    if code == -signal.SIGXCPU:
+        return ResourceError(f"the server of the workers used up its CPU time{_OF_CPU_TIME}")
     if code == -signal.SIGKILL:
-        why = "the server of the workers was killed by SIGKILL, as the kernel does when memory runs out"
+        why = f"the server of the workers was killed by SIGKILL, as the kernel does when memory{_or_cpu_time()} runs out"
         return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
     if out_of_memory.said(log) or _limited():
         last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
         return ResourceError(
             f"memory ran out while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
         )
-    return WorkerCrashed(f"the server of the workers ended: {log}", log)
+    return WorkerCrashed(f"the server of the workers ended with {_how(code)}: {log}", log)
 
 
 def server_hung(seconds: float, log: str) -> BertoptError:
@@ -46,11 +50,13 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
         return WorkerCrashed(f"the worker closed its connection during '{op}'{_undead(left)}", log)
     if code == -signal.SIGKILL:
         return ResourceError(
-            f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory runs out; "
+            f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory{_or_cpu_time()} runs out; "
             f"use a smaller batch, free memory, or run elsewhere{_undead(left)}",
             log,
         )
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGXCPU:
+        return ResourceError(f"the worker used up its CPU time during '{op}'{_OF_CPU_TIME}{_undead(left)}", log)
+    how = _how(code)
     if out_of_memory.said(log) or (code < 0 and _limited()):
         return ResourceError(
             f"the worker ended with {how} during '{op}', as libraries do when memory runs out; use a smaller batch, "
@@ -84,6 +90,15 @@ def tail(log: Path) -> str:
     fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
     start = max(0, fatal[-1] - _BEFORE) if fatal else max(0, len(lines) - LOG_TAIL)
     return "\n".join(lines[start:][:LOG_TAIL])
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _or_cpu_time() -> str:
+    """Return what else than memory may have run out: at the hard limit of CPU time Linux kills a process, too."""
+    return " or CPU time (ulimit -t)" if limits.has_cpu_time_limit() else ""
 
 
 def _limited() -> bool:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bertopt.errors import ResourceError
+from bertopt.system import limits
 from bertopt.workers import diagnosis
+from bertopt.workers.client import Workers
 
 _CRASH = """
 import ctypes, faulthandler
@@ -33,3 +40,26 @@ def test_otherwise_the_last_lines_are_kept(tmp_path: Path) -> None:
     (tmp_path / "0.log").write_text("\n".join(map(str, range(50))))
     assert diagnosis.tail(tmp_path / "0.log").splitlines() == [str(number) for number in range(20, 50)]
     assert diagnosis.tail(tmp_path / "none.log") == ""
+
+
+def test_cpu_time_that_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a soft limit (ulimit -S -t) it was a bug with an empty message, at a hard one it was memory."""
+    for error in (diagnosis.server_ended(-signal.SIGXCPU, ""), diagnosis.worker_ended("open", -signal.SIGXCPU, [], "")):
+        assert isinstance(error, ResourceError) and "used up its CPU time" in str(error) and "raise the limit (ulimit -t)" in str(error)
+    for limited, said in ((True, "when memory or CPU time (ulimit -t) runs out"), (False, "when memory runs out")):
+        monkeypatch.setattr(limits, "has_cpu_time_limit", lambda limited=limited: limited)
+        for error in (diagnosis.server_ended(-signal.SIGKILL, ""), diagnosis.worker_ended("open", -signal.SIGKILL, [], "")):
+            assert isinstance(error, ResourceError) and said in str(error)
+    assert str(diagnosis.server_ended(-signal.SIGTERM, "")).startswith("the server of the workers ended with signal SIGTERM")
+
+
+def test_no_room_for_a_worker_s_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ended with exit code 1, as for a bug, where a file system for temporary files had no inode left."""
+    with Workers() as workers:
+
+        def full(path: Path, mode: int = 0o666, exist_ok: bool = True) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        monkeypatch.setattr(Path, "touch", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*0\.log'"):
+            workers.start()
