@@ -38,14 +38,16 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """Standard error: a run or a server goes on without a reader of its messages, and its exit code stays its own."""
+    """Standard error: where messages have no reader, or no room, a run or a server goes on without, and its exit code stays its own."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
             _discard(self)
-            return memoryview(data).nbytes
+        except OSError:  # the next message may find room
+            pass
+        return memoryview(data).nbytes
 
 
 def _discard(stream: io.FileIO) -> None:
@@ -61,6 +63,9 @@ def _open_closed() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # as Python leaves it for what was closed
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 @contextlib.contextmanager
@@ -75,8 +80,7 @@ def quiet_ends() -> Iterator[None]:
         yield
     finally:  # here, since the interpreter would report a failing flush at its end, and exit with 120
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # None where the caller closed it
-                stream.flush()
+            stream.flush()
 
 
 def _over(stream: Any, kind: type[io.FileIO]) -> Any:

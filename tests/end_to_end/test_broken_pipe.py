@@ -70,6 +70,29 @@ def test_a_full_disk_is_one_line(python: tuple[str, ...], monkeypatch: pytest.Mo
     ]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("arguments", "code"), [(("export", "none.yaml"), 2), (("recipes",), 0)], ids=["2", "0"])
+def test_messages_without_room_change_no_exit_code(arguments: tuple[str, ...], code: int) -> None:
+    """A run whose messages went to a file on a disk that filled up ended with exit code 1, as for a bug."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "bertopt", *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full, timeout=60, check=False
+        )  # fmt: skip
+        both = subprocess.run([sys.executable, "-m", "bertopt", "recipes"], cwd=ROOT, stdout=full, stderr=full, timeout=60, check=False)
+    assert (done.returncode, both.returncode) == (code, 5)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_was_closed_is_a_stream(closed: str) -> None:
+    """`bulk` asked whether standard error is a terminal: a traceback that nobody saw, after the first part."""
+    code = (
+        "import sys\nfrom bertopt.cli.pipes import quiet_ends\n"
+        "with quiet_ends():\n    print('said', file=sys.stderr)\n    print('said', sys.stdin.isatty(), sys.stdout.isatty(), sys.stderr.isatty())\n"
+    )
+    done = subprocess.run(["bash", "-c", f"exec '{sys.executable}' -c \"$0\" {closed}", code], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("closed", ["<&- 2>&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_a_socket_never_gets_the_number_of_a_closed_stream(closed: str) -> None:
     """The server of the workers was given its socket under a number that was also its standard output, and crashed."""
