@@ -59,6 +59,17 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Make tensors on the CPU inside the context unless code says otherwise, as torch does by itself.
+
+    If a user's program has called `torch.set_default_device`, transformers would load weights there, or ask for `accelerate`.
+    """
+    cpu = torch.device("cpu")
+    with cpu if torch.get_default_device() != cpu else contextlib.nullcontext():
+        yield
+
+
 def load(source: str | Path, task: str = "auto", revision: str | None = None) -> Eager:
     """Return the checkpoint at `source` (hub id, directory or `pkg://package/path`) as an fp32 eager model.
 

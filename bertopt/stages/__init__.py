@@ -194,16 +194,17 @@ def _replay(directory: Path, manifest: Manifest) -> Model:
     except ModuleNotFoundError as error:
         raise environment.missing_module(error) or error from error
 
-    model = checkpoint.reopen(directory, manifest.spec)
-    records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
-    names = [record.name for record in records]
-    # Check before the passes run, and again after, since running them may import more modules.
-    sources.check(manifest.sources, names)
-    for record in records:
-        apply = registry.restore(record)
-        with sources.reading(apply, [directory], recorded=manifest.sources), registry.at_work(apply):
-            apply.rewrite(model.network)
-    sources.check(manifest.sources, names)
+    with checkpoint.on_cpu():
+        model = checkpoint.reopen(directory, manifest.spec)
+        records = [Rewrite.model_validate(entry) for entry in json.loads((directory / "rewrites.json").read_text("utf-8"))]
+        names = [record.name for record in records]
+        # Check before the passes run, and again after, since running them may import more modules.
+        sources.check(manifest.sources, names)
+        for record in records:
+            apply = registry.restore(record)
+            with sources.reading(apply, [directory], recorded=manifest.sources), registry.at_work(apply):
+                apply.rewrite(model.network)
+        sources.check(manifest.sources, names)
     kind = Compiled if manifest.form == "compiled" else Eager
     return kind(manifest.spec, manifest.precision, directory, model.network, tuple(records))
 

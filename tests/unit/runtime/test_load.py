@@ -50,6 +50,23 @@ def test_tokens_of_a_batch_are_a_count(value: Any, tmp_path: Path) -> None:
         bertopt.load(tmp_path, max_batch_tokens=value)
 
 
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
+@pytest.mark.parametrize("device", ["meta", "cpu:0"])
+def test_a_default_device_of_the_users_program(device: str, family: str, tiny: Tiny, tmp_path: Path) -> None:
+    """torch.set_default_device("cuda") is usual. An intact artefact was said to be damaged, and DeBERTa made tensors there when it ran."""
+    import torch
+
+    artefact = write_artefact(tiny(family), tmp_path / "artefact", "eager")
+    texts = ["a cat", "the dog ran"]
+    expected = bertopt.load(artefact).logits(texts)
+    torch.set_default_device(device)
+    try:
+        assert (bertopt.load(artefact).logits(texts) == expected).all()
+        assert torch.get_default_device() == torch.device(device)
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_predictor_says_what_it_is(tiny: Tiny, tmp_path: Path) -> None:
     directory = write_artefact(tiny("bert"), tmp_path / "artifact", "eager")
     predictor = bertopt.load(directory)
