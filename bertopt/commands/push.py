@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bertopt import stages
 from bertopt.errors import Unsupported, UsageError
+from bertopt.system import environment
 from bertopt.system.untrusted import first_line
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -23,6 +24,7 @@ def push(directory: Path, repository: str, private: bool = False, revision: str 
     manifest = stages.verify(directory)
     if manifest.stage is None:
         raise UsageError(f"'{directory}' is a stage that was not delivered; push OUT/artifact, which passed every check")
+    environment.check_hub_variables()
     from huggingface_hub import HfApi, errors
 
     api = HfApi(library_name="bertopt")

@@ -151,6 +151,7 @@ def write_snapshot(model: Eager, out: Path) -> None:
 
 def _config(directory: Path) -> Any:
     environment.check_docstrings()
+    environment.check_hub_variables()
     from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     path = directory / "config.json"

@@ -12,6 +12,7 @@ from typing import Any
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.checkpoint_files import check_fetched, check_whole, read_json, weight_files
 from bertopt.modeling.config_checks import check_config, check_size
+from bertopt.system import environment
 from bertopt.system.untrusted import first_line, plain
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -67,6 +68,7 @@ def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | N
         return examine(resolve(source, revision)) if _package_root(source) is not None else None
     if not HUB_ID.fullmatch(source) or Path(source).exists():
         return examine(resolve(source, revision))
+    environment.check_hub_variables()
     from huggingface_hub import errors, try_to_load_from_cache
 
     try:
@@ -97,6 +99,7 @@ def _package_root(source: str) -> Path | None:
 
 
 def _download(source: str, revision: str | None) -> Path:
+    environment.check_hub_variables()
     from huggingface_hub import HfApi, errors, snapshot_download
 
     unreachable = None

@@ -50,6 +50,9 @@ NATIVE = {
 #: in oneDNN, which torch uses on ARM and in compiled code; guides for ARM servers recommend that.
 _ROUND_FLOAT32 = ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 
+#: Variables that huggingface_hub reads when it is imported.
+_HUB_SECONDS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+
 
 def without_float32_rounding() -> dict[str, str]:
     """Return this process's environment variables without those that round float32 products."""
@@ -60,6 +63,15 @@ def check_docstrings() -> None:
     """Raise Unsupported where Python has dropped the docstrings, from which transformers writes those of its models when it imports them."""
     if sys.flags.optimize > 1:
         raise Unsupported("transformers cannot import its models without their docstrings, which python -OO drops; unset PYTHONOPTIMIZE, or leave out -OO")
+
+
+def check_hub_variables() -> None:
+    """Raise Unsupported where a variable keeps huggingface_hub, and so transformers, from being imported."""
+    for name in _HUB_SECONDS:
+        try:
+            int(os.environ.get(name, "0"))
+        except ValueError as error:
+            raise Unsupported(f"{name} must be a whole number of seconds, or huggingface_hub cannot be imported; got '{os.environ[name]}': change or unset it") from error
 
 
 def search_path() -> list[str]:

@@ -90,8 +90,8 @@ def _preload() -> None:
     import bertopt.passes
     import bertopt.runtime.predictor
 
-    # Workers that only run an artefact do without: what needs it then says so.
-    with contextlib.suppress(ModuleNotFoundError):
+    # Workers that only run an artefact do without: what needs it then says so. ValueError: `check_hub_variables` says why.
+    with contextlib.suppress(ModuleNotFoundError, ValueError):
         import torch  # noqa: F401
         import transformers.modeling_utils
         import transformers.models.auto  # noqa: F401

@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bertopt.errors import Unsupported
+from bertopt.modeling import source
+from bertopt.system import environment
+from bertopt.workers.client import Workers
 from tests.support.artefacts import write_artefact
 from tests.support.tiny_models import Tiny
 
@@ -37,3 +43,19 @@ def test_without_docstrings(tiny: Tiny, tmp_path: Path) -> None:
         4, ["transformers cannot import its models without their docstrings, which python -OO drops; unset PYTHONOPTIMIZE, or leave out -OO"],
     )  # fmt: skip
     assert not run(LOAD, write_artefact(tiny(), tmp_path / "onnx"), PYTHONOPTIMIZE="2").returncode
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"])
+def test_seconds_of_the_hub_that_are_no_whole_number(name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers imports the hub's client, which imports with a ValueError: an intact artefact was said to be damaged, and runs ended as by a bug."""
+    message = f"{name} must be a whole number of seconds, or huggingface_hub cannot be imported; got '0.5': change or unset it"
+    done = run(LOAD, write_artefact(tiny(), tmp_path / "artefact", "eager"), **{name: "0.5"})
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (4, [message])
+    monkeypatch.setenv(name, "0.5")
+    for look in (source.resolve, source.examine_here):
+        with pytest.raises(Unsupported, match=f"{name} must be a whole number"):
+            look("nobody/nothing")
+    # Workers import transformers ahead, whether or not they need it.
+    monkeypatch.setattr(environment, "check_hub_variables", lambda: None)
+    with Workers() as workers, workers.start() as worker:
+        assert worker.call("device")
