@@ -21,6 +21,7 @@ import numpy as np
 from bertopt.errors import UsageError, missing_library
 from bertopt.runtime import task_outputs
 from bertopt.system import atomic_write
+from bertopt.system.untrusted import is_utf16
 
 FORMATS = (".jsonl", ".csv", ".txt", ".parquet")
 #: The longest field of a CSV file; Python's own limit is 128 KiB.
@@ -135,6 +136,8 @@ def _text_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:
         text = line.removesuffix("\n")
         if not text.strip():  # as in a recipe's texts: no row, or an empty text?
             raise UsageError(f"{place(source, number)}: the line is empty; remove it, or give JSON Lines, where a text may be empty")
+        if is_utf16(line.encode()):
+            raise UsageError(f"{place(source, number)}: expected UTF-8; got NUL in every other byte, as in UTF-16: save it as UTF-8")
         row = {"text": text}
         # Escaped where a reader may see more than one line: U+2028 and the like.
         yield row, json.dumps(row, ensure_ascii=len(text.splitlines()) > 1), number

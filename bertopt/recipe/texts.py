@@ -16,6 +16,7 @@ from bertopt.checks import probes, span_metrics, task_metrics
 from bertopt.core import Spec
 from bertopt.errors import UsageError, missing_library
 from bertopt.spec import Label, Text
+from bertopt.system.untrusted import is_utf16
 
 #: Characters kept of a text: several times what fills the longest model. Tokenising megabytes takes minutes and gigabytes.
 LONGEST = 100_000
@@ -151,6 +152,8 @@ def _plain(line: bytes) -> _Line:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8; byte {error.start + 1} of the line is not; save the file as UTF-8") from error
+    if is_utf16(line):
+        raise ValueError("expected UTF-8; got NUL in every other byte, as in UTF-16; save the file as UTF-8")
     if not text.strip():
         raise ValueError("the line is empty; remove it")
     return _Line(text[:LONGEST])

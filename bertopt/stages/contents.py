@@ -39,10 +39,13 @@ def check_artefact(reference: Manifest, artefact: Manifest) -> list[str]:
     same = all(then.get(package) == now.get(package) for package in ("transformers", "tokenizers"))
     files = {name: entry.sha256 for name, entry in artefact.files.items()}
     other = [name for name, entry in reference.files.items() if stages.handed_down(name) and files.get(name) != entry.sha256]
+    another = artefact.checkpoint_sha256 not in (None, reference.checkpoint_sha256)
     if other and same and artefact.bertopt_version == reference.bertopt_version:
-        raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it differs: restore it, or export again")
+        # In the hub's cache a download that was interrupted looks like a checkpoint with fewer files.
+        advice = "give the checkpoint that the artefact was made of, whose files are others or more" if another else "restore it, or export again"
+        raise WrongAnswer(f"'{other[0]}' of the artefact must be the checkpoint's; it differs: {advice}")
     warnings = [f"'{name}' is not byte for byte what these versions of bertopt and transformers write for the checkpoint" for name in other]
-    if artefact.checkpoint_sha256 not in (None, reference.checkpoint_sha256):
+    if another:
         warnings.append(
             f"the checkpoint's files differ from those that the artefact was made of (sha256 {str(reference.checkpoint_sha256)[:12]}, "
             f"then {str(artefact.checkpoint_sha256)[:12]})"

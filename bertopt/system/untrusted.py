@@ -41,6 +41,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "no message")
 
 
+def is_utf16(line: bytes) -> bool:
+    """Return whether a line of a file is most likely in UTF-16: of ASCII every other byte is NUL, and without a mark at its begin it is UTF-8 too."""
+    return 3 * line.count(0) > len(line)
+
+
 def printable(text: str) -> str:
     """Return text with control characters escaped, line breaks included."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -276,6 +276,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(name: str, content: str, artefac
         ("in.jsonl", b'{"text": "a", "x": ' + b"[" * 100_000 + b"\n", r"in\.jsonl:1: expected a JSON object; got no JSON"),
         ("in.txt", b"a\n\nb\n", r"in\.txt:2: the line is empty; remove it, or give JSON Lines"),
         ("in.txt", b"a\nna\xefve\n", r"in\.txt:2: expected UTF-8; got a byte 0xef"),
+        ("in.txt", "a cat\nthe dog\n".encode("utf-16-le"), r"in\.txt:1: expected UTF-8; got NUL in every other byte, as in UTF-16: save it as UTF-8"),
         ("in.txt", b"a\n", r"in\.txt:1: expected a column 'body'; got text"),
         ("in.txt.gz", gzip.compress(b"a\nna\xefve\n", mtime=0), r"in\.txt\.gz:2: expected UTF-8; got a byte 0xef"),
         ("in.txt.gz", b"a cat\n", r"in\.txt\.gz' cannot be read as gzip \(Not a gzipped file"),

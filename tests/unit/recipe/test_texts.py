@@ -142,6 +142,14 @@ def test_a_bad_line_of_plain_text_is_named_by_its_number(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("kind", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf16_without_a_mark_is_not_read_as_utf8(kind: str, tmp_path: Path) -> None:
+    """Tokenizers drop NUL, so that the outputs looked right; the last line was one more text of NUL alone."""
+    problem, *_ = lines(tmp_path, "a cat\nthe dog\n".encode(kind), "t.txt")
+    assert problem == "t.txt:1: expected UTF-8; got NUL in every other byte, as in UTF-16; save the file as UTF-8"
+    assert texts.read(write(tmp_path, b"a cat\0\n", "t.txt")).texts == ("a cat\0",)
+
+
 def test_a_very_long_line_is_cut(tmp_path: Path) -> None:
     long = "word " * 1_000_000
     for name, content in (("t.txt", long), ("t.jsonl", f'{{"text": "{long}"}}')):
