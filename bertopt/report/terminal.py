@@ -53,6 +53,8 @@ _ASCII = str.maketrans(
 )
 #: Columns where the output is no terminal: wide enough for every usual cell.
 _PIPE_WIDTH = 160
+#: A width below this is none: a terminal that nobody has sized has COLUMNS=0, for which rich prints nothing.
+_LEAST_WIDTH = 10
 #: Seconds without a line after which, where the output is no terminal, one says what is being done.
 _SILENCE_S = 60.0
 
@@ -65,7 +67,7 @@ def render(report: Report) -> RenderableType:
 def console(stderr: bool = False, file: IO[str] | None = None) -> Console:
     """A console that does not squeeze tables into 80 columns when its output is a pipe or a file."""
     found = Console(stderr=stderr, file=file, highlight=False)
-    if not found.is_terminal and "COLUMNS" not in os.environ:
+    if (not found.is_terminal and "COLUMNS" not in os.environ) or found.width < _LEAST_WIDTH:
         found.width = _PIPE_WIDTH
     return found
 

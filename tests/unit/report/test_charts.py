@@ -238,6 +238,16 @@ def test_waivers_blame_and_intervals_in_the_tables(monkeypatch: pytest.MonkeyPat
     assert "cast_half, blame: most of the error comes from this pass itself" in captured.get()
 
 
+@pytest.mark.parametrize(("columns", "width"), [("0", 160), ("1", 160), ("20", 20), ("90", 90)])
+def test_a_terminal_without_a_width(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With COLUMNS=0, as in a container's terminal that nobody has sized, `report` printed nothing, with exit code 0."""
+    monkeypatch.setenv("COLUMNS", columns)
+    console = terminal.console(file=io.StringIO())
+    with console.capture() as captured:
+        console.print(terminal.render(full()))
+    assert console.width == width and "use_sdpa" in captured.get()
+
+
 def test_a_report_shows_itself_in_jupyter(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(failed=True)
     formatters: dict[str, dict[tuple[str, str], Any]] = {kind: {} for kind in ("text/html", "text/markdown")}
