@@ -99,6 +99,7 @@ class FloatHead:
 
         save_file(dict(self.tensors), path, {"steps": json.dumps(self.steps)})
 
+    @np.errstate(under="ignore")
     def __call__(self, hidden: Array, linear: Linear) -> Array:
         """Return the outputs [N, D] of hidden states [N, H]. Rows do not depend on each other where `linear`'s do not; a
         BLAS's do, to the last bit."""

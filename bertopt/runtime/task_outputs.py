@@ -28,15 +28,16 @@ def plain(answer: Any) -> Any:
     return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
+@np.errstate(under="ignore")
 def softmax(logits: Array) -> Array:
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
+@np.errstate(over="ignore", under="ignore")
 def sigmoid(logits: Array) -> Array:
     # A float32 logit below -88 overflows, which gives the right score, 0.
-    with np.errstate(over="ignore"):
-        return np.asarray(1.0 / (1.0 + np.exp(-logits)))
+    return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
 
 def label_scores(spec: Spec, logits: Array) -> Array:
@@ -86,6 +87,7 @@ def tag(spec: Spec, logits: Array, text: Text, tokens: Tokens) -> list[dict[str,
     return found
 
 
+@np.errstate(under="ignore")
 def span(start: Array, end: Array, text: Text, tokens: Tokens) -> dict[str, Any]:
     """Return the best span of the context, given the start and end logits [S] of a (question, context) pair.
 

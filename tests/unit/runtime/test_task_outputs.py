@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 
+from bertopt.modeling.float_head import FloatHead
 from bertopt.runtime import task_outputs
 from bertopt.runtime.tokenization import Tokens
 
@@ -15,6 +16,18 @@ def test_scores_of_large_logits_warn_of_nothing() -> None:
         warnings.simplefilter("error")
         scores = task_outputs.sigmoid(np.array([-500.0, 0.0, 500.0], np.float32))
     assert scores.tolist() == [0.0, 0.5, 1.0]
+
+
+def test_numpy_that_raises_for_what_is_0_in_float32() -> None:
+    """In a user's program with np.seterr(all="raise") every question, and confident classifications, raised FloatingPointError."""
+    tokens = Tokens([2, 5, 3, 6, 3], [0, 0, 0, 1, 1], [1, 0, 1, 0, 1], [(0, 0), (0, 3), (0, 0), (0, 3), (0, 0)], [None, 0, None, 1, None])
+    logits = np.array([0, 300, -300, 150, 1], np.float32)
+    head = FloatHead(("gelu",), {})
+    with np.errstate(all="raise"):
+        assert task_outputs.softmax(logits).tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
+        assert task_outputs.sigmoid(np.array([-300.0, 300.0], np.float32)).tolist() == [0.0, 1.0]
+        assert task_outputs.span(logits, logits, ("who", "cat"), tokens)["answer"] == "cat"
+        assert head(np.array([[-60.0, 60.0]], np.float32), lambda *_: None).tolist() == [[0.0, 60.0]]
 
 
 def test_passages_are_ranked_by_logits_where_their_scores_are_all_1() -> None:
