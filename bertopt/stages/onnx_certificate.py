@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from bertopt.quantization.qdq import NORMS
 from bertopt.results.fidelity import Certificate, contradiction
 from bertopt.stages import onnx_smoothing
 from bertopt.stages.fingerprint import functions_hash
-from bertopt.stages.onnx_products import Product, constant_of, dequantised, product_of, through
+from bertopt.stages.onnx_products import Product, constant_of, dequantised, product_of, rescaled, through, unquantised
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -24,6 +25,10 @@ ROOM = 1e-3
 #: Fewest quantisation steps between zero and a channel's largest weight: 8 bits have 127, and 63 with `reduce_range`.
 _LEAST_STEPS = 50
 
+#: Relative difference of two calibrations on the same texts, which kernels of another CPU may cause.
+_RANGE = 0.01
+#: Attributes that an operator computes with, and no pass changes.
+_NUMBERS = ("epsilon", "approximate")
 #: Largest change of a number by rounding to half precision, relative, and absolute for numbers too small for float16.
 HALF, TINY = 2**-8, 1e-6
 
@@ -70,16 +75,17 @@ def _has_other_rows(array: Array, network: Any) -> bool:
     return 0.5 <= max(alike, default=0.0) < 1.0
 
 
-def rewritten(model: Onnx, parent: Onnx) -> Certificate:
+def rewritten(model: Onnx, parent: Onnx, same_build: bool = False) -> Certificate:
     """Return `certified` where `model` is its parent's graph except for casts, quantisation, rounded weights, and the channels that
-    SmoothQuant scaled in normalisations and weights.
+    SmoothQuant scaled in normalisations and weights. `parent` may be quantised too, as another artefact of the checkpoint is.
 
-    `contradicted` where a weight of a graph with the same structure is not its parent's rounded weight. A graph that was fused or rebuilt
-    has no certificate. Scales of activations are not compared: they come from calibration.
+    `contradicted` where a weight, or a number that an operator computes with, is not its parent's in a graph with the same structure. A graph
+    that was fused or rebuilt has no certificate, except where both are of the `same_build`, whose structure is one. Scales of activations,
+    which come from calibration, are compared only there.
     """
     import onnx_ir as ir
 
-    walk = _Walk()
+    walk, precision = _Walk(), parent.precision if model.precision == "float32" else model.precision
     mine, theirs = ir.load(model.path), ir.load(parent.path)
     outputs = {value.name: value for value in theirs.graph.outputs}
     try:
@@ -89,13 +95,31 @@ def rewritten(model: Onnx, parent: Onnx) -> Certificate:
             if value.name not in outputs:
                 raise _Differs(f"the parent has no output '{value.name}'")
             walk.equal(value, outputs[value.name])
+        if same_build and (name := other_range(*(_scales(graph) for graph in (mine, theirs)))) is not None:
+            raise _Contradicted(f"the scale of activations of '{name}' is not the parent's")
     except _Differs as error:
-        return Certificate(status="none", reason=f"the graph is built otherwise than its parent's: {error}", weights=walk.weights)
+        status = contradiction(precision) if same_build else "none"
+        return Certificate(status=status, reason=f"the graph is built otherwise than the parent's: {error}", weights=walk.weights)
     except _Contradicted as error:
-        return Certificate(status=contradiction(model.precision), reason=str(error), weights=walk.weights)
+        return Certificate(status=contradiction(precision), reason=str(error), weights=walk.weights)
     return Certificate(
         status="certified", reason="the parent's graph, every weight rounded or equal", weights=walk.weights
     )
+
+
+def other_range(mine: Mapping[str, Sequence[Array]], theirs: Mapping[str, Sequence[Array]]) -> str | None:
+    """Return the first name of which two graphs hold other ranges of activations, None where there is none."""
+    return next((name for name in mine if name in theirs and not all(map(_near, mine[name], theirs[name]))), None)
+
+
+def _near(mine: Array, theirs: Array) -> bool:
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=_RANGE, atol=0)
+
+
+def _scales(model: Any) -> dict[str, list[Array]]:
+    """Return the scale by which each value that is not a constant is quantised, by the quantising node's name."""
+    nodes = (node for node in model.graph if node.op_type == "QuantizeLinear")
+    return {node.name or "": [scale] for node in nodes if (scale := constant_of(through(node.inputs[1]))) is not None}
 
 
 class _Pair(NamedTuple):
@@ -130,6 +154,11 @@ class _Walk:
 
     def _step(self, pair: _Pair) -> list[_Pair]:
         mine, theirs, divisor = pair
+        before = unquantised(mine), unquantised(theirs)
+        if before[0] is not mine and before[1] is not theirs:
+            return [_Pair(*before, divisor)]
+        if rescaled(mine) and not rescaled(theirs):
+            raise _Contradicted(f"'{mine.name}' is multiplied by another scale than it was divided by")
         first, second = constant_of(mine), constant_of(theirs)
         if first is not None or second is not None:
             if first is None or second is None:
@@ -141,26 +170,30 @@ class _Walk:
                 raise _Differs(f"input '{mine.name}' is read where the parent reads '{theirs.name}'")
             return []
         if divisor is None and (back := onnx_smoothing.multiplied_back(mine, theirs)) is not None:
-            return [_Pair(mine.producer().inputs[0], theirs, back)]
+            return [_Pair(*back)]
         product, source = product_of(mine), product_of(theirs)
         if product is not None and source is not None:
             # SmoothQuant divides a normalisation only in quantised graphs; in half precision it is only rounded.
-            moved = onnx_smoothing.divisor(product.reads, source.reads) if np.any(product.step) else None
-            weights = source.weights if moved is None else source.weights * moved[:, None]
-            self._constants(f"weights of '{theirs.producer().name}'", product.weights, weights, product.step)
+            quantised = np.any(product.step) or np.any(source.step)
+            moved = onnx_smoothing.divisor(product.reads, source.reads) if quantised else None
+            factor = 1 if moved is None else moved[:, None]
+            room = sum(_half_room(each.weights) for each in (product, source)) if quantised else 0.0
+            self._constants(
+                f"weights of '{theirs.producer().name}'", product.weights, source.weights * factor, product.step, source.step * factor, room * factor
+            )  # fmt: skip
             return [_Pair(product.reads, source.reads, moved), *self._bias(product, source)]
         return self._nodes(pair)
 
     def _bias(self, product: Product, source: Product) -> list[_Pair]:
         """Compare an integer bias, as integer products have, with the parent's; return any other bias as a pair to compare."""
-        whole = None if source.bias is None else constant_of(through(source.bias))
-        mine, step = (None, 0.0) if product.bias is None else dequantised(product.bias)
-        if whole is None or mine is None or not np.any(step):
+        (mine, step), (whole, its_step) = ((None, 0.0) if one.bias is None else dequantised(one.bias) for one in (product, source))
+        if whole is None or mine is None or not (np.any(step) or np.any(its_step)):
             return [_Pair(product.bias, source.bias)] if product.bias or source.bias else []
-        if np.any(step > product.step):
+        if np.any(step > product.step) or np.any(its_step > source.step):
             raise _Differs("a bias has larger steps than the weights beside it")
         self.weights += 1
-        if mine.shape != whole.shape or not _half_steps(mine, whole, step) <= 1:
+        room = step + its_step + 2 * (_half_room(mine) + _half_room(whole))
+        if mine.shape != whole.shape or not _half_steps(mine, whole, room) <= 1:
             raise _Contradicted(f"'{source.bias.name}' is not the parent's, rounded")
         return []
 
@@ -180,7 +213,7 @@ class _Walk:
                 self._constants(f"{one.name}.{name}", attribute.value.numpy(), before.numpy(), 0.0)
             elif attribute.value != before:
                 inside = "holds a graph" if isinstance(before, ir.Graph) else f"is {attribute.value}, the parent's {before}"
-                raise _Differs(f"{name} of {one.op_type} '{one.name}' {inside}")
+                raise (_Contradicted if name in _NUMBERS else _Differs)(f"{name} of {one.op_type} '{one.name}' {inside}")
         pairs = list(zip(one.inputs, other.inputs, strict=True))
         # The other outputs of a normalisation, such as its mean, do not depend on its weight and bias.
         affine = NORMS.get(one.op_type, ()) if pair.divisor is not None or pair.mine.index() else ()
@@ -190,22 +223,32 @@ class _Walk:
                 raise _Contradicted(f"weight and bias of '{other.name}' are not the parent's, divided as what reads them is multiplied")
         return [_Pair(*each) for at, each in enumerate(pairs) if at not in affine]
 
-    def _constants(self, name: str, mine: Array, theirs: Array, step: Array | float) -> None:
+    def _constants(
+        self, name: str, mine: Array, theirs: Array, step: Array | float, its_step: Array | float = 0.0, room: Array | float = 0.0
+    ) -> None:
+        """Compare two constants, either of which may be quantised; these may differ by `room` more than by half a step of each."""
         self.weights += 1
         if mine.shape != theirs.shape:
             raise _Contradicted(f"{name}: shape {list(mine.shape)}; the parent's {list(theirs.shape)}")
-        if not np.any(step) and mine.dtype != theirs.dtype and theirs.dtype == np.float32:
-            with np.errstate(over="ignore"):
-                theirs = _clipped(theirs, mine.dtype).astype(mine.dtype)
-        if not np.any(step):
-            if mine.tobytes() != theirs.tobytes() and not np.array_equal(mine, theirs):
-                raise _Contradicted(f"{name}: not the parent's, rounded to {mine.dtype}")
+        if not np.any(step) and not np.any(its_step):
+            rounded, whole = (theirs, mine) if mine.dtype == np.float32 else (mine, theirs)
+            if rounded.dtype != whole.dtype and whole.dtype == np.float32:
+                with np.errstate(over="ignore"):
+                    whole = _clipped(whole, rounded.dtype).astype(rounded.dtype)
+            if rounded.tobytes() != whole.tobytes() and not np.array_equal(rounded, whole):
+                raise _Contradicted(f"{name}: not the parent's, rounded to {rounded.dtype}")
             return
-        if coarse(theirs, step):
+        if np.any(step) and coarse(theirs, step):
             raise _Contradicted(f"{name}: steps of its quantisation of more than a {_LEAST_STEPS}th of its largest weight")
-        far = _half_steps(mine, theirs, step)
+        # The checkpoint's weight lies within half a step of either.
+        far = _half_steps(mine, theirs, step + its_step + 2 * room)
         if not far <= 1:
             raise _Contradicted(f"{name}: {far / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
+
+
+def _half_room(weights: Array) -> Array | float:
+    """Return what half precision may have changed of `weights`; 0 where they are in another one."""
+    return HALF * np.abs(weights.astype(np.float64)) + TINY if weights.dtype.itemsize == 2 else 0.0
 
 
 def _half_steps(mine: Array, theirs: Array, step: Array | float) -> float:

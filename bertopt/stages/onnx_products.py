@@ -51,7 +51,7 @@ def _plain_product(value: Any) -> Product | None:
         return None
     if flags.get("transB"):
         weights, step = weights.T, step.T if isinstance(step, np.ndarray) else step
-    return Product(_unquantised(node.inputs[0]), weights, step, node.inputs[2] if len(node.inputs) > 2 else None)
+    return Product(unquantised(node.inputs[0]), weights, step, node.inputs[2] if len(node.inputs) > 2 else None)
 
 
 def _dynamic(node: Any) -> Product | None:
@@ -99,14 +99,26 @@ def dequantised(value: Any) -> tuple[Array | None, Array | float]:
     return (stored.astype(np.int32) - zero.astype(np.int32).reshape(shape)) * step, step
 
 
-def _unquantised(value: Any) -> Any:
-    """Return the value before it was quantised and dequantised, or the value itself."""
-    made = through(value).producer()
-    if made is not None and made.op_type == "DequantizeLinear":
-        source = made.inputs[0].producer()
-        if source is not None and source.op_type == "QuantizeLinear":
-            return source.inputs[0]
-    return value
+def unquantised(value: Any) -> Any:
+    """Return the value before it was quantised and dequantised by the same scale, or the value itself."""
+    nodes = _down_and_up(value)
+    return value if nodes is None or rescaled(value) else nodes[0].inputs[0]
+
+
+def rescaled(value: Any) -> bool:
+    """Return whether a value was quantised, and then dequantised by other constants, which changes more than it rounds."""
+    nodes = _down_and_up(value)
+    if nodes is None:
+        return False
+    pairs = [tuple(constant_of(through(one)) for one in pair) for pair in zip(nodes[0].inputs[1:], nodes[1].inputs[1:], strict=False)]
+    return any(one is not None and other is not None and not np.array_equal(one, other) for one, other in pairs)
+
+
+def _down_and_up(value: Any) -> tuple[Any, Any] | None:
+    """Return the nodes that quantised and dequantised a value; None where it was not."""
+    up = through(value).producer()
+    down = up.inputs[0].producer() if up is not None and up.op_type == "DequantizeLinear" else None
+    return (down, up) if down is not None and down.op_type == "QuantizeLinear" else None
 
 
 def through(value: Any) -> Any:

@@ -40,7 +40,7 @@ def certify(model: OpenVino, parent: Onnx) -> Certificate:
             if found is None:
                 unknown = unknown or f"the INT8 weights of '{user}' have no counterpart in the ONNX graph"
         elif kind.startswith(("f", "bf")) and not _of_quantisation(node):
-            array = _data(node)
+            array = data(node)
             if array.size > SMALL:
                 compared += 1
                 if content(array) not in weights.contents and not _divided(node, array, weights):
@@ -72,8 +72,8 @@ def certify_by_rows(model: OpenVino, checkpoint: Eager) -> Certificate:
         reads = _dequantised(node) if kind in ("i8", "u8") else []
         found = [(read.user, read.weights, read.room) for read in reads]
         if kind.startswith(("f", "bf")) and not _of_quantisation(node):
-            array = _data(node)
-            found = [(user, array * (moved := _moved(user)), HALF * np.abs(array * moved) + TINY) for user in _users(node)]
+            array = data(node)
+            found = [(user, array * (moved := smoothed_by(user)), HALF * np.abs(array * moved) + TINY) for user in _users(node)]
         for user, array, room in found:
             candidates = tables.get(array.shape, [])
             compared += bool(candidates)
@@ -130,19 +130,19 @@ class _Read(NamedTuple):
 
 def _dequantised(node: Any) -> list[_Read]:
     """Return INT8 weights for each operator that reads them; none where they are scaled otherwise than NNCF does."""
-    values = _data(node)
+    values = data(node)
     zero: Array | None = np.zeros((), np.float32)
     scaled = _only_user(_only_user(node, "Convert"))
     if scaled is not None and scaled.get_type_name() == "Subtract":
-        zero = _constant(scaled, 1)
+        zero = constant(scaled, 1)
         scaled = _only_user(scaled)
-    step = None if scaled is None else _constant(scaled, 1)
+    step = None if scaled is None else constant(scaled, 1)
     if scaled is None or scaled.get_type_name() != "Multiply" or step is None or zero is None:
         return []
     found = []
     for user in _users(scaled):
         # SmoothQuant divided the weights by the factor of the product's input.
-        moved = _moved(user)
+        moved = smoothed_by(user)
         room = 0.5 * (1 + ROOM) * np.abs(step * moved) + 1e-12
         found.append(_Read(user, (values - zero) * step * moved, room, step, moved))
     return found
@@ -166,13 +166,13 @@ def _stored(node: Any, weights: _Weights) -> tuple[str, bool | None]:
 
 def _divided(node: Any, array: Array, weights: _Weights) -> bool:
     """Return whether float weights are the ONNX graph's, divided by SmoothQuant's factor of the inputs of all products that read them."""
-    factors = [(_moved(user), weights.of(user, array.shape)) for user in _users(node)]
+    factors = [(smoothed_by(user), weights.of(user, array.shape)) for user in _users(node)]
     return bool(factors) and all(
         factor.ndim > 0 and any(np.allclose(array * factor, each, rtol=_FLOAT, atol=0) for each in found) for factor, found in factors
     )
 
 
-def _moved(product: Any) -> Array:
+def smoothed_by(product: Any) -> Array:
     """Return SmoothQuant's factor of a product's input, in a shape to multiply weights [K, N] or [N, K] by; 1 if there is none."""
     one = np.ones((), np.float32)
     if product.get_type_name() != "MatMul":
@@ -180,11 +180,16 @@ def _moved(product: Any) -> Array:
     source = product.input_value(0).get_node()
     if source.get_type_name() == "FakeQuantize":
         source = source.input_value(0).get_node()
-    factor = _constant(source, 1) if source.get_type_name() == "Multiply" and _SMOOTH in source.get_friendly_name() else None
+    factor = constant(source, 1) if is_smoothing(source) else None
     if factor is None:
         return one
     transposed = product.get_attributes()["transpose_b"]
     return factor.reshape((1, -1) if transposed else (-1, 1)) if factor.size > 1 else factor.reshape(())
+
+
+def is_smoothing(node: Any) -> bool:
+    """Return whether an operator multiplies activations by SmoothQuant's factor."""
+    return node.get_type_name() == "Multiply" and _SMOOTH in node.get_friendly_name()
 
 
 def _of_quantisation(node: Any) -> bool:
@@ -192,22 +197,22 @@ def _of_quantisation(node: Any) -> bool:
     for user in _users(node):
         kind, source = user.get_type_name(), user.input_value(0).get_node()
         of_weights = kind in ("Multiply", "Subtract") and source.get_type_name() in ("Convert", "Subtract")
-        if not (kind == "FakeQuantize" or of_weights or (kind == "Multiply" and _SMOOTH in user.get_friendly_name())):
+        if not (kind == "FakeQuantize" or of_weights or is_smoothing(user)):
             return False
     return True
 
 
-def _constant(node: Any, port: int) -> Array | None:
+def constant(node: Any, port: int) -> Array | None:
     """Return the values of an input that is a constant, in float32; None where it is none."""
     if port >= len(node.inputs()):
         return None
     source = node.input_value(port).get_node()
     if source.get_type_name() == "Convert":
         source = source.input_value(0).get_node()
-    return _data(source) if source.get_type_name() == "Constant" else None
+    return data(source) if source.get_type_name() == "Constant" else None
 
 
-def _data(node: Any) -> Array:
+def data(node: Any) -> Array:
     return np.asarray(node.get_data() if hasattr(node, "get_data") else node.data, np.float32)
 
 
