@@ -5,26 +5,21 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertopt import stages
 from bertopt._version import __version__
 from bertopt.checks import gates
-from bertopt.checks.gates import GateOutcome
+from bertopt.commands import fidelity
 from bertopt.errors import Unsupported, WrongAnswer
 from bertopt.modeling.source import examine, resolve
-from bertopt.pipeline import pair, rows
 from bertopt.pipeline.progress import ProgressCallback
-from bertopt.pipeline.rows import StageBuild
-from bertopt.pipeline.store import Store
 from bertopt.recipe.texts import Texts, read_or_built_in
-from bertopt.results import Failure, Report, Waiver
+from bertopt.results import Report
 from bertopt.runtime import replay
-from bertopt.stages import contents
 from bertopt.stages.opening import opening
-from bertopt.system import environment, temporary_directory
+from bertopt.system import environment
 from bertopt.workers.client import Workers
 
 
@@ -57,7 +52,7 @@ def _verified(
     )  # fmt: skip
     compared_on = read_or_built_in(texts)
     if against is not None:  # before anything slow: most unfit checkpoints are told by their small files
-        examine(resolve(against, _revision(manifest, against)))
+        examine(resolve(against, fidelity.revision(manifest, against)))
     with Workers() as workers:
         try:
             report.model["warnings"] += _other_gpu(workers, manifest)
@@ -131,51 +126,20 @@ def _compare(
     report: Report, workers: Workers, directory: Path, manifest: stages.Manifest, against: str, texts: Texts, on_progress: ProgressCallback
 ) -> None:
     """Measure the artefact beside the checkpoint `against`, and fill in the report's stages, exit code and reason."""
-    with (
-        temporary_directory.make() as scratch,
-        Store(Path(scratch), False, lambda _: None) as store,
-    ):
-        on_progress(f"reference: loading {against}")
-        with workers.start() as worker:
-            report.environment["cuda"] = worker.call("device")
-            reference = store.reference(worker, against, manifest.spec.task, _revision(manifest, against), manifest.device)
-        report.model["warnings"] += contents.check_artefact(reference.manifest, manifest)
-        old, new, examiner = pair.measure(
-            workers, reference.path, directory, texts, pair.shapes(manifest), store.checks, on_progress
-        )
-        limits = manifest.passed_limits() or gates.effective_limits(manifest.precision, peak=new.peak, sparse=manifest.spec.sparse)
-        # Inside the context: to show the worst case, the examiner opens the reference's tokenizer again.
-        outcome = gates.judge(
-            pair.name(manifest), new, limits, changes=manifest.changes, today=datetime.date.today(),
-            waivers=_waivers(manifest), allow_noop=True,
-        )  # fmt: skip
-        assert outcome.parity is not None, "it was compared with the checkpoint"
-        compared = examiner.show(outcome.parity)
-    baseline = rows.make(0, "reference", GateOutcome("ok"), StageBuild.of(reference.manifest), old)
-    row = rows.make(1, pair.name(manifest), replace(outcome, parity=compared), StageBuild.of(manifest), new, after="reference")
-    report.stages = [baseline, row]
-    report.exit_code = outcome.exit_code
-    report.reason = f"'{row.name}' failed: {row.reason}"
-    if row.status == "ok":
-        report.reason = f"the artefact is still the same model: {compared.worst.metric} {compared.worst.value:.6g}"
-        report.reason += _kernels(row.facts)
-
-
-def _revision(manifest: stages.Manifest, against: str) -> str | None:
-    """Return the hub's commit that the artefact was made of, where `against` is the model that its recipe names: a branch moves."""
-    recipe = manifest.recipe or {}
-    return manifest.checkpoint_commit or recipe.get("revision") if against == recipe.get("model") else None
-
-
-def _waivers(manifest: stages.Manifest) -> list[Waiver]:
-    """The waivers that the artefact was delivered under."""
-    failures = map(Failure.model_validate, (manifest.gates or {}).get("waived", []))
-    return [failure.waiver for failure in failures if failure.waiver]
+    found = fidelity.against(workers, directory, manifest, against, texts, on_progress)
+    report.environment["cuda"] = found.cuda
+    report.model["warnings"] += found.warnings
+    report.stages = [found.reference, found.row]
+    report.exit_code = found.outcome.exit_code
+    report.reason = f"'{found.row.name}' failed: {found.row.reason}"
+    if found.row.status == "ok":
+        report.reason = f"the artefact is still the same model: {found.parity.worst.metric} {found.parity.worst.value:.6g}"
+        report.reason += _kernels(found.row.facts)
 
 
 def _expired(report: Report, manifest: stages.Manifest) -> None:
     """Fail an artefact that was delivered under a waiver which has expired, whatever is measured here."""
-    over = [waiver for waiver in _waivers(manifest) if waiver.expires < datetime.date.today()]
+    over = [waiver for waiver in fidelity.waivers(manifest) if waiver.expires < datetime.date.today()]
     if over and not report.exit_code:
         report.exit_code = gates.FAILED
         report.reason = (

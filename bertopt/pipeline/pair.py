@@ -28,9 +28,9 @@ SHAPES = ((1, 16), (8, 128))
 
 def measure(
     workers: Workers, first: Path, second: Path, texts: Texts, shapes: Sequence[tuple[int, int]], records: Path,
-    on_progress: ProgressCallback,
+    on_progress: ProgressCallback, budget: Budget | None = None,
 ) -> tuple[StageMeasurements, StageMeasurements, Examiner]:
-    """Return measurements of both, the second's against the first, and the examiner that can show its worst case.
+    """Return measurements of both, the second's against the first, and the examiner that can show its worst case; `budget` is for timing.
 
     Raises UsageError where the two are not comparable, WrongAnswer where they tokenise texts or word answers differently, whatever their
     outputs are, Unsupported where this machine cannot open one.
@@ -47,7 +47,7 @@ def measure(
             f"one is for {ours.device}, the other for {theirs.device}; compare models for one device"
         )
     texts.check_labels(spec)
-    plan = MeasurementPlan.of(spec, shapes, texts, Budget())
+    plan = MeasurementPlan.of(spec, shapes, texts, budget or Budget())
     examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, on_progress)
     try:
         _check_alike(workers, examiner, first, second)

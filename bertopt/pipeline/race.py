@@ -32,11 +32,15 @@ class Budget:
     @classmethod
     def of(cls, timing: Timing) -> Budget:
         """Return the budget of a recipe's `timing:`; `quick` ends every race after `QUICK_ROUNDS` rounds."""
-        return cls(0.0, 0.0, QUICK_ROUNDS) if timing.quick else cls(timing.shape_s, timing.mix_s)
+        return QUICK if timing.quick else cls(timing.shape_s, timing.mix_s)
 
     def total_s(self, shapes: int) -> float:
         """Return the most seconds that one stage is timed for, rounds beyond the budget excluded."""
         return shapes * self.shape_s + self.mix_s
+
+
+#: Every race ends after `QUICK_ROUNDS` rounds.
+QUICK = Budget(0.0, 0.0, QUICK_ROUNDS)
 
 
 def race(
