@@ -50,6 +50,10 @@ def compare(
     memory: Memory = 0.25,
     quality_drop: QualityDrop = 0.005,
     key: Key = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="The checkpoint to compare B with too, as `verify` does: hub id, directory or pkg://.", metavar="CHECKPOINT"),
+    ] = None,
     json_: Json = False,
     junit: Junit = None,
     summary: Summary = None,
@@ -61,7 +65,7 @@ def compare(
 
         check_ci_files(junit, summary)
         with ci_files_of_errors(junit, summary, candidate):
-            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts, say, key)
+            diff = compare_with(baseline, candidate, tolerances(limits, slower, bigger, memory, quality_drop), texts, say, key, against)
         ci_files(junit, summary, None, diff)
         if json_:
             print(diff.model_dump_json())
@@ -83,10 +87,14 @@ def tolerances(
 
 
 def show(diff: Diff) -> None:
-    """The table and the differences of environment."""
+    """The table, what was not compared, and the differences of environment."""
     from bertopt.report.diff_table import render
     from bertopt.report.terminal import console
 
     console().print(render(diff))
+    for text in diff.not_compared:
+        print(f"NOT compared: {text}")
+    if diff.advice:
+        print(f"to compare these too, {diff.advice}, or run: bertopt verify {diff.candidate} --against CHECKPOINT")
     for text in diff.environment:
         print(f"differs: {text}")

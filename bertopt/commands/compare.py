@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from bertopt import stages
 from bertopt._version import __version__
-from bertopt.checks import coverage, gates, parity
+from bertopt.checks import parity
 from bertopt.checks.gates import GateOutcome
-from bertopt.commands import path_advice
+from bertopt.commands import beside, fidelity, path_advice
 from bertopt.errors import UsageError
+from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import pair, rows
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.rows import StageBuild
@@ -28,19 +29,18 @@ from bertopt.stages.opening import Opened, opening
 from bertopt.system import temporary_directory
 from bertopt.workers.client import Workers
 
-#: From the most exact to the least exact.
-_PRECISIONS = ("float32", "float16", "bfloat16", "float8", "int8")
 REPORT_OR_ARTEFACT = "an artefact, a report.json, or the directory of a run that holds one"
 
 
 def compare(
     baseline: Path, candidate: Path, tolerances: Tolerances, texts: Path | None = None, on_progress: ProgressCallback = lambda _: None,
-    key: Path | None = None,
+    key: Path | None = None, against: str | None = None,
 ) -> Diff:  # fmt: skip
     """Compare `candidate` with `baseline`: two artefact or stage directories, or two reports.
 
-    Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`,
-    the task metric where they have labels, and an interleaved race; with the public `key` both must be signed with it.
+    Artefacts are opened side by side here: parity of the candidate against the baseline on the probes and `texts`, weights as far as both
+    are of one checkpoint, the task metric where texts have labels, and an interleaved race; with the public `key` both must be signed with
+    it. The candidate is also compared with the checkpoint `against`, as `verify` does, or with the one that a baseline in torch holds.
     Reports are only read. Raises UsageError where the two do not go together, IntegrityError where a file changed, Unsupported
     where this machine cannot run one.
     """
@@ -54,7 +54,9 @@ def compare(
         )
     names = str(baseline), str(candidate)
     if all(sides):
-        return _artefacts(baseline, candidate, names, tolerances, texts, on_progress, key)
+        return _artefacts(baseline, candidate, names, tolerances, texts, on_progress, key, against)
+    if against is not None:
+        raise UsageError("--against goes with two artefacts; give it to `bertopt verify`, whose report is then compared with --baseline")
     if key is not None:
         raise UsageError("--key goes with two artefacts; reports are not signed")
     if texts is not None:
@@ -149,27 +151,36 @@ def _is_stage(path: Path) -> bool:
 
 
 def _artefacts(
-    a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback, key: Path | None
+    a: Path, b: Path, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback, key: Path | None,
+    against: str | None,
 ) -> Diff:  # fmt: skip
     if a.resolve() == b.resolve():
         raise UsageError(f"'{a}' and '{b}' are the same directory; give two")
     with opening(a, key) as old, opening(b, key) as new:
-        return _opened(old, new, names, tolerances, texts, on_progress)
+        return _opened(old, new, names, tolerances, texts, on_progress, against)
 
 
-def _opened(first: Opened, second: Opened, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback) -> Diff:
+def _opened(
+    first: Opened, second: Opened, names: tuple[str, str], tolerances: Tolerances, texts: Path | None, on_progress: ProgressCallback,
+    against: str | None,
+) -> Diff:  # fmt: skip
     before, after = first.manifest, second.manifest
-    # The two may differ as much as the less exact one may differ from the checkpoint.
-    coarser = max(before.precision, after.precision, key=_PRECISIONS.index)
     compared_on = read_or_built_in(texts)
+    if against is not None:  # before anything slow, as `verify` does
+        examine(resolve(against, fidelity.revision(after, against)))
     with temporary_directory.make() as records, Workers() as workers:
         old, new, examiner = pair.measure(workers, first.path, second.path, compared_on, pair.shapes(after), Path(records), on_progress)
-        held = gates.effective_limits(coarser, tolerances.limits, peak=new.peak, sparse=after.spec.sparse)
+        held = beside.limits(before, after, tolerances.limits, new.peak)
         compared = examiner.show(parity.judge(new.cases, held, new.vs_parent))
+        # A network in torch is the checkpoint and the passes to replay on it.
+        source = against or (str(first.path) if beside.holds_checkpoint(before, after) else None)
+        checked = None if source is None else fidelity.untimed(workers, second.path, after, source, compared_on, on_progress, tolerances.limits, against is not None)
     baseline = rows.make(0, pair.name(before), GateOutcome("ok"), StageBuild.of(before), old)
     candidate = rows.make(1, pair.name(after), GateOutcome("ok", parity=compared), StageBuild.of(after), new)
     differences = diff.environment(before.environment, after.environment)
-    changes = diff.artefacts(baseline, candidate, tolerances, held)
-    for failure in coverage.failures(new.coverage, held) if new.coverage else []:
-        changes.append(diff.Change(stage=candidate.name, gate=failure.gate, what=failure.metric or "finite", regression=failure.text))
-    return diff.conclude(names, differences, tolerances, changes)
+    differences += checked.warnings if checked else []
+    changes = [*diff.artefacts(baseline, candidate, tolerances, held), *beside.changes(before, after, new, held, str(names[1]))]
+    changes += diff.fidelity(checked.row) if checked else []
+    not_compared = beside.not_compared(before, after, new, checked.row.certificate if checked else None, checked is not None)
+    advice = "give --against CHECKPOINT" if not_compared and checked is None else None
+    return diff.conclude(names, differences, tolerances, changes, not_compared, advice)

@@ -44,6 +44,10 @@ class Diff(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
     """Differences of the environments in which the two were measured."""
     tolerances: Tolerances
     changes: list[Change]
+    not_compared: list[str] = []
+    """What two artefacts did not show of a model in reduced precision, each with the reason."""
+    advice: str | None = None
+    """What to do for that."""
     exit_code: int
     reason: str
 
@@ -51,16 +55,22 @@ class Diff(BaseModel, extra="forbid", ser_json_inf_nan="strings"):
         return [change for change in self.changes if change.regression]
 
 
-def conclude(names: tuple[str, str], environment: list[str], tolerances: Tolerances, changes: Sequence[Change]) -> Diff:
-    """The verdict over `changes`; `names` are the baseline's and the candidate's."""
+def conclude(
+    names: tuple[str, str], environment: list[str], tolerances: Tolerances, changes: Sequence[Change], not_compared: Sequence[str] = (),
+    advice: str | None = None,
+) -> Diff:  # fmt: skip
+    """The verdict over `changes`; `names` are the baseline's and the candidate's. `advice` is for what was not compared."""
     found = [change for change in changes if change.regression]
     reason = f"no regression in {len(changes)} figures against {names[0]}"
+    if not_compared:
+        left_out = ", ".join(text.partition(":")[0] for text in not_compared)
+        reason += f"; NOT compared: {left_out}{f' ({advice})' if advice else ''}"
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         reason = f"'{found[0].stage}' regressed: {found[0].regression}{more}"
     return Diff(
         baseline=names[0], candidate=names[1], environment=environment, tolerances=tolerances, changes=list(changes),
-        exit_code=3 if found else 0, reason=reason,
+        not_compared=list(not_compared), advice=advice, exit_code=3 if found else 0, reason=reason,
     )  # fmt: skip
 
 
@@ -124,6 +134,26 @@ def artefacts(before: Stage, after: Stage, tolerances: Tolerances, limits: Limit
         note = case.warning if ratio is None else _interval(ratio) if ratio.too_wide else str(ratio)
         found.append(_speed(name, Ratio(ratio=1, low=1, high=1), case, case.what, note, tolerances))
     return [*found, *_resources(before, after, tolerances)]
+
+
+def fidelity(row: Stage) -> list[Change]:
+    """What `row` shows beside its checkpoint: the figures of rounding, the certificate, and every limit that it misses."""
+    found = []
+    if row.rounding:
+        limits = row.parity.limits if row.parity else Limits()
+        for metric, value in row.rounding.model_dump().items():
+            limit = getattr(limits, f"{metric}_max", None)
+            if value is not None and limit is not None:
+                found.append(Change(stage=row.name, gate="rounding", what=metric, after=value, note=f"against the checkpoint, limit {limit:g}"))
+    if row.certificate:
+        found.append(Change(stage=row.name, gate="certificate", what="weights", after=row.certificate.weights, note=row.certificate.reason))
+    for failure in row.failures:
+        what, text = failure.metric or "finite", f"against the checkpoint: {failure.text}"
+        waived = failure.waiver is not None
+        note = f"{text}, waived until {failure.waiver.expires}" if failure.waiver else None
+        found.append(Change(stage=row.name, gate=failure.gate, what=what, note=note, regression=None if waived else text))
+    missed = row.status != "ok" and all(failure.waiver for failure in row.failures)
+    return found + ([Change(stage=row.name, gate="status", what=row.status, regression=f"against the checkpoint: {row.reason}")] if missed else [])
 
 
 def figures(row: Stage) -> dict[str, tuple[str, float]]:

@@ -123,6 +123,9 @@ def comparisons(diff: Diff) -> Iterator[Check]:
         found += [change.regression] if change.regression else []
     for (stage, gate), texts in groups.items():
         yield Check(stage, gate, "failure" if texts else "passed", "; ".join(texts))
+    for text in diff.not_compared:
+        what, _, why = text.partition(": ")
+        yield Check("not compared", what, "skipped", "; ".join(filter(None, (why, diff.advice))))
 
 
 def properties(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -63,6 +63,7 @@ def _diff(diff: Diff) -> Iterator[str]:
     yield changes(diff)
     if found:
         yield "</details>\n"
+    yield from _list("Not compared", [escaped(text) for text in diff.not_compared])
     yield from _list("Differences of environment", [escaped(text) for text in diff.environment])
 
 

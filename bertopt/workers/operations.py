@@ -177,12 +177,14 @@ class Ops(BuildOps):
         found = effects.ask(self.model, self.passes, self._session.facts())
         return {"own": found.own, "placed": found.placed, "proven": found.proven}, {}
 
-    def op_certify(self, arrays: Any, parent: str) -> Reply:
-        """Compare the open stage's weights with those of the stage in `parent`."""
+    def op_certify(self, arrays: Any, parent: str, beside: bool, same_build: bool) -> Reply:
+        """Compare the open stage's weights with those of the stage in `parent`, or, if `beside`, of another artefact of the checkpoint."""
         from bertopt.stages import certificates
 
         assert self.model is not None
-        return certificates.certify(self.model, stages.open_stage(Path(parent))).model_dump(), {}
+        other = stages.open_stage(Path(parent))
+        found = certificates.between(self.model, other, same_build) if beside else certificates.certify(self.model, other)
+        return found.model_dump(), {}
 
     def op_fingerprint(self, arrays: Any) -> Reply:
         """Return the open model's hash, which is its parent's if the pass changed nothing."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from bertopt import stages
-from bertopt.core import Context, Onnx, Spec
+from bertopt.core import Context, Model, Onnx, Pass, Spec
 from bertopt.system.temporary_directory import TemporaryDirectory
 
 Form = Literal["eager", "onnx", "openvino", "native"]
@@ -26,6 +27,43 @@ def write_prompted_artefact(checkpoint_directory: Path, out: Path, **prompts: st
 def write_artefact(checkpoint_directory: Path, out: Path, form: Form = "onnx", packed: bool = False) -> Path:
     """Write the artefact of a checkpoint in one `form`, with gates as a delivery records them, and return `out`."""
     return Path(shutil.copytree(_written(checkpoint_directory, form, packed), out))
+
+
+def write_line(checkpoint_directory: Path, out: Path, *line: Pass[Any, Any], texts: Sequence[str] = ()) -> Path:
+    """Write the artefact of a checkpoint after the passes of `line`, which calibrate on `texts`, and return `out`.
+
+    Its manifest names the passes and the checkpoint, as a run's does, but no gates.
+    """
+    from bertopt.modeling import checkpoint
+    from bertopt.runtime.tokenization import Tokenizer
+
+    folder, digest = out.with_name(f".{out.name}.build"), _digest(checkpoint_directory)
+    snapshot = folder / "snapshot"
+    snapshot.mkdir(parents=True)
+    with checkpoint.quiet():
+        checkpoint.write_snapshot(checkpoint.load(str(checkpoint_directory)), snapshot)
+        model: Model = checkpoint.open_directory(snapshot)
+        tokenizer = Tokenizer(snapshot, model.spec)
+        for number, step in enumerate(line):
+            workdir = out if number == len(line) - 1 else folder / str(number)
+            workdir.mkdir(parents=True)
+            shapes = ((1, 8), (2, 16))
+            model = step(model, Context(workdir, "cpu", shapes, tuple(texts), encode=lambda asked: tokenizer.batch(tokenizer.encode(asked)))).model
+    stages.inherit(snapshot, out)
+    stages.write_form(model, out)
+    records = [step.record().model_dump() for step in line]
+    key = hashlib.sha256(json.dumps([digest, records, texts]).encode()).hexdigest()
+    fields = {"device": "cpu", "name": line[-1].name(), "passes": records, "checkpoint_sha256": digest, "key": key}
+    stages.write_manifest(out, {**fields, **stages.describe(model)})
+    shutil.rmtree(folder)
+    return out
+
+
+def reseal(directory: Path, **fields: Any) -> Path:
+    """Hash the files of an artefact anew, as somebody may who changed them, and change its manifest's `fields`; return it."""
+    before = stages.read_manifest(directory).model_dump(mode="json", exclude={"files", "manifest_sha256"})
+    stages.write_manifest(directory, {**before, **fields})
+    return directory
 
 
 def write_placeholder(out: Path, spec: Spec) -> Path:
