@@ -1,6 +1,8 @@
-"""Artefacts whose weights somebody changed and hashed anew, behind the rounding of INT8 and bfloat16; `verify --against`.
+"""Artefacts whose weights somebody changed and hashed anew, behind the rounding of INT8 and bfloat16; `verify --against`, and `compare` with the
+artefact as it was.
 
-Left out is what outputs show: layers or heads that change places, another checkpoint's weights.
+Left out is what outputs show: layers or heads that change places, another checkpoint's weights. Of ONNX graphs `verify --against` has only
+tables of embeddings to go by.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from bertopt.commands.compare import compare
 from bertopt.commands.verify import verify
+from bertopt.report.diff import Tolerances
 from bertopt.system import openvino_import
 from campaigns.mutants.loose_limits import BF16
 from campaigns.mutants.own_passes import OPENVINO_LINE
-from campaigns.mutants.plant import LABELS, ROBERTA, SDPA, Checkpoint, Step, mutant
+from campaigns.mutants.plant import EXPORT, LABELS, ROBERTA, SDPA, Checkpoint, Step, mutant
 from campaigns.mutants.shipped_graphs import OPENVINO_INT8
 from campaigns.mutants.tampered import Caught, fresh, resealed, rewritten, tried
 
@@ -155,7 +159,9 @@ def _torch_weights(which: str, change: Change) -> Edit:
     return edit
 
 
-def _planted(name: str, about: str, line: tuple[Step, ...], on: Checkpoint, edit: Edit) -> None:
+def _planted(name: str, about: str, line: tuple[Step, ...], on: Checkpoint, edit: Edit, beside: bool = False) -> None:
+    """Enter the fault into the table; `beside`: the wrong artefact is compared with the right one, else with the checkpoint."""
+
     def deed(bench: Any) -> Caught:
         out = bench.scratch / "tampered" / f"weights-{name.rpartition('_in_')[2]}"
         if not (out / "artifact").exists():
@@ -167,10 +173,18 @@ def _planted(name: str, about: str, line: tuple[Step, ...], on: Checkpoint, edit
         shutil.copytree(out / "artifact", wrong)
         edit(wrong)
         resealed(wrong)
-        return tried(lambda: verify(wrong, str(bench.checkpoint(on))))
+        if not beside:
+            return tried(lambda: verify(wrong, str(bench.checkpoint(on))))
+        found = compare(out / "artifact", wrong, Tolerances(slower=1e9, bigger=9, memory=9))
+        return list(dict.fromkeys(change.gate for change in found.regressions())), found.reason
 
     deed.__name__, deed.__doc__ = name, about
     mutant("certificate", "")(deed)
+
+
+def _entered(kind: str, form: str, about: str, line: tuple[Step, ...], on: Checkpoint, edit: Edit) -> None:
+    for what, beside in (("resealed", False), ("compared", True)):
+        _planted(f"{what}_{kind}_in_{form}", f"In {form}: {about}", line, on, edit, beside)
 
 
 _NATIVE: Mapping[str, tuple[Checkpoint, Step]] = {
@@ -180,10 +194,10 @@ _NATIVE: Mapping[str, tuple[Checkpoint, Step]] = {
 for _form, (_on, _step) in _NATIVE.items():
     for _kind, (_about, _which, _change) in WEIGHTS.items():
         if _form != "modernbert_native_bf16" or _which != "positions":
-            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", (SDPA, _step), _on, _packed_weights(_which, _change))
+            _entered(_kind, _form, _about, (SDPA, _step), _on, _packed_weights(_which, _change))
     for _kind, (_about, _fault) in NUMBERS.items():
         if _form != "modernbert_native_bf16" or _kind != "no_bias":
-            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", (SDPA, _step), _on, _packed(_fault))
+            _entered(_kind, _form, _about, (SDPA, _step), _on, _packed(_fault))
 _OTHERS: Mapping[str, tuple[tuple[Step, ...], Callable[[str, Change], Edit]]] = {
     "openvino_int8": (OPENVINO_INT8, _openvino_weights),
     "openvino_bf16": ((*OPENVINO_LINE[:-1], {"pass": "convert_openvino", "precision": "bf16"}), _openvino_weights),
@@ -192,4 +206,45 @@ _OTHERS: Mapping[str, tuple[tuple[Step, ...], Callable[[str, Change], Edit]]] = 
 for _form, (_line, _edit) in _OTHERS.items():
     for _kind, (_about, _which, _change) in WEIGHTS.items():
         if (_form, _kind) != ("openvino_int8", "scaled_words"):  # beyond the range of INT8
-            _planted(f"resealed_{_kind}_in_{_form}", f"In {_form}: {_about}", _line, LABELS, _edit(_which, _change))
+            _entered(_kind, _form, _about, _line, LABELS, _edit(_which, _change))
+
+
+def _graph(change: Callable[[Any], None]) -> Edit:
+    def edit(artefact: Path) -> None:
+        import onnx_ir as ir
+
+        path = artefact / "onnx" / "model.onnx"
+        model = ir.load(path)
+        change(model.graph)
+        path.unlink()
+        ir.save(model, path)
+
+    return edit
+
+
+def _constant_of(graph: Any, ending: str, change: Change) -> None:
+    """Change the second last constant whose name ends so and that has more than one element."""
+    import onnx_ir as ir
+
+    value = [value for name, value in graph.initializers.items() if name.endswith(ending) and value.const_value.size > 1][-2]
+    value.const_value = ir.tensor(np.ascontiguousarray(change(value.const_value.numpy().copy())), dtype=value.dtype, name=value.name)
+
+
+def _attribute(graph: Any, operator: str, name: str, value: Any) -> None:
+    import onnx_ir as ir
+
+    node = next(node for node in graph if node.op_type == operator)
+    node.attributes[name] = ir.AttrString(name, value) if isinstance(value, str) else ir.AttrFloat32(name, value)
+
+
+#: Of INT8 graphs in ONNX: what is wrong, and how.
+GRAPHS: Mapping[str, tuple[str, Callable[[Any], None]]] = {
+    "matrix": ("A matrix is 5 % too large.", lambda graph: _constant_of(graph, "_scale", lambda array: array * np.float32(1.05))),
+    "scales": ("The scales of a matrix are 3 % off.", lambda graph: _constant_of(graph, "_scale", lambda array: array * np.float32(1.03))),
+    "inputs": ("Eight inputs of a product are lost.", lambda graph: _constant_of(graph, "_quantized", _scaled(slice(0, 8), 0))),
+    "no_bias": ("A bias is lost.", lambda graph: _constant_of(graph, "bias", lambda array: array * 0)),
+    "epsilon": ("The epsilon of a norm is 1e-3.", lambda graph: _attribute(graph, "LayerNormalization", "epsilon", 1e-3)),
+    "tanh": ("One GELU is the one by tanh.", lambda graph: _attribute(graph, "Gelu", "approximate", "tanh")),
+}
+for _kind, (_about, _wrong) in GRAPHS.items():
+    _planted(f"compared_{_kind}_in_onnx_int8", f"In ONNX's INT8: {_about}", (SDPA, EXPORT, {"pass": "quantize_int8"}), LABELS, _graph(_wrong), beside=True)
