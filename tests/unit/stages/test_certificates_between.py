@@ -428,6 +428,14 @@ def test_which_artefacts_can_be_compared(first: Any, second: Any, why: str | Non
     assert said is None if why is None else said is not None and why in said
 
 
+def test_a_line_that_is_one_pass_longer_is_not_a_child() -> None:
+    """`compare` took an artefact for another's child where it had one pass more: its weights would have contradicted a fused graph's."""
+    parent, fused = _manifest("onnx", SDPA, EXPORT), _manifest("onnx", FUSE, EXPORT)
+    child = _manifest("openvino", SDPA, EXPORT, INT8)
+    assert certificates.comparable(child, parent) and not certificates.comparable(child, fused)
+    assert certificates.comparable(child, _manifest("eager")) and not certificates.comparable(_manifest("eager"), _manifest("eager", SDPA))
+
+
 def test_a_cast_of_a_torch_network(make: Make) -> None:
     """Both hold the checkpoint itself, with which `compare` compares either."""
     assert between(make(SDPA, CastHalf(dtype="bfloat16")), make(SDPA)).status in ("certified", "none")
