@@ -140,8 +140,12 @@ def _once(graph: Any, samples: list[Any], kept: tuple[str, ...], options: Option
 
 
 def _source(node: Any, port: int, kind: str) -> Any:
-    """The node of `kind` that an input comes from by way of nothing but scales, types and shapes, or None."""
+    """The node of `kind` that an input comes from by way of nothing but scales, types and shapes, or None.
+
+    One for all tokens may come before the first of them is taken, for a pooler.
+    """
     through = {"Convert", "Multiply", "Subtract", "Transpose", "Reshape", "FakeQuantize"} - {kind}
+    through |= {"Gather"} if kind == "FakeQuantize" else set()
     origin = node.input_value(port).get_node()
     while origin.get_type_name() in through:
         origin = origin.input_value(0).get_node()

@@ -109,6 +109,19 @@ def test_int8_quantises_every_product_and_all_of_them_run_so(made: Made, int8: R
     assert max(case.max_abs for case in found) > 1e-4, "as exact as float32: nothing was quantised"
 
 
+def test_without_smooth_quant_a_pooler_s_input_is_quantised_before_its_token_is_taken(
+    tiny: Tiny, tmp_path: Path, export: Exports
+) -> None:
+    pytest.importorskip("nncf")
+    reference, by = checkpoint.load(tiny("bert")), ConvertOpenvino(precision="int8", smooth_quant=None, min_cosine=None)
+    checkpoint.write_snapshot(reference, tmp_path)
+    graph = export(UseSdpa()(reference, Context(tmp_path)).model, Context(tmp_path))
+    result = by(graph, Made(reference, graph, tmp_path, tmp_path).context("work"))
+    assert result.changes["int8_products"] == result.changes["products"] == 14
+    assert all(expected == found for expected, found in effects(result.model, by).values())
+
+
+
 @pytest.mark.parametrize(("flags", "levels"), [("avx2", (63, 64)), ("avx2 avx512f avx512_vnni", (127, 128))])
 def test_weights_have_seven_bits_where_eight_would_saturate(
     made: Made, monkeypatch: pytest.MonkeyPatch, flags: str, levels: tuple[int, ...]
