@@ -29,6 +29,8 @@ _NEEDED_BY: dict[str, tuple[str, ...]] = {
 _BUILDING = ("torch", "transformers", "optimum")
 #: Debian's package for libraries that runtimes commonly miss.
 _SYSTEM_PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6", "libGL.so.1": "libgl1", "libz.so.1": "zlib1g"}
+#: What loaders and libraries say that find no room in virtual memory.
+_NO_ROOM = "failed to map segment|[Mm]emory allocation|[Cc]annot allocate memory|MemoryError"
 
 
 Check = Callable[[Machine], Finding | list[Finding] | None]
@@ -61,22 +63,35 @@ def missing_packages(machine: Machine) -> list[Finding]:
 def broken_imports(machine: Machine) -> list[Finding]:
     findings = []
     for module, reason in machine.broken.items():
-        if module in machine.shadowed:
+        if module in machine.shadowed or _without_room(machine, reason):
             continue
         wheel = next(name for name, brings in MODULES.items() if brings == module and name in machine.packages)
         library = re.search(r"(lib[\w.+-]+\.so[\w.]*)", reason)
         system = _SYSTEM_PACKAGES.get(library[1]) if library else None
-        # TensorRT's libraries are wheels that it depends on, on NVIDIA's own index.
-        how = "--extra-index-url https://pypi.nvidia.com" if wheel == "tensorrt" else "--no-deps"
-        again = f"pip install --force-reinstall {how} {wheel}=={machine.packages[wheel].split('+')[0]}"
         what = f"{wheel} {machine.packages[wheel]} is installed but cannot be imported"
         if library:
             what += f", because the library {library[1]} is missing or broken"
+        again = _reinstall(wheel, machine.packages[wheel], library is not None)
         findings.append(
             Finding(check="broken_imports", found=f"{what} ({reason})", stops=_stops(_NEEDED_BY[module]),
                     fix=f"apt-get install {system}" if system else again, concerns=_NEEDED_BY[module], blocks=True)
         )  # fmt: skip
     return findings
+
+
+def _reinstall(wheel: str, version: str, library: bool) -> str:
+    """Return what installs the same build again, and where a `library` is missing also the wheels that bring libraries."""
+    release, _, build = version.partition("+")
+    # TensorRT's libraries are wheels that it depends on, on NVIDIA's own index. So are those of torch where it is built for CUDA.
+    depends = wheel == "tensorrt" or (wheel == "torch" and library and build != "cpu")
+    index = " --extra-index-url https://pypi.nvidia.com" if wheel == "tensorrt" else ""
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if wheel == "torch" and build else index
+    return f"pip install --force-reinstall{'' if depends else ' --no-deps'}{index} {wheel}=={release}"
+
+
+def _without_room(machine: Machine, reason: str) -> bool:
+    """Whether a library did not fit into the virtual memory that this process may have, which `little_memory` reports."""
+    return machine.address_space_bytes is not None and re.search(_NO_ROOM, reason) is not None
 
 
 def shadowed_modules(machine: Machine) -> list[Finding]:
@@ -206,10 +221,12 @@ def few_open_files(machine: Machine) -> Finding | None:
 def little_memory(machine: Machine) -> Finding | None:
     limit = machine.address_space_bytes
     if limit is not None and limit < 16 << 30:
+        # torch's CPU build takes 1 GiB, that for CUDA takes 4.
+        unloaded = [name for name, reason in machine.broken.items() if _without_room(machine, reason)] or ["torch"] * (limit < 2 << 30)
         return Finding(
             check="little_memory", found=f"virtual memory is limited to {limit / 2**30:.2g} GiB (ulimit -v)",
-            stops="torch cannot be loaded" if limit < 2 << 30 else "larger models fail",
-            fix="ulimit -v unlimited", blocks=limit < 2 << 30,
+            stops=f"{', '.join(unloaded)} cannot be loaded" if unloaded else "larger models fail",
+            fix="ulimit -v unlimited", blocks=bool(unloaded),
         )  # fmt: skip
     if machine.memory_bytes >= 2 << 30:
         return None
@@ -255,21 +272,6 @@ def low_disk(machine: Machine) -> Finding | None:
     )  # fmt: skip
 
 
-def cpu_wheels(machine: Machine) -> list[Finding]:
-    findings = []
-    if machine.gpus and machine.packages.get("torch", "").endswith("+cpu"):
-        again = f"pip install --force-reinstall torch=={machine.packages['torch'].split('+')[0]}"
-        findings.append(("torch", "torch is the CPU wheel", again, "gpu"))
-    if machine.gpus and "onnxruntime" in machine.packages and "onnxruntime-gpu" not in machine.packages:
-        change = "pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
-        findings.append(("onnxruntime", "onnxruntime is the CPU wheel", change, "onnx_cuda"))
-    return [
-        Finding(check="cpu_wheels", found=f"{found}, on a machine with a GPU", stops=f"{module} cannot use the GPU", fix=fix,
-                concerns=(concerned,), blocks=True)
-        for module, found, fix, concerned in findings
-    ]  # fmt: skip
-
-
 def hub_offline(machine: Machine) -> Finding | None:
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     on = [name for name in names if machine.environment.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
@@ -284,7 +286,7 @@ def hub_offline(machine: Machine) -> Finding | None:
 CHECKS: tuple[Check, ...] = (
     shadowed_modules, broken_imports, missing_packages, outdated_packages, two_onnxruntimes, little_memory, few_open_files, small_shared_memory,
     bad_temp, cpu_quota, few_threads, no_int8_instructions, no_bfloat16_instructions, amx_refused, no_compiler, unwritable_caches,
-    hub_offline, low_disk, cuda_visible_devices, cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
+    hub_offline, low_disk, cuda_visible_devices, gpu_checks.cpu_wheels, gpu_checks.no_gpu, gpu_checks.old_driver, gpu_checks.wheel_without_gpu,
     gpu_checks.cuda_majors_apart, gpu_checks.missing_cuda_libraries, gpu_checks.no_cuda_compiler, gpu_checks.no_cuda_headers,
     gpu_checks.compute_mode, gpu_checks.shared_gpu,
 )  # fmt: skip

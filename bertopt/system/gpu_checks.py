@@ -26,6 +26,21 @@ def no_gpu(machine: Machine) -> Finding | None:
     )  # fmt: skip
 
 
+def cpu_wheels(machine: Machine) -> list[Finding]:
+    findings = []
+    if machine.gpus and machine.packages.get("torch", "").endswith("+cpu"):
+        again = f"pip install --force-reinstall torch=={machine.packages['torch'].split('+')[0]}"
+        findings.append(("torch", "torch is the CPU wheel", again, "gpu"))
+    if machine.gpus and "onnxruntime" in machine.packages and "onnxruntime-gpu" not in machine.packages:
+        change = "pip uninstall -y onnxruntime && pip install 'bertopt[gpu]'"
+        findings.append(("onnxruntime", "onnxruntime is the CPU wheel", change, "onnx_cuda"))
+    return [
+        Finding(check="cpu_wheels", found=f"{found}, on a machine with a GPU", stops=f"{module} cannot use the GPU", fix=fix,
+                concerns=(concerned,), blocks=True)
+        for module, found, fix, concerned in findings
+    ]  # fmt: skip
+
+
 def old_driver(machine: Machine) -> list[Finding]:
     state = machine.gpu.state
     if state is None or state.driver_cuda == (0, 0):

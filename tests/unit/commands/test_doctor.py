@@ -51,6 +51,21 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
      "apt-get install libgomp1", "cpu", 4),
     ({"broken": {"openvino": "ImportError: bad"}}, "broken_imports", "pip install --force-reinstall --no-deps openvino==2026.4.1",
      "cpu_exact", 4),
+    # The same build again: PyPI's torch is built for CUDA, and its CUDA libraries are packages of their own.
+    ({"broken": {"torch": "ImportError: bad"}}, "broken_imports",
+     "pip install --force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0", "cpu", 4),
+    ({"packages": CPU | {"torch": "2.14.1"}, "broken": {"torch": "ImportError: libcudnn.so.9: cannot open shared object file"}}, "broken_imports",
+     "libcudnn.so.9 is missing or broken (ImportError: libcudnn.so.9: cannot open shared object file); every run fails. "
+     "Fix: pip install --force-reinstall torch==2.14.1", "cpu", 4),
+    ({"packages": CPU | {"torch": "2.11.0+cu130"}, "broken": {"torch": "ImportError: libcublas.so.13: cannot open shared object file"}}, "broken_imports",
+     "pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==2.11.0", "cpu", 4),
+    ({"packages": CPU | {"torch": "2.14.1"}, "broken": {"torch": "ImportError: bad"}}, "broken_imports",
+     "pip install --force-reinstall --no-deps torch==2.14.1", "cpu", 4),
+    # torch built for CUDA takes three times the address space of the CPU build.
+    *(({"packages": CPU | {"torch": "2.14.1"}, "broken": {"torch": reason}, "address_space_bytes": 3 << 30}, "little_memory",
+       "virtual memory is limited to 3 GiB (ulimit -v); torch cannot be loaded. Fix: ulimit -v unlimited", "cpu", 4)
+      for reason in ("ImportError: libtorch_cpu.so: failed to map segment from shared object",
+                     "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.")),
     ({"packages": {**CPU, "onnxruntime-gpu": "1.31.1"}}, "two_onnxruntimes", "both installed", "cpu", 0),
     ({"shadowed": {"torch": "/home/me/torch.py"}}, "shadowed_modules", "rename that file", "cpu", 4),
     ({"shadowed": {"torch": "/libs/torch/__init__.py"}, "environment": {"PYTHONPATH": "/a:/libs"}}, "shadowed_modules",
