@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
 from bertopt.system import atomic_write, limits
-from bertopt.system.environment import missing_module
+from bertopt.system.environment import missing_module, unusable_library
 
 if TYPE_CHECKING:
     from bertopt.report.diff import Diff
@@ -163,6 +163,8 @@ def _typed(error: BaseException) -> BertoptError | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_module(error)
+    if isinstance(error, ImportError) and (unusable := unusable_library(str(error))):
+        return unusable
     if isinstance(error, RecursionError):
         return UsageError("a file is nested too deeply; check recipe, texts and checkpoint (-v shows which)")
     if isinstance(error, MemoryError):

@@ -177,6 +177,17 @@ def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
     return missing_library(f"this needs {name}, which running an artefact does not", f"'bertopt[{extra}]'{also}")
 
 
+#: What the loader says of a library that it cannot find or use; libraries that find no memory say something else.
+_UNUSABLE = re.compile(r"\.so\b.*(cannot open shared object file|undefined symbol|version .* not found|file too short|invalid ELF header)")
+
+
+def unusable_library(said: str) -> Unsupported | None:
+    """Return what to do where the loader `said` that an installed module lacks a library, as torch does without its CUDA libraries."""
+    if not _UNUSABLE.search(said):
+        return None
+    return Unsupported(f"a library that is needed cannot be loaded ({said}); run bertopt doctor, which says what to install")
+
+
 #: Packages that an extra of bertopt brings.
 OPTIONAL = ("onnxruntime", "onnxscript", "openvino", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx")
 #: Other extras: a module that shows one, and what it is for.

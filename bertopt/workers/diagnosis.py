@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrashed
-from bertopt.system import limits, out_of_memory
+from bertopt.system import environment, limits, out_of_memory
 
 LOG_TAIL = 30
 #: First line of faulthandler's stack trace after a fatal signal, and how many lines before it are kept: libraries print their reasons there.
@@ -22,8 +22,10 @@ def server_ended(code: int, log: str) -> BertoptError:
     if code == -signal.SIGKILL:
         why = f"the server of the workers was killed by SIGKILL, as the kernel does when memory{_or_cpu_time()} runs out"
         return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
+    last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
+    if last.startswith("ImportError: ") and (unusable := environment.unusable_library(last.removeprefix("ImportError: "))):
+        return unusable
     if out_of_memory.said(log) or _limited():
-        last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
         return ResourceError(
             f"memory ran out while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
         )

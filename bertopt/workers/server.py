@@ -157,6 +157,8 @@ def _describe(raised: BaseException) -> dict[str, object]:
         pass
     elif isinstance(error, ModuleNotFoundError):
         known = environment.missing_module(error) or error
+    elif isinstance(error, ImportError) and (unusable := environment.unusable_library(str(error))):
+        known = unusable
     elif out_of_memory.ended(error):
         known = ResourceError(f"out of memory: {error}")
     elif _BUSY.search(str(error)):

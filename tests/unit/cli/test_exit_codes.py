@@ -119,6 +119,13 @@ def test_a_missing_module_of_the_server_names_its_extra(module: str, capsys: pyt
     assert "pip install 'bertopt[serve]'" in capsys.readouterr().err
 
 
+def test_a_library_that_a_module_lacks_is_the_machine_s_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail(ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory")) == 4
+    assert "cannot be loaded (libcudnn.so.9: cannot open" in capsys.readouterr().err
+    with pytest.raises(ImportError):
+        fail(ImportError("cannot import name 'nothing' from 'bertopt'"))
+
+
 def _interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

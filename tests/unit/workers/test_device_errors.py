@@ -38,6 +38,11 @@ def test_memory_that_ends_is_a_resource(error: Exception) -> None:
     assert _describe(error)["type"] == "ResourceError"
 
 
+def test_a_library_that_cannot_be_loaded_is_what_the_machine_lacks() -> None:
+    assert _describe(ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory"))["type"] == "Unsupported"
+    assert _describe(ImportError("cannot import name 'nothing'"))["type"] == "WorkerRaised"
+
+
 @pytest.mark.parametrize(
     "error",
     [
