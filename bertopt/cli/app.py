@@ -163,7 +163,7 @@ def _typed(error: BaseException) -> BertoptError | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_module(error)
-    if isinstance(error, ImportError) and (unusable := unusable_library(str(error))):
+    if isinstance(error, ImportError | OSError | ValueError) and (unusable := unusable_library(str(error))):
         return unusable
     if isinstance(error, RecursionError):
         return UsageError("a file is nested too deeply; check recipe, texts and checkpoint (-v shows which)")

@@ -66,7 +66,7 @@ def broken_imports(machine: Machine) -> list[Finding]:
         if module in machine.shadowed or _without_room(machine, reason):
             continue
         wheel = next(name for name, brings in MODULES.items() if brings == module and name in machine.packages)
-        library = re.search(r"(lib[\w.+-]+\.so[\w.]*)", reason)
+        library = re.search(r"(lib[\w.+-]+\.so(?:\.\w+)*)", reason)
         system = _SYSTEM_PACKAGES.get(library[1]) if library else None
         what = f"{wheel} {machine.packages[wheel]} is installed but cannot be imported"
         if library:

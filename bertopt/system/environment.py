@@ -177,15 +177,18 @@ def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
     return missing_library(f"this needs {name}, which running an artefact does not", f"'bertopt[{extra}]'{also}")
 
 
-#: What the loader says of a library that it cannot find or use; libraries that find no memory say something else.
-_UNUSABLE = re.compile(r"\.so\b.*(cannot open shared object file|undefined symbol|version .* not found|file too short|invalid ELF header)")
+#: What the loader says of a library that it cannot find or use, and torch of its CUDA libraries. Libraries that find no memory say something else.
+_UNUSABLE = re.compile(
+    r"\.so\b.*(cannot open shared object file|undefined symbol|version .* not found|not found in the system path|file too short|invalid ELF header)"
+)
 
 
 def unusable_library(said: str) -> Unsupported | None:
-    """Return what to do where the loader `said` that an installed module lacks a library, as torch does without its CUDA libraries."""
+    """Return what to do where an import `said` that a library is missing or damaged, as torch does without its CUDA libraries."""
     if not _UNUSABLE.search(said):
         return None
-    return Unsupported(f"a library that is needed cannot be loaded ({said}); run bertopt doctor, which says what to install")
+    first = said.partition(" in the system path")[0]  # all of sys.path follows
+    return Unsupported(f"a library that is needed cannot be loaded ({first}); run bertopt doctor, which says what to install")
 
 
 #: Packages that an extra of bertopt brings.

@@ -23,7 +23,8 @@ def server_ended(code: int, log: str) -> BertoptError:
         why = f"the server of the workers was killed by SIGKILL, as the kernel does when memory{_or_cpu_time()} runs out"
         return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
     last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
-    if last.startswith("ImportError: ") and (unusable := environment.unusable_library(last.removeprefix("ImportError: "))):
+    kind, _, said = last.partition(": ")
+    if kind in ("ImportError", "OSError", "ValueError") and (unusable := environment.unusable_library(said)):
         return unusable
     if out_of_memory.said(log) or _limited():
         return ResourceError(

@@ -157,7 +157,7 @@ def _describe(raised: BaseException) -> dict[str, object]:
         pass
     elif isinstance(error, ModuleNotFoundError):
         known = environment.missing_module(error) or error
-    elif isinstance(error, ImportError) and (unusable := environment.unusable_library(str(error))):
+    elif isinstance(error, ImportError | OSError | ValueError) and (unusable := environment.unusable_library(str(error))):
         known = unusable
     elif out_of_memory.ended(error):
         known = ResourceError(f"out of memory: {error}")

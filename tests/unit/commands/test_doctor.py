@@ -59,6 +59,8 @@ FAULTS: list[tuple[dict[str, Any], str, str, Any, int]] = [
      "Fix: pip install --force-reinstall torch==2.14.1", "cpu", 4),
     ({"packages": CPU | {"torch": "2.11.0+cu130"}, "broken": {"torch": "ImportError: libcublas.so.13: cannot open shared object file"}}, "broken_imports",
      "pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==2.11.0", "cpu", 4),
+    ({"packages": CPU | {"torch": "2.13.0"}, "broken": {"torch": "ValueError: libcudnn.so.*[0-9] not found in the system path ['/x']"}}, "broken_imports",
+     "because the library libcudnn.so is missing or broken", "cpu", 4),
     ({"packages": CPU | {"torch": "2.14.1"}, "broken": {"torch": "ImportError: bad"}}, "broken_imports",
      "pip install --force-reinstall --no-deps torch==2.14.1", "cpu", 4),
     # torch built for CUDA takes three times the address space of the CPU build.
