@@ -45,10 +45,13 @@ lowest: $(VENV)/.test
 	$(LOWEST)/pip install -q -c .venv-lowest/constraints.txt -e '.[cpu,demo,serve,sign,metrics,traces]' ./native pytest pytest-xdist hypothesis httpx openai
 	$(LOWEST)/python -m pytest -n $(JOBS) $(BY_FILE)
 
-# The tests on the newest versions that pip finds, which is what users install; torch's is that of constraints.txt: a newer one may bring CUDA.
+# The tests on the newest versions that pip finds, which is what users install; torch's is that of constraints.txt unless TORCH says another:
+# `make newest TORCH=2.14.1`. Newer ones bring CUDA's libraries, 5 GB, and run on a CPU too.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 newest:
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
-	grep '^torch==' constraints.txt > .venv-newest/constraints.txt
+	echo 'torch==$(TORCH)' > .venv-newest/constraints.txt
+	$(NEWEST)/pip install -q -c .venv-newest/constraints.txt torch
 	$(NEWEST)/pip install -q --upgrade --upgrade-strategy eager -c .venv-newest/constraints.txt -e '.[cpu,rtx,demo,test]' ./native
 	$(NEWEST)/python -m pytest -n $(JOBS) $(BY_FILE)
 

@@ -28,7 +28,7 @@ UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 #: would otherwise be those of the first text or check.
 TUNED_FOR = {"cpu": (8, 128), "cuda": (32, 128)}
 #: Settings of Inductor where no mode asks it to tune. Left alone it tunes products of fp8 all the same on large GPUs: it compiles and
-#: times some hundred kernels for each size of them (torch 2.11 to 2.13, `tuned_scaled_mm`), which takes minutes.
+#: times some hundred kernels for each size of them (torch 2.11 to 2.14, `tuned_scaled_mm`), which takes minutes.
 UNTUNED = {"max_autotune_gemm_backends": "ATEN"}
 
 
