@@ -14,11 +14,12 @@ from bertopt.results.fidelity import Certificate
 
 CERTIFIED, CONTRADICTED, NONE = (Certificate(status=status, reason="why", weights=9) for status in ("certified", "contradicted", "none"))
 OWN = {"pass mine": "0"}
+SPEC = SimpleNamespace(sparse=False)
 
 
 def manifest(form: str, precision: str, checkpoint: str | None = "abc", sources: dict[str, str] | None = None, passed: Limits | None = None) -> Any:
     return SimpleNamespace(
-        form=form, precision=precision, checkpoint_sha256=checkpoint, sources=sources, passes=(), key="", stage="new", name="new", answers=None,
+        form=form, precision=precision, checkpoint_sha256=checkpoint, sources=sources, passes=(), key="", stage="new", name="new", answers=None, spec=SPEC,
         passed_limits=lambda: passed,
     )  # fmt: skip
 

@@ -57,13 +57,13 @@ def test_rows_are_run_beside_a_build_and_are_not_run_again(workers: Workers, ref
         worker.open(reference, "cpu")
         stage.open(reference, "cpu")
         recorded = Recorded(worker)
-        with sweeps.ahead(recorded, 60):  # type: ignore[arg-type]
+        with sweeps.ahead(recorded):  # type: ignore[arg-type]
             while recorded.asked.count("cover") < 3:
                 time.sleep(0.01)
         assert (recorded.asked[0], recorded.asked[-1]) == ("torch_threads 1", "torch_threads None")
         ran = recorded.asked.count("cover")
         recorded.asked.clear()
-        found = sweeps.measure(reference, stage, recorded, [], 60, every=True)  # type: ignore[arg-type]
+        found = sweeps.measure(reference, stage, recorded, [], every=True)  # type: ignore[arg-type]
         assert ran >= 3 and all(output.worst < 1e-5 for output in found.outputs.values())
 
 
@@ -74,7 +74,7 @@ def test_the_reference_has_its_threads_again_whatever_the_build_does(workers: Wo
         worker.open(reference, "cpu")
         recorded = Recorded(worker)
         try:
-            with sweeps.ahead(recorded, 60):  # type: ignore[arg-type]
+            with sweeps.ahead(recorded):  # type: ignore[arg-type]
                 if fails:
                     raise ValueError("no build")
         except ValueError:

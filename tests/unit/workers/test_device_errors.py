@@ -71,7 +71,7 @@ def test_our_own_errors_keep_their_type() -> None:
 def test_who_calls_ends_a_worker_that_lost_its_device(error: str, alive: bool, tmp_path: Path) -> None:
     ours, theirs = Pipe()
     ended: list[int] = []
-    workers: Any = SimpleNamespace(end=lambda pid: (ended.append(pid), (0, []))[1])
+    workers: Any = SimpleNamespace(end=lambda pid: (ended.append(pid), (0, []))[1], call_s=60.0)
     worker = Worker(workers, os.getpid(), ours, tmp_path / "log")
     protocol.send(theirs, {"error": _describe(RuntimeError(error))}, {})
     with pytest.raises(WorkerCrashed, match=error):
