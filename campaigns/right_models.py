@@ -124,7 +124,7 @@ def models(checkpoints: list[Path], tiny: int, scratch: Path, heads: int = 0) ->
     for seed in range(tiny):
         for family in (*FAMILIES, *OTHER_FAMILIES):
             for task in TASKS:
-                pooling = ("mean", "cls")[seed % 2] if task == "feature-extraction" else None
+                pooling = ("mean", "cls", "splade")[seed % 3] if task == "feature-extraction" else None
                 yield f"tiny {family} {task} {seed}", partial(write_tiny, out, family, task, pooling, seed)
     for seed in range(heads):
         for family in (*FAMILIES, *OTHER_FAMILIES):

@@ -269,6 +269,7 @@ def test_every_call_has_a_limit_of_time(workers: Workers, reference: Path, tmp_p
     warm_up(worker, reference, tmp_path)
     with workers.calls_within(3.0), pytest.raises(StepTimeout, match="longer than 3 s"):
         build(worker, reference, tmp_path / "part", example_passes.Family(pids=str(tmp_path / "pids"), child="none", end="deaf"))
+    assert workers.call_s == client.CALL_S, "the limit of one block is not the next one's"
 
 
 def test_a_tokenizer_that_takes_all_time_ends_a_worker(
