@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertopt.core import Eager, Onnx
+from bertopt.core import Eager, Model, Onnx
 from bertopt.quantization.qdq import NORMS
 from bertopt.results.fidelity import Certificate, contradiction
 from bertopt.stages import onnx_smoothing
@@ -33,11 +33,11 @@ _NUMBERS = ("epsilon", "approximate")
 HALF, TINY = 2**-8, 1e-6
 
 
-class _Differs(Exception):
+class Differs(Exception):
     """The graphs have different structures."""
 
 
-class _Contradicted(Exception):
+class Contradicted(Exception):
     """A weight is not the parent's rounded weight."""
 
 
@@ -85,26 +85,35 @@ def rewritten(model: Onnx, parent: Onnx, same_build: bool = False) -> Certificat
     """
     import onnx_ir as ir
 
-    walk, precision = _Walk(), parent.precision if model.precision == "float32" else model.precision
+    walk = _Walk()
     mine, theirs = ir.load(model.path), ir.load(parent.path)
     outputs = {value.name: value for value in theirs.graph.outputs}
-    try:
+
+    def compare() -> None:
         if functions_hash(mine) != functions_hash(theirs):
-            raise _Differs("functions that its nodes call are others")
+            raise Differs("functions that its nodes call are others")
         for value in mine.graph.outputs:
             if value.name not in outputs:
-                raise _Differs(f"the parent has no output '{value.name}'")
+                raise Differs(f"the parent has no output '{value.name}'")
             walk.equal(value, outputs[value.name])
         if same_build and (name := other_range(*(_scales(graph) for graph in (mine, theirs)))) is not None:
-            raise _Contradicted(f"the scale of activations of '{name}' is not the parent's")
-    except _Differs as error:
+            raise Contradicted(f"the scale of activations of '{name}' is not the parent's")
+
+    found = concluded(compare, model, parent, same_build, "the parent's graph, every weight rounded or equal")
+    return found.model_copy(update={"weights": walk.weights})
+
+
+def concluded(compare: Callable[[], None], model: Model, parent: Model, same_build: bool, certified: str) -> Certificate:
+    """Return the certificate of two graphs by what `compare` raises, with the reason `certified` where that is nothing; it counts no weights."""
+    precision = parent.precision if model.precision == "float32" else model.precision
+    try:
+        compare()
+    except Differs as error:
         status = contradiction(precision) if same_build else "none"
-        return Certificate(status=status, reason=f"the graph is built otherwise than the parent's: {error}", weights=walk.weights)
-    except _Contradicted as error:
-        return Certificate(status=contradiction(precision), reason=str(error), weights=walk.weights)
-    return Certificate(
-        status="certified", reason="the parent's graph, every weight rounded or equal", weights=walk.weights
-    )
+        return Certificate(status=status, reason=f"the graph is built otherwise than the parent's: {error}")
+    except Contradicted as error:
+        return Certificate(status=contradiction(precision), reason=str(error))
+    return Certificate(status="certified", reason=certified)
 
 
 def other_range(mine: Mapping[str, Sequence[Array]], theirs: Mapping[str, Sequence[Array]]) -> str | None:
@@ -138,13 +147,13 @@ class _Walk:
         self.weights = 0
 
     def equal(self, mine: Any, theirs: Any) -> None:
-        """Follow two values back until both are inputs, constants, or met before. Raises _Differs, _Contradicted."""
+        """Follow two values back until both are inputs, constants, or met before. Raises Differs, Contradicted."""
         waiting = [_Pair(mine, theirs)]
         while waiting:
             mine, theirs, divisor = waiting.pop()
             if mine is None or theirs is None:
                 if mine is not theirs:
-                    raise _Differs("a node has other inputs")
+                    raise Differs("a node has other inputs")
                 continue
             pair = _Pair(through(mine), through(theirs), divisor)
             key = (pair.mine, pair.theirs, None if divisor is None else divisor.tobytes())
@@ -158,16 +167,16 @@ class _Walk:
         if before[0] is not mine and before[1] is not theirs:
             return [_Pair(*before, divisor)]
         if rescaled(mine) and not rescaled(theirs):
-            raise _Contradicted(f"'{mine.name}' is multiplied by another scale than it was divided by")
+            raise Contradicted(f"'{mine.name}' is multiplied by another scale than it was divided by")
         first, second = constant_of(mine), constant_of(theirs)
         if first is not None or second is not None:
             if first is None or second is None:
-                raise _Differs(f"'{theirs.name if second is not None else mine.name}' is a constant in one of the graphs alone")
+                raise Differs(f"'{theirs.name if second is not None else mine.name}' is a constant in one of the graphs alone")
             self._constants(mine.name or "", first, second, 0.0)
             return []
         if mine.producer() is None or theirs.producer() is None:
             if mine.name != theirs.name or mine.producer() is not theirs.producer():
-                raise _Differs(f"input '{mine.name}' is read where the parent reads '{theirs.name}'")
+                raise Differs(f"input '{mine.name}' is read where the parent reads '{theirs.name}'")
             return []
         if divisor is None and (back := onnx_smoothing.multiplied_back(mine, theirs)) is not None:
             return [_Pair(*back)]
@@ -190,11 +199,11 @@ class _Walk:
         if whole is None or mine is None or not (np.any(step) or np.any(its_step)):
             return [_Pair(product.bias, source.bias)] if product.bias or source.bias else []
         if np.any(step > product.step) or np.any(its_step > source.step):
-            raise _Differs("a bias has larger steps than the weights beside it")
+            raise Differs("a bias has larger steps than the weights beside it")
         self.weights += 1
         room = step + its_step + 2 * (_half_room(mine) + _half_room(whole))
         if mine.shape != whole.shape or not _half_steps(mine, whole, room) <= 1:
-            raise _Contradicted(f"'{source.bias.name}' is not the parent's, rounded")
+            raise Contradicted(f"'{source.bias.name}' is not the parent's, rounded")
         return []
 
     def _nodes(self, pair: _Pair) -> list[_Pair]:
@@ -202,25 +211,25 @@ class _Walk:
 
         one, other = pair.mine.producer(), pair.theirs.producer()
         if (one.domain, one.op_type) != (other.domain, other.op_type) or len(one.inputs) != len(other.inputs):
-            raise _Differs(f"{one.op_type} '{one.name}' stands where the parent has {other.op_type} '{other.name}'")
+            raise Differs(f"{one.op_type} '{one.name}' stands where the parent has {other.op_type} '{other.name}'")
         if pair.mine.index() != pair.theirs.index():
-            raise _Differs(f"another output of {other.op_type} '{other.name}' is read")
+            raise Differs(f"another output of {other.op_type} '{other.name}' is read")
         if set(one.attributes) != set(other.attributes):
-            raise _Differs(f"{one.op_type} '{one.name}' has other attributes")
+            raise Differs(f"{one.op_type} '{one.name}' has other attributes")
         for name, attribute in one.attributes.items():
             before = other.attributes[name].value
             if hasattr(attribute.value, "numpy"):
                 self._constants(f"{one.name}.{name}", attribute.value.numpy(), before.numpy(), 0.0)
             elif attribute.value != before:
                 inside = "holds a graph" if isinstance(before, ir.Graph) else f"is {attribute.value}, the parent's {before}"
-                raise (_Contradicted if name in _NUMBERS else _Differs)(f"{name} of {one.op_type} '{one.name}' {inside}")
+                raise (Contradicted if name in _NUMBERS else Differs)(f"{name} of {one.op_type} '{one.name}' {inside}")
         pairs = list(zip(one.inputs, other.inputs, strict=True))
         # The other outputs of a normalisation, such as its mean, do not depend on its weight and bias.
         affine = NORMS.get(one.op_type, ()) if pair.divisor is not None or pair.mine.index() else ()
         if pair.divisor is not None:
             self.weights += len(affine)
             if not onnx_smoothing.is_divided(one, other, pair.divisor):
-                raise _Contradicted(f"weight and bias of '{other.name}' are not the parent's, divided as what reads them is multiplied")
+                raise Contradicted(f"weight and bias of '{other.name}' are not the parent's, divided as what reads them is multiplied")
         return [_Pair(*each) for at, each in enumerate(pairs) if at not in affine]
 
     def _constants(
@@ -229,21 +238,21 @@ class _Walk:
         """Compare two constants, either of which may be quantised; these may differ by `room` more than by half a step of each."""
         self.weights += 1
         if mine.shape != theirs.shape:
-            raise _Contradicted(f"{name}: shape {list(mine.shape)}; the parent's {list(theirs.shape)}")
+            raise Contradicted(f"{name}: shape {list(mine.shape)}; the parent's {list(theirs.shape)}")
         if not np.any(step) and not np.any(its_step):
             rounded, whole = (theirs, mine) if mine.dtype == np.float32 else (mine, theirs)
             if rounded.dtype != whole.dtype and whole.dtype == np.float32:
                 with np.errstate(over="ignore"):
                     whole = _clipped(whole, rounded.dtype).astype(rounded.dtype)
             if rounded.tobytes() != whole.tobytes() and not np.array_equal(rounded, whole):
-                raise _Contradicted(f"{name}: not the parent's, rounded to {rounded.dtype}")
+                raise Contradicted(f"{name}: not the parent's, rounded to {rounded.dtype}")
             return
         if np.any(step) and coarse(theirs, step):
-            raise _Contradicted(f"{name}: steps of its quantisation of more than a {_LEAST_STEPS}th of its largest weight")
+            raise Contradicted(f"{name}: steps of its quantisation of more than a {_LEAST_STEPS}th of its largest weight")
         # The checkpoint's weight lies within half a step of either.
         far = _half_steps(mine, theirs, step + its_step + 2 * room)
         if not far <= 1:
-            raise _Contradicted(f"{name}: {far / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
+            raise Contradicted(f"{name}: {far / 2:.3g} steps of its quantisation from the parent's; at most 0.5 is rounding")
 
 
 def _half_room(weights: Array) -> Array | float:

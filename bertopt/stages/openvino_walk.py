@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bertopt.core import OpenVino
-from bertopt.results.fidelity import Certificate, contradiction
-from bertopt.stages.onnx_certificate import HALF, ROOM, TINY, coarse, other_range
+from bertopt.results.fidelity import Certificate
+from bertopt.stages.onnx_certificate import HALF, ROOM, TINY, Contradicted, Differs, coarse, concluded, other_range
 from bertopt.stages.openvino_certificate import constant, data, is_smoothing, smoothed_by
 from bertopt.system import openvino_import
 
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 _NUMBERS = ("eps", "epsilon", "approximation_mode")
 #: Relative tolerance for float32 weights that SmoothQuant divided, and that are multiplied back here.
 _FLOAT = 2**-21
-
-
-class _Differs(Exception):
-    """The graphs have different structures."""
-
-
-class _Contradicted(Exception):
-    """A weight cannot be the other graph's, rounded."""
 
 
 class _Stored(NamedTuple):
@@ -48,22 +40,20 @@ def certify(model: OpenVino, baseline: OpenVino, same_build: bool = False) -> Ce
     """
     core = openvino_import.openvino().Core()
     mine, theirs = (core.read_model(each.path) for each in (model, baseline))
-    walk, precision = _Walk(), baseline.precision if model.precision == "float32" else model.precision
-    try:
+    walk = _Walk()
+
+    def compare() -> None:
         if len(mine.outputs) != len(theirs.outputs):
-            raise _Differs(f"{len(mine.outputs)} outputs instead of {len(theirs.outputs)}")
+            raise Differs(f"{len(mine.outputs)} outputs instead of {len(theirs.outputs)}")
         for one, other in zip(mine.outputs, theirs.outputs, strict=True):
             if one.get_names() != other.get_names():
-                raise _Differs("outputs have other names")
+                raise Differs("outputs have other names")
             walk.equal(one.get_node().input_value(0), other.get_node().input_value(0))
         if same_build and (name := other_range(*(_ranges(graph) for graph in (mine, theirs)))) is not None:
-            raise _Contradicted(f"the range of activations of '{name}' is not the parent's")
-    except _Differs as error:
-        status = contradiction(precision) if same_build else "none"
-        return Certificate(status=status, reason=f"the graph is built otherwise than the parent's: {error}", weights=walk.weights)
-    except _Contradicted as error:
-        return Certificate(status=contradiction(precision), reason=str(error), weights=walk.weights)
-    return Certificate(status="certified", reason="the parent's operators, every weight equal or rounded", weights=walk.weights)
+            raise Contradicted(f"the range of activations of '{name}' is not the parent's")
+
+    found = concluded(compare, model, baseline, same_build, "the parent's operators, every weight equal or rounded")
+    return found.model_copy(update={"weights": walk.weights})
 
 
 def _ranges(graph: Any) -> dict[str, list[Array]]:
@@ -80,32 +70,32 @@ class _Walk:
         self.weights = 0
 
     def equal(self, mine: Any, theirs: Any) -> None:
-        """Follow two values back until both are inputs, constants, or met before. Raises _Differs, _Contradicted."""
+        """Follow two values back until both are inputs, constants, or met before. Raises Differs, Contradicted."""
         waiting = [(mine, theirs)]
         while waiting:
-            pair = tuple(map(_through, waiting.pop()))
-            key = tuple((value.get_node().get_friendly_name(), value.get_index()) for value in pair)
+            one, other = map(_through, waiting.pop())
+            key = _place(one), _place(other)
             if key not in self.met:
-                self.met.add(key)  # type: ignore[arg-type]
-                waiting += self._step(*pair)
+                self.met.add(key)
+                waiting += self._step(one, other)
 
     def _step(self, mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
         first, second = _stored(mine), _stored(theirs)
         one, other = mine.get_node(), theirs.get_node()
         if first is not None or second is not None:
             if first is None or second is None:
-                raise _Differs(f"'{(other if first is None else one).get_friendly_name()}' is a constant in one of the graphs alone")
+                raise Differs(f"'{(other if first is None else one).get_friendly_name()}' is a constant in one of the graphs alone")
             self._constants(one.get_friendly_name(), first, second)
             return []
         kind = one.get_type_name()
         if kind != other.get_type_name() or one.get_input_size() != other.get_input_size() or mine.get_index() != theirs.get_index():
-            raise _Differs(f"{kind} '{one.get_friendly_name()}' stands where the parent has {other.get_type_name()} '{other.get_friendly_name()}'")
+            raise Differs(f"{kind} '{one.get_friendly_name()}' stands where the parent has {other.get_type_name()} '{other.get_friendly_name()}'")
         if kind == "Parameter" and mine.get_names() != theirs.get_names():
-            raise _Differs(f"input '{mine.get_any_name()}' is read where the parent reads '{theirs.get_any_name()}'")
+            raise Differs(f"input '{mine.get_any_name()}' is read where the parent reads '{theirs.get_any_name()}'")
         self._attributes(one, other)
         pairs = list(zip(one.input_values(), other.input_values(), strict=True))
-        if kind == "MatMul" and None not in (weights := [_weights(node) for node in (one, other)]):
-            self._constants(one.get_friendly_name(), *weights)  # type: ignore[arg-type]
+        if kind == "MatMul" and (weights := _weights(one)) is not None and (others := _weights(other)) is not None:
+            self._constants(one.get_friendly_name(), weights, others)
             return [(_unsmoothed(one), _unsmoothed(other))]
         return pairs
 
@@ -114,18 +104,22 @@ class _Walk:
         for name, value in one.get_attributes().items():
             if value != before.get(name):
                 where = f"{name} of {one.get_type_name()} '{one.get_friendly_name()}' is {value}, the parent's {before.get(name)}"
-                raise (_Contradicted if name in _NUMBERS else _Differs)(where)
+                raise (Contradicted if name in _NUMBERS else Differs)(where)
 
     def _constants(self, name: str, mine: _Stored, theirs: _Stored) -> None:
         self.weights += 1
         if mine.values.shape != theirs.values.shape:
-            raise _Contradicted(f"'{name}': shape {list(mine.values.shape)}; the parent's {list(theirs.values.shape)}")
+            raise Contradicted(f"'{name}': shape {list(mine.values.shape)}; the parent's {list(theirs.values.shape)}")
         if np.any(mine.step) and coarse(theirs.values / mine.factor, mine.step):
-            raise _Contradicted(f"'{name}': steps of its quantisation are too large for its weights")
+            raise Contradicted(f"'{name}': steps of its quantisation are too large for its weights")
         with np.errstate(invalid="ignore"):
             near = (np.abs(mine.values - theirs.values) <= mine.room + theirs.room) | (mine.values == theirs.values)
         if not near.all():
-            raise _Contradicted(f"'{name}' cannot be the parent's, rounded")
+            raise Contradicted(f"'{name}' cannot be the parent's, rounded")
+
+
+def _place(value: Any) -> tuple[str, int]:
+    return value.get_node().get_friendly_name(), value.get_index()
 
 
 def _through(value: Any) -> Any:
@@ -142,11 +136,11 @@ def _through(value: Any) -> Any:
 
 
 def _check_range(node: Any) -> None:
-    """Raise _Contradicted where quantised activations are multiplied by another scale than they were divided by."""
+    """Raise Contradicted where quantised activations are multiplied by another scale than they were divided by."""
     for taken, given in ((1, 3), (2, 4)):
         low, high = constant(node, taken), constant(node, given)
         if low is not None and high is not None and not np.array_equal(low, high):
-            raise _Contradicted(f"'{node.get_friendly_name()}' gives another range of activations than it takes")
+            raise Contradicted(f"'{node.get_friendly_name()}' gives another range of activations than it takes")
 
 
 def _stored(value: Any) -> _Stored | None:
@@ -160,9 +154,10 @@ def _stored(value: Any) -> _Stored | None:
         return _stored(node.input_value(0))
     if kind != "Multiply":
         return None
-    whole, zero, step = node.input_value(0).get_node(), np.zeros((), np.float32), constant(node, 1)
+    zero: Array | None = np.zeros((), np.float32)
+    whole, step = node.input_value(0).get_node(), constant(node, 1)
     if whole.get_type_name() == "Subtract":
-        zero, whole = constant(whole, 1), whole.input_value(0).get_node()  # type: ignore[assignment]
+        zero, whole = constant(whole, 1), whole.input_value(0).get_node()
     source = whole.input_value(0).get_node() if whole.get_type_name() == "Convert" else None
     if step is None or zero is None or source is None or source.get_type_name() != "Constant" or source.get_output_element_type(0).is_real():
         return None
