@@ -27,16 +27,18 @@ _COMPUTED, _PRODUCT_SLACK = (Tensor.DISTANCE_KEYS, Tensor.DISTANCE_QUERIES), 1e-
 _TURN_SLACK = 2**-22
 
 
-def compare(path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any]) -> tuple[int, str | None]:
+def compare(
+    path: str | os.PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head: bool = False
+) -> tuple[int, str | None]:
     """Return how many tensors of a packed file were compared with a checkpoint's, and the first difference, if any.
 
-    `config` and `tensors` are as `pack` takes them. Tables, norms and biases must be equal (tables
+    `config`, `tensors` and `vocabulary_head` are as `pack` takes them. Tables, norms and biases must be equal (tables
     by distance, which are computed, to 1e-6 of the largest element, sines and cosines to what two CPUs compute); a bf16 weight
     the checkpoint's, rounded; an INT8 weight within half a step of its scale, or at the end of the range. Which products are in INT8 is not
     compared. Raises what `pack` raises, and `BadFile`.
     """
     sizes, stored = layout.read(Path(path))
-    network = families.read(config, tensors)
+    network = families.read(config, tensors, vocabulary_head)
     expected = packing.content(network, copies=False)
     if sizes.intermediate != expected.sizes.intermediate:
         expected = packing.content(network, copies=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertopt_native import _core
 
-Output = Literal["tokens", "first", "mean", "max"]
+Output = Literal["tokens", "first", "mean", "max", "logits", "splade"]
 _OUTPUTS = get_args(Output)
 
 
@@ -56,15 +56,16 @@ class Encoder:
         family counts by default.
 
         Returns [T, H] for `tokens`; [K, H] for `first` (each text's first token), `mean` and `max` (over its tokens),
-        to length 1 if `normalize`. An empty text gets a row of zeros. A text's numbers do not depend on its neighbours,
+        to length 1 if `normalize`. An empty text gets a row of zeros. Of a file with a head over the vocabulary of V ids also [T, V] for
+        `logits`, and [K, V] for `splade`: log(1 + relu(x)) of the largest logit x of the text's tokens. A text's numbers do not depend on its neighbours,
         on the order, or on the number of threads, to the last bit.
 
-        Raises `ValueError` for ids, types, positions or lengths that the model does not have.
+        Raises `ValueError` for ids, types, positions, lengths or a head that the model does not have.
         """
         if output not in _OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(map(repr, _OUTPUTS))}; got {output!r}")
-        if normalize and output == "tokens":
-            raise ValueError("normalize needs an output of one row per text; got output='tokens'")
+        if normalize and output in ("tokens", "logits"):
+            raise ValueError(f"normalize needs an output of one row per text; got output={output!r}")
         return self._core.run(
             _integers("ids", ids),
             _integers("starts", starts),

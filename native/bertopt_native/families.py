@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ _MPNET = _BERT | {
     "attention_norm": "attention.LayerNorm",
 }
 _DEBERTA = _BERT | {name: f"attention.self.{name}_proj" for name in ("query", "key", "value")}
+#: Heads over the vocabulary.
+_LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 _ROTARY = {
     "query": "self_attn.q_proj",
     "key": "self_attn.k_proj",
@@ -107,25 +109,36 @@ class Family:
     """What a config calls it, and what transformers takes where a config does not say."""
     epsilon: tuple[str, float] = ("layer_norm_eps", 1e-12)
     """The same of the norms' epsilon."""
+    head: tuple[str, ...] = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder")
+    """The head over the vocabulary: dense layer, norm and decoder, or the decoder alone."""
+    head_activation: str = ""
+    """The head's activation where it is not the layers': its name, or the config's field that has it."""
+    head_biases: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    """Biases of the head that a checkpoint may lack: the config's field, and what transformers takes where a config does not say."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("bert.", "encoder.layer.{}.", _BERT),
-    "roberta": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
-    "xlm-roberta": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
-    "camembert": Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True),
-    "distilbert": Family("distilbert.", "transformer.layer.{}.", _DISTILBERT, token_types=False, activation=("activation", "gelu")),
-    "electra": Family("electra.", "encoder.layer.{}.", _BERT, projection="embeddings_project"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"),
+                    Family("roberta.", "encoder.layer.{}.", _BERT, pad_rule=True, head=_LM_HEAD, head_activation="gelu")),
+    "distilbert": Family("distilbert.", "transformer.layer.{}.", _DISTILBERT, token_types=False, activation=("activation", "gelu"),
+                         head=("vocab_transform", "vocab_layer_norm", "vocab_projector")),
+    "electra": Family("electra.", "encoder.layer.{}.", _BERT, projection="embeddings_project", head_activation="gelu",
+                      head=("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")),
     "albert": Family("albert.", "encoder.albert_layer_groups.{}.albert_layers.{}.", _ALBERT,
-                     projection="encoder.embedding_hidden_mapping_in", activation=("hidden_act", "gelu_new")),
-    "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True),
+                     projection="encoder.embedding_hidden_mapping_in", activation=("hidden_act", "gelu_new"),
+                     head=("predictions.dense", "predictions.LayerNorm", "predictions.decoder")),
+    "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
-    "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu")),
-    "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True),
+    "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu"),
+                         head=("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.decoder")),
+    "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True, head=_LM_HEAD, head_activation="gelu"),
     "modernbert": Family("model.", "layers.{}.", _MODERNBERT, token_types=False, rotary=True, word="embeddings.tok_embeddings",
-                         norm="embeddings.norm", activation=("hidden_activation", "gelu"), epsilon=("norm_eps", 1e-5)),
+                         norm="embeddings.norm", activation=("hidden_activation", "gelu"), epsilon=("norm_eps", 1e-5),
+                         head=("head.dense", "head.norm", "decoder"), head_activation="classifier_activation",
+                         head_biases={"head.dense": ("classifier_bias", False), "head.norm": ("norm_bias", False), "decoder": ("decoder_bias", True)}),
     "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
-                       activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5)),
+                       activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5), head=("lm_head",), head_biases={"lm_head": ("mlp_bias", False)}),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -170,11 +183,20 @@ class Network:
     """Tokens on each side that layers with a window attend to."""
     windowed: tuple[bool, ...] = ()
     distances: Distances | None = None
+    head_activation: str = ""
+    """Of the head over the vocabulary, where it has one."""
 
     @property
     def products(self) -> tuple[str, ...]:
         """Names of a layer's products."""
         return (*PRODUCTS, GATED) if f"layers.{self.layer_map[0]}.{GATED}.weight" in self.tensors else PRODUCTS
+
+
+def _activation(name: str) -> str:
+    """Return what the packed file calls an activation of transformers. Raises `Unsupported` for one that the library does not have."""
+    if name not in ACTIVATIONS:
+        raise Unsupported(f"activation must be one of {sorted(ACTIVATIONS)}; got {name!r}: use another runtime")
+    return ACTIVATIONS[name]
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
@@ -185,8 +207,8 @@ def _refuse(config: Mapping[str, Any]) -> None:
         raise Unsupported(f"position_embedding_type must be 'absolute'; got {kind!r}: use another runtime")
 
 
-def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
-    """Return the network of a transformers config and state dict.
+def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head: bool = False) -> Network:
+    """Return the network of a transformers config and state dict, with its `vocabulary_head` (`head.dense`, `head.norm`, `head.decoder`) if asked for.
 
     Raises `Unsupported` for families and options that the library does not run, `ValueError` for tensors that are
     missing, of another shape, or not finite.
@@ -200,8 +222,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
     family, albert = FAMILIES[kind], kind == "albert"
     (act_name, usual_act), (epsilon_name, usual_epsilon) = family.activation, family.epsilon
     act = str(config.get(act_name) or usual_act)
-    if act not in ACTIVATIONS:
-        raise Unsupported(f"activation must be one of {sorted(ACTIVATIONS)}; got {act!r}: use another runtime")
+    activation = _activation(act)
     hidden, heads = number(config, "hidden_size", "dim"), number(config, "num_attention_heads", "n_heads")
     if hidden % heads:
         raise ValueError(f"hidden size must be a multiple of the number of heads; got {hidden} and {heads}")
@@ -238,10 +259,33 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Network:
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
     epsilon = usual_epsilon if kind == "distilbert" else float(config.get(epsilon_name) or usual_epsilon)
     by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind == "deberta-v2" else None
+    head_activation = _head(reader, config, family, act, len(reader.out["embeddings.word"]), hidden, width) if vocabulary_head else ""
     return Network(
-        kind, ACTIVATIONS[act], heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
+        kind, activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
         norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind == "eurobert", window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
+        head_activation=head_activation,
     )  # fmt: skip
+
+
+def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation: str, vocabulary: int, hidden: int, width: int) -> str:
+    """Read the head over the vocabulary and return its activation, the layers' or its own.
+
+    Raises `Unsupported` where the checkpoint has no such head, or one of another form (DeBERTa's without `legacy`).
+    """
+    *before, decoder = family.head
+    if f"{decoder}.weight" not in reader.source:
+        raise Unsupported(f"expected a head over the vocabulary, with a tensor '{decoder}.weight'; the checkpoint has none: use another runtime")
+
+    def has_bias(name: str) -> bool:
+        return name not in family.head_biases or bool(config.get(*family.head_biases[name]))
+
+    if before:
+        dense, norm = before
+        reader.linear("head.dense", dense, width, hidden, has_bias(dense))
+        reader.norm("head.norm", norm, width, has_bias(norm))
+    reader.linear("head.decoder", decoder, vocabulary, width if before else hidden, has_bias(decoder))
+    own = family.head_activation
+    return _activation(activation if not own else own if own in ACTIVATIONS else str(config.get(own) or "gelu"))
 
 
 def _layers(

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from bertopt_native.errors import BadFile
 
 MAGIC = b"BERTNAT\n"
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
 #: What products have of inputs at most, so that the sums of an INT8 product fit int32.
 WIDEST = 65536
-HEADER = struct.Struct("<8sIIQQ17If16s6I112s")
+HEADER = struct.Struct("<8sIIQQ17If16s8I104s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -67,6 +67,14 @@ class Tensor(IntEnum):
     ATTENTION_OUT = 24
     FFN_IN = 28
     FFN_OUT = 32
+    HEAD_DENSE = 36
+    DECODER = 40
+    HEAD_GAIN = 44
+    HEAD_SHIFT = 45
+
+
+#: Linear products.
+PRODUCTS = (Tensor.PROJECTION, Tensor.QKV, Tensor.ATTENTION_OUT, Tensor.FFN_IN, Tensor.FFN_OUT, Tensor.HEAD_DENSE, Tensor.DECODER)
 
 
 class Part(IntEnum):
@@ -118,12 +126,16 @@ class Sizes:
     window: int = 0
     distances: int = 0
     uncentred: int = 0
+    vocabulary_head: int = 0
+    head_activation: int = 0
 
     @property
     def version(self) -> int:
         """The oldest layout that has what the network needs, so that older libraries open it."""
-        if self.distances or self.uncentred or self.norm_first > 1:
+        if self.vocabulary_head:
             return LAYOUT_VERSION
+        if self.distances or self.uncentred or self.norm_first > 1:
+            return 3
         return 2 if self.rotary or self.gated or self.norm_first or self.window else _FIRST_VERSION
 
 
@@ -154,7 +166,7 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
         for t, offset in zip(tensors, offsets, strict=True)
     )
     fields = [value.encode() if isinstance(value, str) else value for value in astuple(sizes)]
-    head = HEADER.pack(MAGIC, sizes.version, HEADER.size, at, HEADER.size, len(tensors), *fields, bytes(112))
+    head = HEADER.pack(MAGIC, sizes.version, HEADER.size, at, HEADER.size, len(tensors), *fields, bytes(104))
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open("wb") as file:

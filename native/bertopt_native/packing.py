@@ -47,6 +47,9 @@ PRODUCTS: Mapping[str, Tensor] = {
     "ffn_in": Tensor.FFN_IN,
     "ffn_out": Tensor.FFN_OUT,
 }
+#: What `keep_bf16` calls the head over the vocabulary, and its products.
+HEAD = "head"
+HEAD_PRODUCTS: Mapping[str, Tensor] = {"dense": Tensor.HEAD_DENSE, "decoder": Tensor.DECODER}
 #: A weight is far beyond the others of its row from this many times their root mean square; and how often a neuron is there.
 _FAR, _MOST_COPIES = 10, 4
 _ACTIVATIONS = ("gelu_erf", "gelu_tanh", "relu", "silu")
@@ -57,18 +60,20 @@ def _up(n: int) -> int:
     return -(-n // layout.PANEL) * layout.PANEL
 
 
-def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[tuple[int, str]]:
-    """Return (stored layer, product) of what stays bf16: `keep` has layers, or 'layer.product'."""
-    out: set[tuple[int, str]] = set()
+def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[tuple[int, Tensor]]:
+    """Return (stored layer, product) of what stays bf16: `keep` has layers, or 'layer.product'; the head counts as a layer."""
+    out: set[tuple[int, Tensor]] = set()
     layers = len(network.layer_map)
     for item in keep:
-        number, _, product = str(item).partition(".")
-        known = number.isdecimal() and int(number) < layers and (not product or product in PRODUCTS)
+        layer, _, product = str(item).partition(".")
+        products = HEAD_PRODUCTS if layer == HEAD and network.head_activation else PRODUCTS
+        known = (products is HEAD_PRODUCTS or (layer.isdecimal() and int(layer) < layers)) and (not product or product in products)
         if not known or isinstance(item, bool):
             raise ValueError(
                 f"keep_bf16 must have layers from 0 to {layers - 1} or 'layer.product' with a product of {list(PRODUCTS)}; got {item!r}"
             )
-        out |= {(network.layer_map[int(number)], p) for p in ([product] if product else PRODUCTS)}
+        stored = 0 if products is HEAD_PRODUCTS else network.layer_map[int(layer)]
+        out |= {(stored, products[name]) for name in ([product] if product else products)}
     return out
 
 
@@ -215,6 +220,8 @@ def _sizes(network: families.Network, copies: bool) -> Sizes:
         window=network.window,
         distances=_rows(network.distances) if network.distances else 0,
         uncentred=int(network.uncentred),
+        vocabulary_head=sum(f"head.{product}.weight" in t for product in HEAD_PRODUCTS),
+        head_activation=_ACTIVATIONS.index(network.head_activation) if network.head_activation else 0,
     )
 
 
@@ -246,6 +253,8 @@ def _tables(network: families.Network, sizes: Sizes) -> list[Stored]:
         ):
             stored.append(_vector(gain, t[f"layers.{i}.{name}.weight"], i))
             stored.append(_vector(shift, t[f"layers.{i}.{name}.bias"], i))
+    if "head.norm.weight" in t:
+        stored += [_vector(Tensor.HEAD_GAIN, t["head.norm.weight"]), _vector(Tensor.HEAD_SHIFT, t["head.norm.bias"])]
     return stored
 
 
@@ -273,13 +282,18 @@ def _rotary(angles: Floats, stride: int) -> Floats:
 
 
 def _linear(network: families.Network, head: int, stride: int, inner: int) -> Iterator[Linear]:
-    """Yield the projection of narrow embeddings and every stored layer's products."""
+    """Yield the projection of narrow embeddings, every stored layer's products and the head's."""
     t = network.tensors
     if "embeddings.projection.weight" in t:
         yield Linear(Tensor.PROJECTION, 0, t["embeddings.projection.weight"], t["embeddings.projection.bias"])
     for i in sorted(set(network.layer_map)):
         for name, (weight, bias) in _products(network, i, head, stride, inner).items():
             yield Linear(PRODUCTS[name], i, weight, bias)
+    for name, tensor in HEAD_PRODUCTS.items():
+        if f"head.{name}.weight" in t:
+            weight, bias = t[f"head.{name}.weight"], t[f"head.{name}.bias"]
+            more = _up(len(weight)) - len(weight)
+            yield Linear(tensor, 0, np.pad(weight, ((0, more), (0, 0))), np.pad(bias, (0, more)))
 
 
 def pack(
@@ -288,21 +302,22 @@ def pack(
     tensors: Mapping[str, Any],
     precision: Precision = "int8",
     keep_bf16: Iterable[int | str] = (),
+    vocabulary_head: bool = False,
 ) -> None:
-    """Write the packed file of a checkpoint.
+    """Write the packed file of a checkpoint, with the head of its masked language model if `vocabulary_head`.
 
     `config` is what transformers' `config.to_dict()` gives, `tensors` the state dict as numpy arrays (a prefix such as `bert.`
-    may be there; heads are ignored). Activation, epsilon and padding id are transformers' defaults for the family where the
+    may be there; other heads are ignored). Activation, epsilon and padding id are transformers' defaults for the family where the
     config leaves them out. With `int8`, `keep_bf16` names what stays bf16: layers (`3`) or products (`'3.ffn_out'`;
-    products are qkv, attention_out, ffn_in, ffn_out). Shared layers share it.
+    products are qkv, attention_out, ffn_in, ffn_out; of `head` dense, decoder). Shared layers share it.
 
     Raises `Unsupported` for networks that the library does not run, `ValueError` for weights that are missing, of
     another shape, or not finite.
     """
     if precision not in ("int8", "bf16"):
         raise ValueError(f"precision must be one of 'int8', 'bf16'; got {precision!r}")
-    network = families.read(config, tensors)
-    kept = {(layer, PRODUCTS[product]) for layer, product in _bf16_products(keep_bf16, network)}
+    network = families.read(config, tensors, vocabulary_head)
+    kept = _bf16_products(keep_bf16, network)
     found = content(network, copies=precision == "int8")
     stored = list(found.tables)
     for product in found.products:

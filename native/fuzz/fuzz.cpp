@@ -76,8 +76,7 @@ Texts one_of(const Texts& all, size_t i) {
 }
 
 std::vector<float> run(Encoder& encoder, const Request& r) {
-    const size_t rows = r.output == Output::tokens ? r.tokens : r.texts;
-    std::vector<float> out(rows * encoder.model().network().hidden);
+    std::vector<float> out((by_token(r.output) ? r.tokens : r.texts) * encoder.width(r.output));
     encoder.run(r, out.data(), nullptr);
     return out;
 }
@@ -121,11 +120,11 @@ void batches(const RandomModel& model, const std::string& path, Random& random, 
     const Kernel* kernel = kernels[draw(random, 0, kernels.size() - 1)];
     for (const size_t threads : {1, 2, 5}) encoders.push_back(std::make_unique<Encoder>(path, threads, kernel->name, true));
     const Network& net = encoders[0]->model().network();
-    const size_t width = model.header.hidden;
     for (uint64_t n = 0; n < count; n++) {
         const Texts t = random_texts(random, net);
-        const auto output = static_cast<Output>(draw(random, 0, 3));
-        const bool normalize = output != Output::tokens && draw(random, 0, 1);
+        const auto output = static_cast<Output>(draw(random, 0, net.head ? 5 : 3));
+        const size_t width = encoders[0]->width(output);
+        const bool normalize = !by_token(output) && draw(random, 0, 1);
         const std::vector<float> got = run(*encoders[draw(random, 0, 2)], t.request(output, normalize));
         total.batches++;
         total.texts += t.starts.size() - 1;
@@ -134,7 +133,7 @@ void batches(const RandomModel& model, const std::string& path, Random& random, 
             const size_t i = draw(random, 0, t.starts.size() - 2);
             const Texts one = one_of(t, i);
             const std::vector<float> alone = run(*encoders[draw(random, 0, 2)], one.request(output, normalize));
-            const size_t row = output == Output::tokens ? static_cast<size_t>(t.starts[i]) : i;
+            const size_t row = by_token(output) ? static_cast<size_t>(t.starts[i]) : i;
             if (!alone.empty() && std::memcmp(alone.data(), got.data() + row * width, alone.size() * sizeof(float)) != 0)
                 fail("a text differs alone and among others", seed);
         }
@@ -154,7 +153,7 @@ void damaged_files(const RandomModel& model, const std::string& path, Random& ra
             const Network& net = encoder.model().network();
             if (net.longest > 5000) continue;
             total.opened++;
-            for (int n = 0; n < 3; n++) run(encoder, random_texts(random, net).request(Output::tokens, false));
+            for (int n = 0; n < 3; n++) run(encoder, random_texts(random, net).request(net.head ? Output::splade : Output::tokens, false));
         } catch (const BadFile&) {
         } catch (const BadInput&) {  // a position table shorter than the rule for padding expects
         }

@@ -41,6 +41,9 @@ Header random_header(Random& random) {
     h.window = draw(random, 0, 3) ? 0 : word(random, 1, 40);
     h.gated = draw(random, 0, 3) == 0;
     h.distances = h.relative_bias || draw(random, 0, 2) ? 0 : 32 * word(random, 1, draw(random, 0, 3) ? 3 : 32);
+    h.vocabulary_head = draw(random, 0, 2) ? 0 : word(random, 1, 2);
+    h.head_activation = word(random, 0, 3);
+    if (h.vocabulary_head && !draw(random, 0, 3)) h.vocabulary = word(random, 1, 5000);  // more panels than are worked on at once
     h.epsilon = 1e-6f;
     std::memcpy(h.family, "random", 6);
     return h;
@@ -152,6 +155,13 @@ RandomModel random_model(Random& random) {
             }
         }
     }
+    if (h.vocabulary_head == 2) {
+        b.linear(Tensor::head_dense, 0, h.embedding, h.hidden, int8());
+        b.add(id(Tensor::head_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
+        b.add(id(Tensor::head_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
+    }
+    const uint64_t columns = (uint64_t{h.vocabulary} + PANEL - 1) / PANEL * PANEL;
+    if (h.vocabulary_head) b.linear(Tensor::decoder, 0, columns, h.vocabulary_head == 2 ? h.embedding : h.hidden, int8());
     uint64_t at = aligned(sizeof(Header) + b.entries.size() * sizeof(Entry));
     for (Entry& e : b.entries) {
         e.offset = at;
@@ -173,7 +183,7 @@ std::vector<uint8_t> damage(const RandomModel& model, Random& random) {
     const uint64_t described = sizeof(Header) + model.table.size() * sizeof(Entry);
     if (draw(random, 0, 5) == 0) bytes.resize(draw(random, 0, bytes.size()));
     for (uint64_t n = draw(random, 1, 3); n--;) {
-        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{144} : described) - 1);
+        const uint64_t at = draw(random, 0, (draw(random, 0, 1) ? uint64_t{152} : described) - 1);
         if (at >= bytes.size()) continue;
         if (draw(random, 0, 1)) bytes[at] = static_cast<uint8_t>(random());
         else bytes[at] = static_cast<uint8_t>(bytes[at] + (draw(random, 0, 1) ? 1 : -1));

@@ -83,7 +83,7 @@ class Shared final : public Job {
 public:
     Shared(Encoder& encoder, const Batch& batch, const Plan& plan, size_t threads)
         : encoder_(encoder), batch_(batch), plan_(plan), threads_(threads), shared_(encoder.borrow(plan.most_tokens, plan.longest)),
-          steps_(16 + encoder.model_.network().layers * (16 + 4 * (plan.most_tokens / shared_->work.inner.rows + 1))) {}
+          steps_(24 + encoder.model_.network().layers * (16 + 4 * (plan.most_tokens / shared_->work.inner.rows + 1))) {}
 
     void work(bool caller) noexcept override {
         if (caller) return take(shared_->scratch);
@@ -144,6 +144,7 @@ void Encoder::give_back(std::unique_ptr<Workspace> workspace) {
 
 void Encoder::check(const Request& r) const {
     const Network& n = model_.network();
+    if (over_vocabulary(r.output) && !n.head) throw BadInput("the file has no head over the vocabulary: pack with vocabulary_head=True");
     if (r.starts[0] != 0) throw BadInput("starts must begin with 0; got " + number(r.starts[0]));
     for (size_t i = 0; i < r.texts; i++) {
         if (r.starts[i + 1] < r.starts[i])
@@ -167,6 +168,10 @@ void Encoder::check(const Request& r) const {
     each("ids", r.ids, n.vocabulary);
     if (r.token_types) each("token_types", r.token_types, std::max<size_t>(1, n.token_types));
     if (r.positions) each("positions", r.positions, n.positions);
+}
+
+size_t Encoder::width(Output output) const {
+    return over_vocabulary(output) && model_.network().head ? model_.network().head->decoder->n : model_.network().hidden;
 }
 
 void Encoder::run(const Request& request, float* out, bool (*interrupted)()) {

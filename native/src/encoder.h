@@ -21,15 +21,20 @@ struct Request {
     bool normalize = false;
 };
 
+// Rows for each token, otherwise for each text.
+constexpr bool by_token(Output output) { return output == Output::tokens || output == Output::logits; }
+constexpr bool over_vocabulary(Output output) { return output >= Output::logits; }
+
 class Encoder {
 public:
     Encoder(const std::string& path, size_t threads, const std::string& isa, bool huge_pages);
     ~Encoder();
 
     // Throws BadInput, and Interrupted when `interrupted` (may be null; called now and then on this thread) says so.
-    // `out` has room for tokens or texts rows of hidden floats. Any number of threads may call at once.
+    // `out` has room for tokens or texts rows of `width` floats. Any number of threads may call at once.
     void run(const Request& request, float* out, bool (*interrupted)());
     void check(const Request& request) const;
+    size_t width(Output output) const;
 
     const Model& model() const { return model_; }
     const Kernel& kernel() const { return kernel_; }

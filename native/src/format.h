@@ -6,7 +6,7 @@
 namespace bertopt_native {
 
 inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
-inline constexpr uint32_t LAYOUT_VERSION = 3;  // the newest; fields that a file's version does not know are 0
+inline constexpr uint32_t LAYOUT_VERSION = 4;  // the newest; fields that a file's version does not know are 0
 inline constexpr uint64_t ALIGNMENT = 64;
 inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
 
@@ -46,7 +46,9 @@ struct Header {
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
     uint32_t distances;   // rows of the tables by distance, a multiple of 32: scores are the sum of three products; 0: there are none
     uint32_t uncentred;   // 1: norms do not subtract the mean (root mean square)
-    uint8_t reserved[112];
+    uint32_t vocabulary_head;  // products of the head over the vocabulary: 1 (the decoder), 2 (a dense layer, an activation and a norm before), or 0
+    uint32_t head_activation;
+    uint8_t reserved[104];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 
@@ -75,6 +77,10 @@ enum class Tensor : uint32_t {
     attention_out = 24,
     ffn_in = 28,
     ffn_out = 32,
+    head_dense = 36,  // [embedding, hidden]
+    decoder = 40,     // [vocabulary rounded up to whole panels, embedding]; the rest is zeros
+    head_gain = 44,
+    head_shift = 45,
 };
 
 struct Entry {

@@ -8,7 +8,8 @@
 
 namespace bertopt_native {
 
-enum class Output : uint32_t { tokens, first, mean, max };
+// The last two are of networks with a head over the vocabulary. splade: for each id log(1 + relu(x)) of a text's largest logit x.
+enum class Output : uint32_t { tokens, first, mean, max, logits, splade };
 
 // One call: K texts of T tokens, checked. Text i has tokens starts[i] to starts[i + 1].
 struct Batch {
@@ -16,7 +17,7 @@ struct Batch {
     const int32_t* token_types;  // null: all 0
     const int32_t* positions;    // null: position_offset + index in the text
     const int64_t* starts;
-    float* out;  // [T, H] for tokens, else [K, H]; rows of empty texts are 0
+    float* out;  // [T, H] for tokens, [T, V] for logits, [K, V] for splade, else [K, H]; V is the vocabulary in whole panels, rows of empty texts are 0
     Output output;
     bool normalize;
 };
@@ -34,6 +35,7 @@ inline constexpr size_t OUTLIERS = 8;  // of a quantised row
 struct Work {
     float* hidden;         // [tokens][H], the residual stream
     int32_t* position;     // [tokens]
+    int32_t* text;         // [tokens] which text a token belongs to; of networks with a head over the vocabulary
     uint8_t* input;        // [tokens][input_stride], what the next product reads
     uint8_t* context;      // [tokens][context_stride], attention's output
     float* row_scale;      // [tokens] scale and zero point of a quantised row

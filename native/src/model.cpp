@@ -101,6 +101,8 @@ void Model::check_header() {
     within("norms first", h.norm_first, 0, 2);
     within("norms without mean", h.uncentred, 0, 1);
     within("window", h.window, 0, MOST);
+    within("number of the head's products", h.vocabulary_head, 0, 2);
+    within("activation of the head", h.head_activation, 0, 3);
     if (h.distances) multiple_of_32("number of rows by distance", h.distances);
     within("number of rows by distance", h.distances, 0, h.relative_bias ? 0 : 1 << 20);
     for (const char c : h.family)
@@ -212,6 +214,8 @@ void Model::connect(bool huge_pages) {
         bad("the file lacks the projection from embedding size " + number(h.embedding) + " to hidden size " + number(h.hidden));
     }
 
+    if (h.vocabulary_head) read_head();
+
     std::vector<Layer> stored;
     const uint64_t context = uint64_t{h.heads} * h.head_stride;
     for (uint32_t i = 0; i < h.stored_layers; i++) {
@@ -243,7 +247,24 @@ void Model::connect(bool huge_pages) {
         for (const Linear* l : {&y.qkv, &y.attention_out, &y.ffn_in, &y.ffn_out}) int8_products_ += l->int8;
     }
     n.layer = layers_.data();
-    products_ = 4 * layers_.size() + has_projection;
+    products_ = 4 * layers_.size() + has_projection + h.vocabulary_head;
+    int8_products_ += head_dense_.int8 + decoder_.int8;
+}
+
+void Model::read_head() {
+    const Header& h = header_;
+    uint64_t width = h.hidden;
+    if (h.vocabulary_head == 2) {
+        width = h.embedding;
+        head_dense_ = linear(Tensor::head_dense, 0, width, h.hidden);
+        head_.dense = &head_dense_;
+        head_.gain = floats(Tensor::head_gain, 0, 1, width);
+        head_.shift = floats(Tensor::head_shift, 0, 1, width);
+    }
+    head_.activation = static_cast<Activation>(h.head_activation);
+    decoder_ = linear(Tensor::decoder, 0, (uint64_t{h.vocabulary} + PANEL - 1) / PANEL * PANEL, width);
+    head_.decoder = &decoder_;
+    network_.head = &head_;
 }
 
 void Model::read_places() {
@@ -268,7 +289,8 @@ void Model::copy_weights(std::vector<Layer>& layers) {
 #else
     constexpr size_t HUGE_PAGE = size_t{2} << 20;
     std::vector<Linear*> products;
-    if (network_.projection) products.push_back(&projection_);
+    for (Linear* l : {&projection_, &head_dense_, &decoder_})
+        if (l->weight) products.push_back(l);
     for (Layer& y : layers) products.insert(products.end(), {&y.qkv, &y.attention_out, &y.ffn_in, &y.ffn_out});
     auto bytes_of = [](const Linear& l) { return l.n * l.k * (l.int8 ? 1 : 2); };
     size_t total = HUGE_PAGE;

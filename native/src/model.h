@@ -38,6 +38,7 @@ private:
     Linear linear(Tensor tensor, uint32_t layer, uint64_t n, uint64_t k) const;
     void connect(bool huge_pages);
     void read_places();
+    void read_head();
     void copy_weights(std::vector<Layer>& layers);
 
     Mapping file_, weights_;
@@ -46,7 +47,8 @@ private:
     Header header_{};
     Network network_{};
     std::vector<Entry> table_;
-    Linear projection_{};
+    Linear projection_{}, head_dense_{}, decoder_{};
+    VocabularyHead head_{};
     std::vector<Layer> layers_;
     std::vector<int32_t> places_, diagonals_;
     size_t int8_products_ = 0, products_ = 0;

@@ -77,7 +77,7 @@ std::vector<int32_t> narrow(const char* name, const Integers& values) {
 Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const std::optional<Integers>& token_types,
            const std::optional<Integers>& positions, uint32_t output, bool normalize) {
     if (starts.size() == 0) throw BadInput("starts must have one entry more than there are texts; got none");
-    if (output > static_cast<uint32_t>(Output::max)) throw BadInput("unknown output");
+    if (output > static_cast<uint32_t>(Output::splade)) throw BadInput("unknown output");
     auto fits = [&](const char* name, const std::optional<Integers>& values) {
         if (values && values->size() != ids.size())
             throw BadInput(std::string(name) + " must be as many as ids, " + std::to_string(ids.size()) + "; got " + std::to_string(values->size()));
@@ -103,10 +103,9 @@ Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const 
         const Unlocked unlocked;
         encoder.check(request);
     }
-    const size_t hidden = encoder.model().network().hidden;
-    const size_t rows = request.output == Output::tokens ? request.tokens : request.texts;
-    if (rows > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / hidden) throw std::bad_alloc();
-    std::unique_ptr<float[]> data(new float[rows * hidden + 16]);
+    const size_t width = encoder.width(request.output), rows = by_token(request.output) ? request.tokens : request.texts;
+    if (rows > std::numeric_limits<ptrdiff_t>::max() / sizeof(float) / width) throw std::bad_alloc();
+    std::unique_ptr<float[]> data(new float[rows * width + 16]);
     try {
         const Unlocked unlocked;
         encoder.run(request, data.get(), python_interrupted);
@@ -116,7 +115,9 @@ Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const 
     float* pointer = data.get();
     nb::capsule owner(pointer, [](void* p) noexcept { delete[] static_cast<float*>(p); });
     data.release();
-    return Result(pointer, {rows, hidden}, owner);
+    // Without what fills the vocabulary's last panel.
+    const size_t columns = over_vocabulary(request.output) ? encoder.model().network().vocabulary : width;
+    return Result(pointer, {rows, columns}, owner, {static_cast<int64_t>(width), 1});
 }
 
 nb::dict info(const Encoder& e) {
@@ -137,6 +138,7 @@ nb::dict info(const Encoder& e) {
     d["vocabulary_size"] = h.vocabulary;
     d["token_types"] = h.token_types;
     d["longest_text"] = e.model().network().longest;
+    d["head_products"] = h.vocabulary_head;
     d["layout_version"] = h.layout_version;
     d["file_bytes"] = h.file_bytes;
     return d;

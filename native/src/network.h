@@ -29,6 +29,14 @@ struct Layer {
     size_t window;        // tokens on each side that a token attends to; longer than any text where it attends to all
 };
 
+// What turns last hidden states into logits, one for each id of the vocabulary.
+struct VocabularyHead {
+    const Linear* dense;  // an activation and a norm follow it; null where the decoder reads the hidden states
+    Activation activation;
+    const float *gain, *shift;
+    const Linear* decoder;
+};
+
 struct Network {
     size_t hidden, embedding, heads, head_stride, intermediate, layers;
     size_t vocabulary, token_types, positions, position_offset;
@@ -43,6 +51,7 @@ struct Network {
     const int32_t *place, *diagonal;  // at distance key - query a row of these tables, and 32 times it plus the distance: entries from
                                       // -(longest - 1) to longest + 30
     const Linear* projection;    // null where embedding == hidden and the network has none
+    const VocabularyHead* head;  // or null
     const Layer* layer;          // [layers], shared weights repeated as pointers
 };
 

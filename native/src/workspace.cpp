@@ -59,6 +59,8 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
     for (size_t i = 0; i < n.layers; i++)
         for (const Linear* l : {&n.layer[i].qkv, &n.layer[i].attention_out, &n.layer[i].ffn_in, &n.layer[i].ffn_out})
             (l->int8 ? int8 : dense) = true;
+    if (n.head)
+        for (const Linear* l : {n.head->dense, n.head->decoder}) dense |= l && !l->int8;
     if (!dense) {  // quantised rows only
         work.input_stride = row_stride(std::max({n.hidden, n.embedding, context}) * kernel.int8_bytes);
         work.inner.stride = row_stride(n.intermediate * kernel.int8_bytes);
@@ -72,10 +74,11 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
         uint8_t** place;
         size_t bytes;
     };
-    uint8_t *hidden, *position, *scale, *zero, *outliers, *excess, *inner, *scores, *row, *by_query, *by_key, *distance_scores;
+    uint8_t *hidden, *position, *text, *scale, *zero, *outliers, *excess, *inner, *scores, *row, *by_query, *by_key, *distance_scores;
     const Buffer buffers[] = {
         {&hidden, tokens * std::max(n.hidden, n.embedding) * 4},
         {&position, tokens * 4},
+        {&text, n.head ? tokens * 4 : 0},
         {&work.input, tokens * work.input_stride},
         {&work.context, tokens * work.context_stride},
         {&scale, tokens * 4},
@@ -109,6 +112,7 @@ Workspace::Workspace(const Network& n, const Kernel& kernel, size_t tokens, size
 #endif
     work.hidden = reinterpret_cast<float*>(hidden);
     work.position = reinterpret_cast<int32_t*>(position);
+    work.text = reinterpret_cast<int32_t*>(text);
     work.row_scale = reinterpret_cast<float*>(scale);
     work.row_zero = reinterpret_cast<float*>(zero);
     work.row_outliers = reinterpret_cast<int32_t*>(outliers);

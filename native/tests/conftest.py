@@ -25,10 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason="this CPU has none of the instruction sets"))
 
 
-def network(kind: str, seed: int = 0, **options: Any) -> Any:
-    """Return a transformers network in float32, eval mode, with random weights of a size that makes attention uneven."""
+def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any:
+    """Return a transformers network in float32, eval mode, with random weights of a size that makes attention uneven; with the `head` of a
+    masked language model if asked for."""
     import torch
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
     sizes: dict[str, Any] = {
         "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 160, "vocab_size": 300,
@@ -60,7 +61,7 @@ def network(kind: str, seed: int = 0, **options: Any) -> Any:
         sizes |= {"num_hidden_groups": 2, "num_hidden_layers": 4, "inner_group_num": 2, "hidden_act": "gelu_new"}
     config = AutoConfig.for_model(kind, **(sizes | options))
     torch.manual_seed(seed)
-    model = AutoModel.from_config(config, attn_implementation="eager").eval().float()
+    model = (AutoModelForMaskedLM if head else AutoModel).from_config(config, attn_implementation="eager").eval().float()
     generator = torch.Generator().manual_seed(seed)
 
     def draw(shape: Any) -> torch.Tensor:
@@ -95,9 +96,9 @@ def texts_of(lengths: list[int], vocabulary: int = 300, seed: int = 1) -> tuple[
 
 
 def reference(
-    model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: NDArray[Any] | None = None
+    model: Any, ids: NDArray[Any], starts: NDArray[Any], token_types: NDArray[Any] | None = None, output: str = "last_hidden_state"
 ) -> NDArray[np.float32]:
-    """Return transformers' last hidden states [T, H], text by text."""
+    """Return transformers' last hidden states [T, H], or another `output`, text by text."""
     import torch
 
     rows = []
@@ -115,7 +116,7 @@ def reference(
                 attention_mask=torch.ones(1, int(b - a), dtype=torch.long),
                 **given,
             )
-            rows.append(one.last_hidden_state[0].numpy())
+            rows.append(one[output][0].numpy())
     return np.concatenate(rows)
 
 
@@ -135,7 +136,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if key not in known:
             model = network(kind, **options)
             known[key] = folder / f"{len(known)}.bin"
-            bertopt_native.pack(known[key], model.config.to_dict(), state(model), precision, keep)
+            bertopt_native.pack(known[key], model.config.to_dict(), state(model), precision, keep, vocabulary_head=options.get("head", False))
         return known[key]
 
     return make

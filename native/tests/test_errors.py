@@ -41,7 +41,7 @@ def encoder(packed: Packed) -> Encoder:
     ({"starts": [0, 2**62]}, "a text has at most 80 tokens; text 0 has 4611686018427387904"),
     ({"starts": [0, -(2**63), 1]}, "starts must not decrease"),
     ({"ids": [1] * 81, "starts": [0, 81]}, "a text has at most 80 tokens; text 0 has 81: truncate it"),
-    ({"output": "cls"}, "output must be one of 'tokens', 'first', 'mean', 'max'; got 'cls'"),
+    ({"output": "cls"}, "output must be one of 'tokens', 'first', 'mean', 'max', 'logits', 'splade'; got 'cls'"),
     ({"normalize": True}, "normalize needs an output of one row per text"),
 ], ids=str)  # fmt: skip
 def test_bad_input(arguments: dict[str, Any], message: str, encoder: Encoder) -> None:
@@ -95,16 +95,16 @@ def test_cut_files(packed: Packed, tmp_path: Path) -> None:
 def test_other_magic_and_version(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="first bytes"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(0, 0)))
-    with pytest.raises(BadFile, match="layout version must be from 1 to 3; the file has 4: pack the checkpoint again"):
+    with pytest.raises(BadFile, match="layout version must be from 1 to 4; the file has 5: pack the checkpoint again"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, layout.LAYOUT_VERSION + 1)))
 
 
-@pytest.mark.parametrize("kind", ["bert", "deberta-v2"])
-def test_every_word_of_header_and_table(kind: str, packed: Packed, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "head"), [("bert", False), ("deberta-v2", False), ("bert", True)])
+def test_every_word_of_header_and_table(kind: str, head: bool, packed: Packed, tmp_path: Path) -> None:
     """Whatever a word says, the file is refused or runs: nothing outside it is read."""
-    good = packed(kind).read_bytes()
+    good = packed(kind, head=head).read_bytes()
     entries = struct.unpack_from("<I", good, 32)[0]
-    words = [*range(0, 144, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
+    words = [*range(0, 152, 4), *range(256, 256 + min(entries, 30) * layout.ENTRY.size, 4)]
     refused = 0
     for at in words:
         for value in (0, 1, 31, 33, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1):
@@ -118,7 +118,7 @@ def test_every_word_of_header_and_table(kind: str, packed: Packed, tmp_path: Pat
                 continue
             longest = encoder.info["longest_text"]
             try:
-                encoder.run([1] * min(40, longest), [0, min(40, longest)])
+                encoder.run([1] * min(40, longest), [0, min(40, longest)], output="splade" if encoder.info["head_products"] else "tokens")
             except ValueError as e:
                 assert "must be from 0 to" in str(e)
     assert refused > len(words) * 4
@@ -158,7 +158,8 @@ def test_pack_refuses_rotary_positions(change: dict[str, Any], error: type[Excep
 
 def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> None:
     """An older library opens the others."""
-    assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert", "deberta-v2")] == [1, 2, layout.LAYOUT_VERSION]
+    assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert", "deberta-v2")] == [1, 2, 3]
+    assert Encoder(packed("bert", head=True)).info["layout_version"] == layout.LAYOUT_VERSION == 4
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [

@@ -146,9 +146,10 @@ struct Write {
     }
 };
 
-// The projection of narrow embeddings: bias, no residual.
+// Bias, no residual.
+template <bool Int8>
 struct WriteBiased {
-    Dequantise<false> dequantise;
+    Dequantise<Int8> dequantise;
     float* out;
     size_t stride;
 
@@ -157,6 +158,24 @@ struct WriteBiased {
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
         Write{out, stride}({}, m, p, x, y);
+    }
+};
+
+// The largest of a column for each text, and of what `out` has there.
+template <bool Int8>
+struct Largest {
+    Dequantise<Int8> dequantise;
+    float* out;
+    size_t stride;
+    const int32_t* text;
+
+    BN_INLINE_MEMBER Columns columns(size_t p) const { return dequantise.columns(p); }
+
+    BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
+        dequantise.apply(c, m, x, y);
+        float* o = out + static_cast<size_t>(text[m]) * stride + PANEL * p;
+        store(o, maximum(x, load(o)));
+        store(o + 16, maximum(y, load(o + 16)));
     }
 };
 

@@ -1,6 +1,7 @@
 // One group of texts through all layers. Alone (team null) on one thread, or shared by a team in steps of tasks.
 
 constexpr size_t ROWS_A_THREAD = 32;  // from so many rows a thread, threads share rows, not columns
+constexpr size_t PANELS_AT_ONCE = 64;  // of the vocabulary: a text's part of the answer stays in the cache until it is done
 
 struct ForwardPass {
     const Network& net;
@@ -65,7 +66,7 @@ struct ForwardPass {
         const size_t panels = net.hidden / PANEL, n = parts(panels);
         share(team, n, [&](size_t i) {
             product<DENSE>(work.input, work.input_stride, 0, tokens, l.weight, l.k, panels * i / n, panels * (i + 1) / n,
-                           WriteBiased{{l, nullptr}, work.hidden, net.hidden});
+                           WriteBiased<false>{{l, nullptr}, work.hidden, net.hidden});
         });
         by_rows(tokens, [&](size_t r0, size_t r1) {
             for (size_t r = r0; r < r1; r++) emit_row(work.hidden + r * net.hidden, net.hidden, net.layer[0].qkv.int8, work, r);
@@ -254,6 +255,59 @@ struct ForwardPass {
         });
     }
 
+    // Last hidden states to what the decoder reads.
+    void before_decoder(const VocabularyHead& head) {
+        const Linear& first = head.dense ? *head.dense : *head.decoder;
+        by_rows(tokens, [&](size_t r0, size_t r1) {
+            size_t text = text0;
+            for (size_t r = r0; r < r1; r++) {
+                while (r >= start(text + 1)) text++;
+                work.text[r] = static_cast<int32_t>(text - text0);
+                emit_row(work.hidden + r * net.hidden, net.hidden, first.int8, work, r);
+            }
+        });
+        if (!head.dense) return;
+        const size_t width = first.n, panels = width / PANEL, n = parts(panels);
+        share(team, n, [&](size_t i) {
+            linear<WriteBiased>(first, work.input, work.input_stride, 0, tokens, panels * i / n, panels * (i + 1) / n, work.hidden, width);
+        });
+        by_rows(tokens, [&](size_t r0, size_t r1) {
+            for (size_t r = r0; r < r1; r++) {
+                float* row = work.hidden + r * width;
+                for (size_t i = 0; i < width; i += 16) store(row + i, activated<7>(head.activation, load(row + i)));
+                normalise_row(row, width, head.gain, head.shift, net.epsilon, false, row);
+                emit_row(row, width, head.decoder->int8, work, r);
+            }
+        });
+    }
+
+    // A text's weight for each id, in panels p0 to p1 of the vocabulary.
+    void splade(const Linear& decoder, size_t p0, size_t p1) {
+        const size_t width = decoder.n, first = p0 * PANEL, count = (p1 - p0) * PANEL;
+        float* out = batch.out + text0 * width;
+        for (size_t text = 0; text < text1 - text0; text++) __builtin_memset(out + text * width + first, 0, count * sizeof(float));
+        linear<Largest>(decoder, work.input, work.input_stride, 0, tokens, p0, p1, out, width, work.text);
+        for (size_t text = 0; text < text1 - text0; text++) log1p_row(out + text * width + first, count);
+    }
+
+    void write_over_vocabulary() {
+        const Linear& decoder = *net.head->decoder;
+        const size_t width = decoder.n, panels = width / PANEL, n = parts(panels);
+        before_decoder(*net.head);
+        share(team, n, [&](size_t i) {
+            const size_t end = panels * (i + 1) / n;
+            for (size_t p0 = panels * i / n, p1; p0 < end; p0 = p1) {
+                p1 = smaller(end, p0 + PANELS_AT_ONCE);
+                if (batch.output == Output::splade) splade(decoder, p0, p1);
+                else linear<WriteBiased>(decoder, work.input, work.input_stride, 0, tokens, p0, p1, batch.out + base * width, width);
+            }
+        });
+        if (!batch.normalize) return;
+        share(team, 1, [&](size_t) {
+            for (size_t text = text0; text < text1; text++) normalise_length(batch.out + text * width, width);
+        });
+    }
+
     void run() {
         embed();
         const bool want_firsts = batch.output == Output::first;
@@ -264,7 +318,8 @@ struct ForwardPass {
             const size_t count = firsts ? gather_firsts() : tokens;
             rest_of_layer({layer, last, !last && net.layer[l + 1].qkv.int8}, count);
         }
-        write(want_firsts);
+        if (batch.output >= Output::logits) write_over_vocabulary();
+        else write(want_firsts);
     }
 };
 

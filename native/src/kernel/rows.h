@@ -196,6 +196,15 @@ BN_INLINE void pool_rows(const float* rows, size_t count, size_t n, bool mean, f
     }
 }
 
+// log(1 + v) of what is above 0; most of SPLADE's weights are not.
+BN_INLINE void log1p_row(float* v, size_t n) {
+    for (size_t i = 0; i < n; i += 16)
+        for (unsigned above = greater(load(v + i), zeros()); above; above &= above - 1) {
+            float* x = v + i + __builtin_ctz(above);
+            *x = __builtin_log1pf(*x);
+        }
+}
+
 // To length 1, as torch.nn.functional.normalize does: divided by the norm, at least 1e-12.
 BN_INLINE void normalise_length(float* v, size_t n) {
     Vec sum = zeros();
