@@ -55,19 +55,21 @@ class FloatHead:
 
     @classmethod
     def of(cls, spec: Spec, tensors: Mapping[str, Array], config: Mapping[str, Any]) -> FloatHead | None:
-        """Return the head of a task from what `plain` returns, None where the hidden or pooled states are the answer.
+        """Return the head of a task from what `plain` returns, None where the encoder itself gives the answer: hidden or pooled states, or
+        what it makes over the vocabulary.
 
         Where layers follow pooling, the head has these, and normalisation after them.
 
-        Raises Unsupported for fill-mask, SPLADE and families that the native encoder does not know.
+        Raises Unsupported for families that the native encoder does not know.
         """
         if spec.family not in _CLASSIFIERS:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
-        if spec.sparse:
-            raise Unsupported("the native encoder has no head over the vocabulary, which SPLADE needs; use convert_openvino")
+        if spec.over_vocabulary:
+            return None
         if spec.task == "feature-extraction":
             return cls._after_pooling(spec, tensors) if spec.dense else None
-        steps = _steps(spec)
+        heads = {"text-classification": _CLASSIFIERS[spec.family], **(_MODERNBERT if spec.family == "modernbert" else _PER_TOKEN)}
+        steps = heads[spec.task]
         if spec.family == "modernbert":
             tensors = _modernbert(tensors, config)
         if spec.family == "deberta-v2" and spec.granularity == "text":
@@ -112,14 +114,6 @@ class FloatHead:
             else:
                 values = linear(values, self.tensors[f"{step}.weight"], self.tensors[f"{step}.bias"])
         return np.asarray(values)
-
-
-def _steps(spec: Spec) -> tuple[str, ...]:
-    """The layers and functions of a task's head. Raises Unsupported for a task that has none here."""
-    heads = {"text-classification": _CLASSIFIERS[spec.family], **(_MODERNBERT if spec.family == "modernbert" else _PER_TOKEN)}
-    if spec.task not in heads:
-        raise Unsupported(f"the native encoder has no head for {spec.task} of {spec.family}; use convert_openvino")
-    return heads[spec.task]
 
 
 def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Array]]:

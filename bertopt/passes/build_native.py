@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PRODUCTS = ("qkv", "attention_out", "ffn_in", "ffn_out")
+#: Of the head over the vocabulary; EuroBERT's is a decoder alone.
+_HEAD_PRODUCTS = ("head.dense", "head.decoder")
 _PRECISIONS: dict[str, Precision] = {"int8": "int8", "bf16": "bfloat16"}
 _WHOLE = "build_native packs the checkpoint's own layers; put it after reference or use_sdpa"
 
@@ -37,7 +39,7 @@ class BuildNative(Pass[Eager, Native]):
     keep_bf16: tuple[str, ...] = Field(
         (),
         description="int8: products to leave in bf16, as layers ('3') or patterns of 'layer.product' ('*.ffn_out', '0.qkv'); "
-        f"products are {', '.join(_PRODUCTS)}",
+        f"products are {', '.join(_PRODUCTS)}, and of fill-mask and SPLADE {', '.join(_HEAD_PRODUCTS)}",
     )
 
     def int8_rounding(self) -> Int8Rounding:
@@ -63,7 +65,7 @@ class BuildNative(Pass[Eager, Native]):
             raise Unsupported("ALBERT's layers share weights: the native encoder takes groups of one layer, and no keep_bf16")
         try:
             with native_import.native_errors(module):
-                module.pack(path, config, tensors, self.precision, sorted(kept))
+                module.pack(path, config, tensors, self.precision, sorted(kept), vocabulary_head=model.spec.over_vocabulary)
         except ValueError as error:
             raise IntegrityError(f"the weights cannot be packed: {error}") from error
         if head is not None:
@@ -83,23 +85,31 @@ class BuildNative(Pass[Eager, Native]):
 
     def _kept(self, spec: Spec) -> set[str]:
         """The products that `keep_bf16` names, as 'layer.product'. Raises UsageError for a pattern that fits none."""
-        names = [f"{layer}.{product}" for layer in range(spec.layers) for product in _PRODUCTS]
+        names = _products(spec)
         kept: set[str] = set()
         for pattern in self.keep_bf16:
             fitting = fnmatch.filter(names, pattern if "." in pattern else f"{pattern}.*")
             if not fitting:
                 raise UsageError(
                     f"keep_bf16 must name layers from 0 to {spec.layers - 1} or products such as '0.qkv' or '*.ffn_out'; "
-                    f"'{pattern}' fits none of {spec.layers} layers with {', '.join(_PRODUCTS)}"
+                    f"'{pattern}' fits none of {spec.layers} layers with {', '.join((*_PRODUCTS, *names[len(_PRODUCTS) * spec.layers :]))}"
                 )
             kept.update(fitting)
         return kept
 
     def _expected(self, spec: Spec) -> tuple[int, int]:
         """How many products run in INT8 and in bf16."""
-        every = len(_PRODUCTS) * spec.layers
+        every = len(_products(spec))
         kept = every if self.precision == "bf16" else len(self._kept(spec))
         return every - kept, kept
+
+
+def _products(spec: Spec) -> list[str]:
+    """The products of a model, as 'layer.product'; the head over the vocabulary counts as a layer."""
+    names = [f"{layer}.{product}" for layer in range(spec.layers) for product in _PRODUCTS]
+    if spec.over_vocabulary:
+        names += _HEAD_PRODUCTS[1:] if spec.family == "eurobert" else _HEAD_PRODUCTS
+    return names
 
 
 def _other_code(model: Eager) -> str | None:

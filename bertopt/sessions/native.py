@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: What the encoder pools itself; it sums over a text's tokens in order.
-_POOLED = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len": "mean"}
+_POOLED = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len": "mean", "splade": "splade"}
 #: Products with weights in a layer: query, key and value together, attention's output, two of the feed-forward network.
 _LAYER_PRODUCTS = 4
 
@@ -66,8 +66,8 @@ class NativeSession(Session):
         int8 = int(info["int8_products"])
         return RuntimeFacts(
             runtime=f"bertopt-native {self._version}", device="cpu", isa=info["isa"], threads=int(info["threads"]), streams=1,
-            # Of the layers: a projection of the embeddings, where there is one, is bf16 and not counted.
-            products={"int8": int8, "bf16": _LAYER_PRODUCTS * int(info["layers"]) - int8},
+            # Of the layers and the head: a projection of the embeddings, where there is one, is bf16 and not counted.
+            products={"int8": int8, "bf16": _LAYER_PRODUCTS * int(info["layers"]) + int(info["head_products"]) - int8},
         )  # fmt: skip
 
     def _run(self, ragged: _Ragged) -> tuple[Array, ...]:
@@ -76,6 +76,8 @@ class NativeSession(Session):
         by_text = spec.granularity == "text"
         head = "first" if self._head is None else self._head.pooling
         output = (_POOLED[spec.pooling] if spec.pooling else head) if by_text and head != "late" else "tokens"
+        if spec.task == "fill-mask":
+            output = "logits"
         # Of a pooled vector its length does not matter where it is made 1 at once.
         normalizes = spec.normalize and by_text and not spec.dense
         try:

@@ -39,7 +39,7 @@ def certify(model: Native, parent: Eager) -> Certificate:
     module = native_import.native()
     config, tensors, after_pooling = plain(parent.network)
     with native_import.native_errors(module):
-        compared, difference = module.compare(model.path, config, tensors)
+        compared, difference = module.compare(model.path, config, tensors, vocabulary_head=model.spec.over_vocabulary)
     if difference is None:
         expected, path = FloatHead.of(model.spec, {**tensors, **after_pooling}, config), model.path.with_name(FILE)
         found = FloatHead.read(path) if path.exists() else None
@@ -98,12 +98,11 @@ def _read(model: Native) -> Any:
 
 def _differences(mine: Any, theirs: Any, repeated: bool) -> Iterator[str | None]:
     """Yield for each tensor of either file None where the two agree, else its name; without feed-forward weights if neurons are `repeated`."""
-    from bertopt_native.layout import Part, Tensor, Type
+    from bertopt_native.layout import PRODUCTS, Part, Tensor, Type
 
     computed = (Tensor.ROTARY, Tensor.DISTANCE_KEYS, Tensor.DISTANCE_QUERIES)
     neurons = (Tensor.FFN_IN, Tensor.FFN_OUT)
-    products = [number for number in Tensor if number >= Tensor.PROJECTION]
-    parts = {number + part: (number, part) for number in products for part in Part}
+    parts = {number + part: (number, part) for number in PRODUCTS for part in Part}
     for number, layer in sorted(mine.keys() | theirs.keys()):
         product, part = parts.get(number, (Tensor(number) if number not in parts else None, None))
         if repeated and product in neurons and not (product == Tensor.FFN_OUT and part == Part.BIAS):

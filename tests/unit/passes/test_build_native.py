@@ -44,6 +44,9 @@ MODELS = [
     ("deberta-v2", "feature-extraction", "mean"), ("deberta-v2", "text-classification", None), ("deberta-v2", "token-classification", None),
     ("deberta-v2", "question-answering", None), ("eurobert", "feature-extraction", "mean"), ("eurobert", "text-classification", None),
     ("eurobert", "token-classification", None),
+    *((family, "fill-mask", None) for family in ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte")),
+    *((family, "fill-mask", None) for family in ("modernbert", "deberta-v2", "eurobert")),
+    *((family, "feature-extraction", "splade") for family in ("bert", "roberta", "distilbert", "modernbert", "eurobert")),
 ]  # fmt: skip
 
 
@@ -292,8 +295,9 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
 
 
 def test_unknown_families_and_tasks_are_unsupported(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="no head for fill-mask"):
-        built(checkpoint.load(tiny(family="bert", task="fill-mask")), tmp_path / "out")
+    other_head = checkpoint.load(write_tiny(tmp_path / "checkpoint", "deberta-v2", "fill-mask", extra={"legacy": False}))
+    with pytest.raises(Unsupported, match="expected a head over the vocabulary, with a tensor 'cls.predictions.decoder.weight'; the checkpoint has none"):
+        built(other_head, tmp_path / "out")
     spec = checkpoint.load(tiny(family="bert")).spec.model_copy(update={"family": "funnel"})
     with pytest.raises(Unsupported, match=r"native encoder runs .*, eurobert; got funnel: use convert_openvino"):
         FloatHead.of(spec, {}, {})
