@@ -68,8 +68,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "profiles": [{"min": [1, 1], "opt": [2, 16], "max": [8, 64]}],
     }
 }  # fmt: skip
-#: Embedding models answer once a text; everything else of them is feature extraction.
-EMBEDDING = "embedding"
+#: Models that answer once a text, and how they pool; everything else of them is feature extraction.
+POOLED = {"embedding": "mean", "sparse embedding": "splade"}
 SHAPES = ((2, 8), (3, 16))
 #: Few texts, short, long, empty, of several scripts: a tiny tokenizer spells all of them.
 TEXTS = 24
@@ -111,10 +111,8 @@ class _Model:
 
     def __init__(self, root: Path, family: str, task: str, workers: Workers) -> None:
         self.root, self.family, self.task = root, family, task
-        embedding = task == EMBEDDING
-        checkpoint = write_tiny(
-            root / "checkpoint", family, "feature-extraction" if embedding else task, "mean" if embedding else None
-        )
+        pooling = POOLED.get(task)
+        checkpoint = write_tiny(root / "checkpoint", family, "feature-extraction" if pooling else task, pooling)
         start = root / "stage-0"
         start.mkdir()
         fields = {"key": "matrix", "name": "reference", "device": "cpu"}
@@ -184,7 +182,7 @@ class _Model:
         # As a run does: one logit of a lone token may be near zero.
         usual = parity.scales(self.reference.values(), self.spec)
         cases = [parity.compare(probe, self.spec, answers[probe.name], self.reference[probe.name], usual) for probe in asked]
-        limits = gates.effective_limits(manifest.precision, LIMITS.get(manifest.precision, Limits()))
+        limits = gates.effective_limits(manifest.precision, LIMITS.get(manifest.precision, Limits()), sparse=self.spec.sparse)
         found = parity.judge(cases, limits, None)
         figures = {"metric": found.worst.metric, "value": found.worst.value, "limit": found.worst.limit,
                    **Comparison.over(cases).model_dump()}  # fmt: skip
@@ -244,7 +242,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
     now = {cell.key: asdict(cell) for cell in found}
     if old.get("environment") == environment.describe():
         now = {(cell["family"], cell["task"], cell["pass_"]): cell for cell in old["cells"]} | now
-    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES) for t in (*TASKS, EMBEDDING) for p in LINES]
+    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES) for t in (*TASKS, *POOLED) for p in LINES]
     return {
         "environment": environment.describe(),
         "limits": {
@@ -258,7 +256,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m campaigns.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--families", default=",".join([*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES]))
-    parser.add_argument("--tasks", default=",".join([*TASKS, EMBEDDING]))
+    parser.add_argument("--tasks", default=",".join([*TASKS, *POOLED]))
     parser.add_argument("--passes", default=",".join(LINES))
     parser.add_argument("--json", type=Path, help="file to keep the cells in, beside those it has already")
     given = parser.parse_args(arguments)

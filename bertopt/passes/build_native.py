@@ -26,7 +26,8 @@ class BuildNative(Pass[Eager, Native]):
 
     `int8` quantises weights here (one scale for each output channel) and activations at run time (scale and zero point for each
     token): nothing is calibrated, and a text's output is the same to the last bit whatever else is in its batch. Attention is bf16 or
-    float32, as the CPU allows; norms, pooling and task heads are float32. Counts products by precision.
+    float32, as the CPU allows; norms, pooling and task heads are float32, but the decoder over the vocabulary (fill-mask, SPLADE) is a product
+    as those of the layers. Counts products by precision.
 
     Needs bertopt-native and, to run, an x86-64 CPU with AVX2 or an ARM CPU with dot products. Only bertopt opens the result.
     """

@@ -20,10 +20,11 @@ from bertopt.modeling.float_head import FILE, FloatHead, plain
 from bertopt.passes import BuildNative, UseSdpa
 from bertopt.recipe.parser import parse
 from bertopt.runtime.load import load
+from bertopt.runtime.predictor import Predictor
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
 from bertopt.sessions.native import NativeSession
-from bertopt.stages import certificates
+from bertopt.stages import certificates, native_certificate
 from bertopt.system import environment
 from tests.support.tiny_models import WORDS, Tiny, write_tiny
 
@@ -153,6 +154,46 @@ def test_a_wrong_weight_contradicts_its_certificate(name: str, precision: str, t
     build = BuildNative(precision=precision)
     found = certificates.certify(build(wrong, Context(tmp_path)).model, parent)
     assert found.status == "contradicted" and "is not the checkpoint's" in found.reason, found
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["cls.predictions.transform.LayerNorm.weight", "cls.predictions.transform.dense.weight", "cls.predictions.bias"])
+def test_a_wrong_head_over_the_vocabulary_contradicts_its_certificate(name: str, precision: str, tiny: Tiny, tmp_path: Path) -> None:
+    parent, wrong = (checkpoint.load(tiny(task="feature-extraction", pooling="splade")) for _ in range(2))
+    dict(wrong.network.encoder.named_parameters())[name].data[-1] += 0.05
+    models = [BuildNative(precision=precision)(each, Context(tmp_path / str(number))).model for number, each in enumerate((wrong, parent)) if (tmp_path / str(number)).mkdir() is None]
+    for found in (certificates.certify(models[0], parent), native_certificate.certify_beside(*models)):
+        assert found.status == "contradicted", found
+    assert native_certificate.certify_beside(models[1], models[1]).status == "certified"
+
+
+@pytest.mark.parametrize(("task", "pooling"), [("feature-extraction", "splade"), ("fill-mask", None)])
+def test_predictions_over_the_vocabulary(task: str, pooling: str | None, tiny: Tiny, tmp_path: Path) -> None:
+    """By the predictor, beside the checkpoint's own: packed rows of several texts, and texts alone."""
+    reference = checkpoint.load(tiny(task=task, pooling=pooling))
+    predictor = load(stage(reference, tmp_path, precision="bf16"), threads=2)
+    theirs = Predictor(open_session(reference, threads=1), reference.spec, tmp_path / "parent")
+    texts = [f"{text} [MASK]" if task == "fill-mask" else text for text in TEXTS]
+    several, alone, expected = predictor(texts), [predictor([text])[0] for text in texts], theirs(texts)
+    for ours, single, want in zip(several, alone, expected, strict=True):
+        assert ours == single
+        if task == "fill-mask":
+            assert ours[0][0]["token"] in [found["token"] for found in want[0]][:2]
+            continue
+        dense, other = (np.zeros(reference.spec.vocabulary) for _ in range(2))
+        dense[ours["indices"]], other[want["indices"]] = ours["values"], want["values"]
+        assert dense @ other / np.linalg.norm(dense) / np.linalg.norm(other) > 0.999
+
+
+@pytest.mark.parametrize(("family", "keep", "counts"), [("bert", ("head",), (8, 2)), ("bert", ("head.decoder", "1"), (5, 5)), ("eurobert", (), (9, 0)), ("eurobert", ("head.*",), (8, 1))])
+def test_products_of_the_head_are_counted(family: str, keep: tuple[str, ...], counts: tuple[int, int], tiny: Tiny, tmp_path: Path) -> None:
+    reference = checkpoint.load(tiny(family=family, task="fill-mask"))
+    by = BuildNative(keep_bf16=keep)
+    model = by(reference, Context(tmp_path)).model
+    shown = by.effects(model, open_session(model).facts())
+    assert shown == {what: (count, count) for what, count in zip(("products that run in INT8", "products that run in bf16"), counts, strict=True) if count}
+    with pytest.raises(UsageError, match=r"'9' fits none of 2 layers with qkv, .*head\.decoder"):
+        built(reference, tmp_path / "other", keep_bf16=("9",))
 
 
 @pytest.mark.parametrize(("family", "task", "pooling"), MODELS)
@@ -296,7 +337,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
 
 def test_unknown_families_and_tasks_are_unsupported(tiny: Tiny, tmp_path: Path) -> None:
     other_head = checkpoint.load(write_tiny(tmp_path / "checkpoint", "deberta-v2", "fill-mask", extra={"legacy": False}))
-    with pytest.raises(Unsupported, match="expected a head over the vocabulary, with a tensor 'cls.predictions.decoder.weight'; the checkpoint has none"):
+    with pytest.raises(Unsupported, match=r"a head over the vocabulary, with a tensor 'cls\.predictions\.decoder\.weight'; the checkpoint has none"):
         built(other_head, tmp_path / "out")
     spec = checkpoint.load(tiny(family="bert")).spec.model_copy(update={"family": "funnel"})
     with pytest.raises(Unsupported, match=r"native encoder runs .*, eurobert; got funnel: use convert_openvino"):
