@@ -86,7 +86,7 @@ def artefacts(words: Sequence[str], checkpoint: models.Checkpoint) -> list[roste
         if (model or "minilm") not in models.CHECKPOINTS:
             raise ValueError(f"--ours: expected a model of {', '.join(models.CHECKPOINTS)}; got '{model}'")
         if (model or "minilm") == checkpoint.name:
-            found.append(roster.ours(f"bertopt {name}", Path(directory), checkpoint.labelled))
+            found.append(roster.ours(f"bertopt {name}", Path(directory), checkpoint.kind))
     return found
 
 
@@ -129,7 +129,7 @@ def prepared(
     }  # fmt: skip
     isa, found = environment.describe()["isa"], []
     entries = roster.wanted(checkpoint, artefacts(options.ours, checkpoint), options.only, options.all)
-    reference = roster.reference(checkpoint.labelled)
+    reference = roster.reference(checkpoint.kind)
     for entry in entries:
         if entry.needs and not set(entry.needs) & set(isa):
             race_["contenders"][entry.name] = {"peer": entry.peer, "failed": MISSING}

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 
 def opened(source: str, backend: Literal["onnx", "openvino"], arguments: dict[str, Any]) -> Any:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer, SparseEncoder
 
-    return SentenceTransformer(source, device="cpu", backend=backend, model_kwargs=arguments)
+    kind = SparseEncoder if "SpladePooling" in Path(source, "modules.json").read_text("utf-8") else SentenceTransformer
+    return kind(source, device="cpu", backend=backend, model_kwargs=arguments)
 
 
 def onnx(source: str, out: str, texts: str, samples: int) -> None:

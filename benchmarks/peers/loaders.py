@@ -37,8 +37,30 @@ def session_options(threads: int) -> Any:
 
 def sentence_transformers(options: Options) -> tuple[Model, dict[str, Any]]:
     """`backend`: torch (with `dtype`), onnx or openvino (with `file_name`)."""
-    import torch
     from sentence_transformers import SentenceTransformer
+
+    model, facts = opened(SentenceTransformer, options)
+    on_torch = options["backend"] == "torch"
+
+    def encode(texts: Sequence[str]) -> Any:
+        # numpy has no bfloat16: as torch tensors they can be made float32 afterwards.
+        found = model.encode(list(texts), show_progress_bar=False, convert_to_tensor=on_torch)
+        return found.float().numpy() if on_torch else found
+
+    return encode, facts
+
+
+def sparse_encoder(options: Options) -> tuple[Model, dict[str, Any]]:
+    """The same of a SPLADE: its answer is a sparse tensor."""
+    from sentence_transformers import SparseEncoder
+
+    model, facts = opened(SparseEncoder, options)
+    return lambda texts: model.encode(list(texts), show_progress_bar=False), facts
+
+
+def opened(kind: Any, options: Options) -> tuple[Any, dict[str, Any]]:
+    """A model of sentence-transformers, and what is known of it."""
+    import torch
 
     threads, backend = options["threads"], options["backend"]
     torch.set_num_threads(threads)
@@ -52,13 +74,8 @@ def sentence_transformers(options: Options) -> tuple[Model, dict[str, Any]]:
         }  # fmt: skip
     elif backend == "openvino":
         arguments = {"file_name": options["file_name"], "ov_config": {"INFERENCE_NUM_THREADS": threads}}
-    model = SentenceTransformer(options["directory"], device="cpu", backend=backend, model_kwargs=arguments)
+    model = kind(options["directory"], device="cpu", backend=backend, model_kwargs=arguments)
     model.max_seq_length = options["max_length"]
-
-    def encode(texts: Sequence[str]) -> Any:
-        # numpy has no bfloat16: as torch tensors they can be made float32 afterwards.
-        found = model.encode(list(texts), show_progress_bar=False, convert_to_tensor=backend == "torch")
-        return found.float().numpy() if backend == "torch" else found
 
     facts: dict[str, Any] = {"max_seq_length": model.max_seq_length}
     if backend == "torch":
@@ -71,7 +88,7 @@ def sentence_transformers(options: Options) -> tuple[Model, dict[str, Any]]:
             network.compile()
         compiled = network.request if hasattr(network.request, "get_property") else network.request.get_compiled_model()
         facts["precision"] = str(compiled.get_property("INFERENCE_PRECISION_HINT"))
-    return encode, facts
+    return model, facts
 
 
 def plain_onnxruntime(options: Options) -> tuple[Model, dict[str, Any]]:

