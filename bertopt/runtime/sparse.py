@@ -34,4 +34,20 @@ class Weights(NamedTuple):
 
     def answer(self) -> dict[str, list[Any]]:
         """Return them as JSON takes them, and as databases of sparse vectors do; the values in the fewest digits that give the same float32."""
-        return {"indices": self.indices.tolist(), "values": self.values.astype(str).astype(float).tolist()}
+        return {"indices": self.indices.tolist(), "values": _in_fewest_digits(self.values).tolist()}
+
+
+def _in_fewest_digits(values: Array) -> NDArray[np.float64]:
+    """Return for each of `values` [K], above 0, the decimal number of fewest digits that rounds to the same float32, as `str` of a float32
+    has it, in a tenth of the time."""
+    exact = values.astype(np.float64)
+    magnitude = np.floor(np.log10(exact))
+    found = exact.copy()
+    left = np.arange(len(values))
+    # Nine significant digits tell all float32 apart; six find every number that has no more.
+    for digits in range(6, 10):
+        scale = 10.0 ** (digits - 1 - magnitude[left])
+        found[left] = np.rint(exact[left] * scale) / scale
+        left = left[found[left].astype(np.float32) != values[left]]
+    found[left] = exact[left]
+    return found

@@ -98,3 +98,22 @@ def test_bulk_refuses_weights_that_are_not_finite(artefact: Path, tmp_path: Path
     (tmp_path / "in.txt").write_text("the cat\n")
     with pytest.raises(WrongAnswer, match=r"in\.txt:1: expected a finite embedding"):
         command.bulk(tmp_path / "in.txt", tmp_path / "out", artefact)
+
+
+def test_values_have_the_digits_of_a_float32() -> None:
+    """As Python's `str` of each: 0.1, not 0.10000000149011612."""
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([rng.uniform(0, 5, 20_000), 10 ** rng.uniform(-8, 2, 20_000), np.arange(1, 2000) / 1000, [1e-3, 0.1, 1, 10, 88.72284, 9.999999e-5]])
+    values = drawn.astype(np.float32)
+    found = Weights(np.arange(len(values)), values).answer()["values"]
+    assert found == values.astype(str).astype(float).tolist()
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-38, 3e-30, 3.4028235e38, 1e20])
+def test_extreme_values_stay_what_they_are(value: float) -> None:
+    (found,) = Weights(np.arange(1), np.array([value], np.float32)).answer()["values"]
+    assert np.float32(found) == np.float32(value)
+
+
+def test_no_values() -> None:
+    assert Weights.of(np.zeros(9, np.float32)).answer() == {"indices": [], "values": []}
