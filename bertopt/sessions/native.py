@@ -99,9 +99,11 @@ class NativeSession(Session):
 
     def _placed(self, ragged: _Ragged, answers: tuple[Array, ...]) -> dict[str, Array]:
         place = ragged.slots if self.spec.granularity == "text" else ragged.valid
+        # Outputs over a vocabulary are large: they are not copied where one row has no gap.
+        one_row = place is None or (len(place) == 1 and bool(place.all()))
         placed = {}
         for name, value in zip(self.spec.outputs, answers, strict=True):
-            if place is None:
+            if place is None or one_row:
                 placed[name] = value[None]
                 continue
             out = np.zeros((*place.shape, *value.shape[1:]), np.float32)

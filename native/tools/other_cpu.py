@@ -41,19 +41,24 @@ def write(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     isa = next((isa for isa in bertopt_native.supported() if isa in FLOATS), None)
-    shapes = [(kind, {}) for kind in KINDS] + [(kind, options) for kind, several in SHAPES.items() for options in several]
+    shapes: list[tuple[str, dict[str, Any]]] = [(kind, {"head": head}) for kind in KINDS for head in (False, True)] + [(kind, options) for kind, several in SHAPES.items() for options in several]
     for number, ((kind, options), precision) in enumerate(itertools.product(shapes, ("int8", "bf16"))):
         model = network(kind, **options)
         path = folder / f"{number}.bin"
-        bertopt_native.pack(path, model.config.to_dict(), state(model), precision)  # type: ignore[arg-type]
+        head = options.get("head", False)
+        bertopt_native.pack(path, model.config.to_dict(), state(model), precision, vocabulary_head=head)  # type: ignore[arg-type]
         encoder = bertopt_native.Encoder(path, threads=2, isa=isa)
         ids, starts = texts_of([min(n, encoder.info["longest_text"]) for n in LENGTHS])
         types = np.random.default_rng(2).integers(0, 2, len(ids)).astype(np.int32) if encoder.info["token_types"] > 1 else np.zeros(0, np.int32)
         given = types if len(types) else None
         case = json.dumps({"kind": kind, "options": options, "precision": precision, "isa": isa})
-        outputs = {"want": reference(model, ids, starts, given), "got": encoder.run(ids, starts, given)}
+        outputs = {"want": reference(model, ids, starts, given, "logits" if head else "last_hidden_state"), "got": encoder.run(ids, starts, given, _output(options))}
         np.savez(folder / f"{number}.npz", ids=ids, starts=starts, types=types, case=np.array(case), **outputs)
         print(case, flush=True)
+
+
+def _output(options: dict[str, Any]) -> Any:
+    return "logits" if options.get("head") else "tokens"
 
 
 def check(folder: Path) -> bool:
@@ -66,7 +71,7 @@ def check(folder: Path) -> bool:
         case = json.loads(str(stored["case"]))
         types = stored["types"] if len(stored["types"]) else None
         for isa in bertopt_native.supported():
-            one, two = (bertopt_native.Encoder(path.with_suffix(".bin"), threads=n, isa=isa).run(stored["ids"], stored["starts"], types) for n in (1, 2))
+            one, two = (bertopt_native.Encoder(path.with_suffix(".bin"), threads=n, isa=isa).run(stored["ids"], stored["starts"], types, _output(case["options"])) for n in (1, 2))
             near = cosines(two, stored["want"])
             here, there = cosines(stored["got"], stored["want"]), bool((two == stored["got"]).all())
             # What the precision costs the CPU that wrote, whose tests passed, and what bf16 in attention costs besides (torch's own
