@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertopt_native import _core
 
-Output = Literal["tokens", "first", "mean", "max", "logits", "splade"]
+Output = Literal["tokens", "first", "mean", "max", "logits", "splade", "splade_log1p"]
 _OUTPUTS = get_args(Output)
 
 
@@ -57,7 +57,7 @@ class Encoder:
 
         Returns [T, H] for `tokens`; [K, H] for `first` (each text's first token), `mean` and `max` (over its tokens),
         to length 1 if `normalize`. An empty text gets a row of zeros. Of a file with a head over the vocabulary of V ids also [T, V] for
-        `logits`, and [K, V] for `splade`: log(1 + relu(x)) of the largest logit x of the text's tokens. A text's numbers do not depend on its neighbours,
+        `logits`, and [K, V] for `splade`: log(1 + relu(x)) of the largest logit x of the text's tokens, for `splade_log1p` that logarithm once more. A text's numbers do not depend on its neighbours,
         on the order, or on the number of threads, to the last bit.
 
         Raises `ValueError` for ids, types, positions, lengths or a head that the model does not have.

@@ -122,7 +122,7 @@ void batches(const RandomModel& model, const std::string& path, Random& random, 
     const Network& net = encoders[0]->model().network();
     for (uint64_t n = 0; n < count; n++) {
         const Texts t = random_texts(random, net);
-        const auto output = static_cast<Output>(draw(random, 0, net.head ? 5 : 3));
+        const auto output = static_cast<Output>(draw(random, 0, net.head ? 6 : 3));
         const size_t width = encoders[0]->width(output);
         const bool normalize = !by_token(output) && draw(random, 0, 1);
         const std::vector<float> got = run(*encoders[draw(random, 0, 2)], t.request(output, normalize));

@@ -8,8 +8,9 @@
 
 namespace bertopt_native {
 
-// The last two are of networks with a head over the vocabulary. splade: for each id log(1 + relu(x)) of a text's largest logit x.
-enum class Output : uint32_t { tokens, first, mean, max, logits, splade };
+// From logits on, of networks with a head over the vocabulary. splade: for each id log(1 + relu(x)) of a text's largest logit x;
+// splade_log1p: the same logarithm once more.
+enum class Output : uint32_t { tokens, first, mean, max, logits, splade, splade_log1p };
 
 // One call: K texts of T tokens, checked. Text i has tokens starts[i] to starts[i + 1].
 struct Batch {
@@ -17,7 +18,7 @@ struct Batch {
     const int32_t* token_types;  // null: all 0
     const int32_t* positions;    // null: position_offset + index in the text
     const int64_t* starts;
-    float* out;  // [T, H] for tokens, [T, V] for logits, [K, V] for splade, else [K, H]; V is the vocabulary in whole panels, rows of empty texts are 0
+    float* out;  // [T, H] for tokens, [T, V] for logits, [K, V] for both kinds of splade, else [K, H]; V is the vocabulary in whole panels, rows of empty texts are 0
     Output output;
     bool normalize;
 };

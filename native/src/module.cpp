@@ -77,7 +77,7 @@ std::vector<int32_t> narrow(const char* name, const Integers& values) {
 Result run(Encoder& encoder, const Integers& ids, const Integers& starts, const std::optional<Integers>& token_types,
            const std::optional<Integers>& positions, uint32_t output, bool normalize) {
     if (starts.size() == 0) throw BadInput("starts must have one entry more than there are texts; got none");
-    if (output > static_cast<uint32_t>(Output::splade)) throw BadInput("unknown output");
+    if (output > static_cast<uint32_t>(Output::splade_log1p)) throw BadInput("unknown output");
     auto fits = [&](const char* name, const std::optional<Integers>& values) {
         if (values && values->size() != ids.size())
             throw BadInput(std::string(name) + " must be as many as ids, " + std::to_string(ids.size()) + "; got " + std::to_string(values->size()));

@@ -41,7 +41,7 @@ def encoder(packed: Packed) -> Encoder:
     ({"starts": [0, 2**62]}, "a text has at most 80 tokens; text 0 has 4611686018427387904"),
     ({"starts": [0, -(2**63), 1]}, "starts must not decrease"),
     ({"ids": [1] * 81, "starts": [0, 81]}, "a text has at most 80 tokens; text 0 has 81: truncate it"),
-    ({"output": "cls"}, "output must be one of 'tokens', 'first', 'mean', 'max', 'logits', 'splade'; got 'cls'"),
+    ({"output": "cls"}, "output must be one of 'tokens', 'first', 'mean', 'max', 'logits', 'splade', 'splade_log1p'; got 'cls'"),
     ({"normalize": True}, "normalize needs an output of one row per text"),
 ], ids=str)  # fmt: skip
 def test_bad_input(arguments: dict[str, Any], message: str, encoder: Encoder) -> None:

@@ -36,6 +36,7 @@ def check(model: Any, path: Path, precision: Any, isa: str, mean: float, least: 
     weights = encoder.run(ids, starts, types, output="splade")
     for text, (a, b) in enumerate(pairwise(starts)):
         np.testing.assert_allclose(weights[text], np.log1p(np.maximum(got[a:b].max(0), 0)), rtol=4e-7)
+    np.testing.assert_allclose(encoder.run(ids, starts, types, output="splade_log1p"), np.log1p(weights), rtol=4e-7)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -82,7 +83,7 @@ def test_a_head_of_its_own_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
-@pytest.mark.parametrize("output", ["logits", "splade"])
+@pytest.mark.parametrize("output", ["logits", "splade", "splade_log1p"])
 def test_a_text_is_the_same_alone_and_among_others(packed: Packed, output: Any, precision: str, isa: str) -> None:
     path = packed("bert", precision, head=True, vocab_size=2500)
     one, several = (Encoder(path, threads=threads, isa=isa) for threads in (1, 3))
@@ -125,7 +126,7 @@ def test_products_that_stay_in_bf16(packed: Packed, keep: tuple[str, ...], int8:
 
 def test_errors(packed: Packed, tmp_path: Path) -> None:
     without = Encoder(packed("bert"))
-    for output in ("logits", "splade"):
+    for output in ("logits", "splade", "splade_log1p"):
         with pytest.raises(ValueError, match="no head over the vocabulary: pack with vocabulary_head=True"):
             without.run([5], [0, 1], output=output)
     with pytest.raises(ValueError, match="one row per text; got output='logits'"):

@@ -287,7 +287,9 @@ struct ForwardPass {
         float* out = batch.out + text0 * width;
         for (size_t text = 0; text < text1 - text0; text++) __builtin_memset(out + text * width + first, 0, count * sizeof(float));
         linear<Largest>(decoder, work.input, work.input_stride, 0, tokens, p0, p1, out, width, work.text);
-        for (size_t text = 0; text < text1 - text0; text++) log1p_row(out + text * width + first, count);
+        const int logarithms = batch.output == Output::splade_log1p ? 2 : 1;
+        for (size_t text = 0; text < text1 - text0; text++)
+            for (int i = 0; i < logarithms; i++) log1p_row(out + text * width + first, count);
     }
 
     void write_over_vocabulary() {
@@ -298,8 +300,8 @@ struct ForwardPass {
             const size_t end = panels * (i + 1) / n;
             for (size_t p0 = panels * i / n, p1; p0 < end; p0 = p1) {
                 p1 = smaller(end, p0 + PANELS_AT_ONCE);
-                if (batch.output == Output::splade) splade(decoder, p0, p1);
-                else linear<WriteBiased>(decoder, work.input, work.input_stride, 0, tokens, p0, p1, batch.out + base * width, width);
+                if (batch.output == Output::logits) linear<WriteBiased>(decoder, work.input, work.input_stride, 0, tokens, p0, p1, batch.out + base * width, width);
+                else splade(decoder, p0, p1);
             }
         });
         if (!batch.normalize) return;
