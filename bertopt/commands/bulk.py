@@ -29,7 +29,7 @@ from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
 from bertopt.runtime.load import load
 from bertopt.runtime.predictor import Answer
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
-from bertopt.spec import Text
+from bertopt.spec import Spec, Text
 from bertopt.system import atomic_write
 
 PART_ROWS = 10_000
@@ -95,7 +95,7 @@ def bulk(
         **asdict(options),
     }  # fmt: skip
     call = _Bulk(
-        source, suffix, manifest.spec.task, out, columns=(column,) if pair is None else (column, pair), options=options, part_rows=part_rows,
+        source, suffix, manifest.spec, out, columns=(column,) if pair is None else (column, pair), options=options, part_rows=part_rows,
         key="embedding" if embeds else "answer", wanted=wanted, left_out=usual if pair is None else None, finished={},
     )  # fmt: skip
     with _alone(out):
@@ -128,7 +128,7 @@ class _Bulk:
 
     source: Path
     suffix: str
-    task: str
+    spec: Spec
     out: Path
     columns: Sequence[str]
     options: AnswerOptions
@@ -155,7 +155,7 @@ class _Bulk:
                 place = bulk_files.place(self.source, part.rows.numbers[wrong])
                 raise WrongAnswer(f"{place}: expected a finite embedding; got NaN or infinity: check the artefact with `bertopt verify`")
             self._check_input()  # before the write, so that a part that stands is of the input as it was
-            bulk_files.write(part.path, part.rows, self.key, values, self.task, self.options.aggregation_strategy != "none")
+            bulk_files.write(part.path, part.rows, self.key, values, self.spec, self.options)
             self.finished[part.path.name] = {"sha256": sha256(part.path), "truncated": len(answer.truncated)}
             _write_state(self.out, self.wanted, parts=self.finished, complete=False)
             if progress is not None:

@@ -20,19 +20,14 @@ import numpy as np
 
 from bertopt.errors import UsageError, missing_library
 from bertopt.runtime import task_outputs
+from bertopt.runtime.answer_options import DEFAULTS, AnswerOptions
+from bertopt.spec import Spec
 from bertopt.system import atomic_write
 from bertopt.system.untrusted import is_utf16
 
 FORMATS = (".jsonl", ".csv", ".txt", ".parquet")
 #: The longest field of a CSV file; Python's own limit is 128 KiB.
 _FIELD = 1 << 27
-
-#: Answers of the tasks that have none for some texts: a part of such texts alone is a table of the same types as the others.
-_LIKE: dict[str, Any] = {
-    "token-classification": [{"entity": "", "score": 0.0, "word": "", "start": 0, "end": 0}],
-    "fill-mask": [[{"score": 0.0, "token": 0, "token_str": ""}]],
-}
-_LIKE_ENTITIES = [{"entity_group": "", "score": 0.0, "word": "", "start": 0, "end": 0}]
 _NAMES = ".jsonl, .csv, .txt, each also with .gz, or .parquet"
 
 Row = dict[str, Any]
@@ -98,9 +93,9 @@ def columns(source: Path) -> list[str]:
     return list(first.read.column_names if source.suffix == ".parquet" else first.rows[0])
 
 
-def write(path: Path, rows: Rows, key: str, values: Iterable[Any], task: str, entities: bool = False) -> None:
-    """Write `rows` with `values`, the answers of a model for `task` (`entities`, not one for each token), as the column `key`: whole, or not at all."""
-    table = partial(_write_table, like=_LIKE_ENTITIES if entities else _LIKE.get(task))
+def write(path: Path, rows: Rows, key: str, values: Iterable[Any], spec: Spec, options: AnswerOptions = DEFAULTS) -> None:
+    """Write `rows` with `values`, a model's answers with `options`, as the column `key`: whole, or not at all."""
+    table = partial(_write_table, spec=spec, options=options)
     writers: dict[str, Callable[..., None]] = {".jsonl": _write_json, ".csv": _write_csv, ".parquet": table}
     text: Row = {} if path.suffix == ".parquet" else {"encoding": "utf-8", "newline": ""}
     with atomic_write.replacing(path) as new, new.open("w" if text else "wb", **text) as file:
@@ -213,11 +208,29 @@ def _column_rows(table: Any, columns: Sequence[str]) -> list[Row]:
     return [{**others, **row} for row in table.select([name for name in columns if name in others]).to_pylist()]
 
 
-def _write_table(file: Any, table: Any, key: str, values: list[Any], like: Any) -> None:
+def _write_table(file: Any, table: Any, key: str, values: list[Any], spec: Spec, options: AnswerOptions) -> None:
     pyarrow, parquet = _arrow()
     values = [value if _is_vector(value) else task_outputs.plain(value) for value in values]
-    kind = pyarrow.infer_type(values if like is None else [*values, like])
-    parquet.write_table(table.append_column(key, pyarrow.array(values, kind)), file)
+    parquet.write_table(table.append_column(key, pyarrow.array(values, _type(pyarrow, spec, options))), file)
+
+
+def _type(pyarrow: Any, spec: Spec, options: AnswerOptions) -> Any:
+    """Return the type of a model's answers. Inferred, it would be another one in a part whose answers are all empty lists."""
+    listed, text, whole, score = pyarrow.list_, pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+    vector, place = listed(pyarrow.float32()), {"start": whole, "end": whole}
+    if spec.task == "feature-extraction":
+        if spec.sparse:
+            return pyarrow.struct({"indices": listed(whole), "values": vector})
+        return vector if spec.granularity == "text" else listed(vector)
+    if spec.task == "text-classification":
+        label = pyarrow.struct({"label": text, "score": score})
+        return label if options.top_k == "default" and not spec.multi_label else listed(label)
+    if spec.task == "token-classification":
+        kind = "entity" if options.aggregation_strategy == "none" else "entity_group"
+        return listed(pyarrow.struct({kind: text, "score": score, "word": text, **place}))
+    if spec.task == "question-answering":
+        return pyarrow.struct({"answer": text, "score": score, **place})
+    return listed(listed(pyarrow.struct({"score": score, "token": whole, "token_str": text})))
 
 
 def _arrow() -> tuple[Any, Any]:

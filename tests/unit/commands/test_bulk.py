@@ -468,20 +468,43 @@ def test_long_texts_are_split_into_windows_or_counted(actors: int, tiny: Tiny, t
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("task", "texts"), [
-    ("token-classification", ["", "", "a cat", ""]), ("entities", ["", "", "a cat", ""]), ("fill-mask", ["a", "cat", "a [MASK]", "[MASK] [MASK]"]),
+NONE_FIRST = ["", "", "a cat", ""]
+
+
+@pytest.mark.parametrize(("kind", "texts"), [
+    ("token-classification", NONE_FIRST), ("entities", NONE_FIRST), ("fill-mask", ["a", "cat", "a [MASK]", "[MASK] [MASK]"]), ("tokens", NONE_FIRST),
+    ("mean", NONE_FIRST), ("text-classification", NONE_FIRST), ("top_k", NONE_FIRST), ("question-answering", NONE_FIRST),
 ])  # fmt: skip
-def test_parts_of_parquet_are_tables_of_one_type(task: str, texts: list[str], tiny: Tiny, tmp_path: Path) -> None:
+def test_parts_of_parquet_are_tables_of_one_type(kind: str, texts: list[str], tiny: Tiny, tmp_path: Path) -> None:
     """Whoever reads them as one table got an error where a part's answers were all empty."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = importlib.import_module("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "in.parquet")
-    how = AnswerOptions(aggregation_strategy="simple" if task == "entities" else "none")
-    artefact = write_artefact(tiny(task="token-classification" if task == "entities" else task), tmp_path / "artefact", "eager")
+    how = AnswerOptions(aggregation_strategy="simple" if kind == "entities" else "none", top_k=2 if kind == "top_k" else "default")
+    task = {"entities": "token-classification", "top_k": "text-classification"}.get(kind, kind if "-" in kind else "feature-extraction")
+    artefact = write_artefact(tiny(task=task, pooling="mean" if kind == "mean" else None), tmp_path / "artefact", "eager")
+    columns = {"text": texts} | ({"text_pair": ["a mat"] * 4} if task == "question-answering" else {})
+    parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
     assert command.bulk(tmp_path / "in.parquet", tmp_path / "out", artefact, part_rows=2, options=how).rows == 4
     tables = [parquet.read_table(part) for part in sorted((tmp_path / "out").glob("part-*"))]
     assert tables[0].schema == tables[1].schema
-    assert [len(answer) for answer in pyarrow.concat_tables(tables)["answer"].to_pylist()] == [0, 0, *map(len, bertopt.load(artefact)(texts[2:], **asdict(how)))]
+    asked: list[Any] = [*zip(*columns.values(), strict=True)] if len(columns) > 1 else texts
+    predict = bertopt.load(artefact)
+    expected = [one for start in (0, 2) for one in predict(asked[start : start + 2], **asdict(how))]
+    got = pyarrow.concat_tables(tables)["embedding" if task == "feature-extraction" else "answer"].to_pylist()
+    assert got == [one.tolist() if isinstance(one, np.ndarray) else one for one in expected]
+
+
+def test_parts_of_sparse_embeddings_in_parquet_are_tables_of_one_type(tiny: Tiny, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    spec = stages.verify(write_artefact(tiny("bert", "feature-extraction", "splade"), tmp_path / "artefact", "eager")).spec
+    values = [[{"indices": [], "values": []}], [{"indices": [3, 30_000], "values": [0.25, 1.5]}]]
+    for number, value in enumerate(values):
+        rows = bulk_files.Rows([], pyarrow.table({"text": ["a"]}), range(1, 2))
+        bulk_files.write(tmp_path / f"{number}.parquet", rows, "embedding", value, spec)
+    tables = [parquet.read_table(tmp_path / f"{number}.parquet") for number in (0, 1)]
+    assert tables[0].schema == tables[1].schema
+    assert pyarrow.concat_tables(tables)["embedding"].to_pylist() == [*values[0], *values[1]]
 
 
 def test_a_damaged_record_of_the_call_is_refused(artefact: Path, tmp_path: Path) -> None:
