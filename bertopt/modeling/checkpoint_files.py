@@ -40,6 +40,15 @@ def check_fetched(path: Path) -> None:
         raise IntegrityError(f"'{path}' is a Git LFS pointer, not the file itself; fetch the file: git lfs pull")
 
 
+def check_link(path: Path) -> None:
+    """Raise UsageError for a link to a file that is not there, which looks like a file that the checkpoint does not have."""
+    if path.is_symlink() and not path.exists():
+        raise UsageError(
+            f"'{path}' is a link to a file that is not there, as after an interrupted download; fetch the model again, with the "
+            "network (HF_HUB_OFFLINE unset), or restore the file"
+        )
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, sharded or not. Raises IntegrityError and UsageError where there are none."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
@@ -47,6 +56,7 @@ def weight_files(directory: Path) -> list[Path]:
         return [single]
     if index.is_file():
         return [index, *_shards(index)]
+    check_link(single)
     raise _no_weights(directory, single)
 
 
@@ -72,11 +82,6 @@ def _no_weights(directory: Path, single: Path) -> BertoptError:
         return IntegrityError(
             f"expected model.safetensors; got {', '.join(pickles)}, which can run code when loaded; "
             f"if you trust it, convert it with transformers: {_class_name(directory)}.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    if single.is_symlink():
-        return UsageError(
-            f"'{single}' is a link to a file that is not there, as after an interrupted download; fetch the model again, with the "
-            "network (HF_HUB_OFFLINE unset), or restore the file"
         )
     others = sorted(path.relative_to(directory).as_posix() for pattern in _OTHER_WEIGHTS for path in directory.glob(pattern))
     instead = f", but {plain(', '.join(others[:3]))}" if others else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.modeling.checkpoint_files import check_fetched, check_whole, read_json, weight_files
+from bertopt.modeling.checkpoint_files import check_fetched, check_link, check_whole, read_json, weight_files
 from bertopt.modeling.config_checks import check_config, check_size
 from bertopt.system import environment
 from bertopt.system.untrusted import first_line, plain
@@ -145,6 +145,8 @@ def examine(directory: Path) -> dict[str, Any]:
     tokenizer, no encoder) and IntegrityError (damaged or unsafe files).
     """
     fields = _read_config(directory)
+    for path in sorted(path for pattern in HUB_FILES for path in directory.glob(pattern)):
+        check_link(path)
     tokenizers = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     for path in (*weight_files(directory), *tokenizers):
         check_fetched(path)
@@ -165,6 +167,7 @@ def examine(directory: Path) -> dict[str, Any]:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     _refuse_adapter(directory)
+    check_link(path)
     if not path.is_file():
         # Those of sentence-transformers' modules, such as 1_Pooling, are no checkpoints.
         inside = next((each.parent for each in sorted(directory.glob("*/config.json")) if "model_type" in each.read_text("utf-8", "replace")), None)

@@ -114,11 +114,20 @@ def test_what_lies_there_in_place_of_the_weights_is_named(bert: Path, other: str
         source.examine(bert)
 
 
-def test_a_download_that_broke_off_is_named(bert: Path) -> None:
-    (bert / "model.safetensors").unlink()
-    (bert / "model.safetensors").symlink_to("../../blobs/4d7a")
-    with pytest.raises(UsageError, match=r"model\.safetensors' is a link to a file that is not there, .*; fetch the model again"):
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "vocab.txt", "modules.json"])
+def test_a_download_that_broke_off_is_named(bert: Path, name: str) -> None:
+    """Of some files it would look as if the checkpoint had none: without its modules it is another model."""
+    (bert / name).unlink(missing_ok=True)
+    (bert / name).symlink_to("../../blobs/4d7a")
+    with pytest.raises(UsageError, match=rf"{name}' is a link to a file that is not there, .*; fetch the model again"):
         source.examine(bert)
+
+
+def test_a_link_to_nothing_that_nobody_reads_is_let_be(bert: Path) -> None:
+    (bert / "README.md").symlink_to("../../blobs/4d7a")
+    (bert / "config.json").rename(bert.parent / "blob")
+    (bert / "config.json").symlink_to("../blob")
+    source.examine(bert)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
