@@ -32,8 +32,14 @@ class Unsupported(BertoptError):
     exit_code: ClassVar[int] = 4
 
 
-def missing_library(needs: str, install: str, instead: str = "") -> Unsupported:
-    """Return the error of an optional library that is not installed: what `needs` it, what pip installs, and what to do without it."""
+def missing_library(needs: str, install: str, instead: str = "", failed: ImportError | None = None) -> Unsupported:
+    """Return the error of an optional library that cannot be imported: what `needs` it, what pip installs, and what to do without it.
+
+    `failed` is the import's error: one of a library that is there, such as a shared library that the loader does not find, is quoted.
+    """
+    if failed is not None and not (isinstance(failed, ModuleNotFoundError) and "." not in (failed.name or "")):
+        said = next(iter(str(failed).splitlines()), "no message")
+        return Unsupported(f"{needs}; its import fails ({said}): install it again, or run bertopt doctor, which may say how")
     return Unsupported(f"{needs}; pip install {install}{f', or {instead}' if instead else ''}")
 
 

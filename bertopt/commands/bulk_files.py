@@ -238,5 +238,5 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise missing_library("Parquet needs pyarrow", "pyarrow", "give JSON Lines or CSV") from error
+        raise missing_library("Parquet needs pyarrow", "pyarrow", "give JSON Lines or CSV", failed=error) from error
     return pyarrow, parquet

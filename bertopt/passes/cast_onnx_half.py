@@ -45,7 +45,7 @@ class CastOnnxHalf(Pass[Onnx, Onnx]):
         try:
             import onnx_ir as ir
         except ImportError as error:
-            raise missing_library(f"half precision in ONNX needs {error.name}", "'bertopt[cpu]'") from error
+            raise missing_library("half precision in ONNX needs onnx_ir", "'bertopt[cpu]'", failed=error) from error
         if model.precision != "float32":
             raise Unsupported(f"cast_onnx_half takes a float32 graph; got {model.precision}: put it before the pass that cast or quantised")
         graph = ir.load(model.path)

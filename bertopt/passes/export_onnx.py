@@ -51,7 +51,7 @@ class ExportOnnx(Pass[Eager, Onnx]):
             import onnx_ir  # noqa: F401
             from onnxscript import optimizer
         except ImportError as error:
-            raise missing_library(f"ONNX export needs {error.name}", "'bertopt[cpu]'") from error
+            raise missing_library("ONNX export needs onnx_ir and onnxscript", "'bertopt[cpu]'", failed=error) from error
 
         from bertopt.quantization import onnx_files
 

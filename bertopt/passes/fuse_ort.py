@@ -30,7 +30,7 @@ class FuseOrt(Pass[Onnx, Onnx]):
             import onnx_ir
             from onnxscript.rewriter.ort_fusions import optimize_for_ort
         except ImportError as error:
-            raise missing_library(f"fusion needs {error.name}", "'bertopt[cpu]'") from error
+            raise missing_library("fusion needs onnx_ir and onnxscript", "'bertopt[cpu]'", failed=error) from error
         from bertopt.quantization import onnx_files
 
         graph = onnx_ir.load(model.path)

@@ -81,7 +81,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
             onnxruntime_import.module()
         except ImportError as error:
-            raise missing_library(f"INT8 needs {error.name}", "'bertopt[cpu]'") from error
+            raise missing_library("INT8 needs onnx_ir and onnxruntime", "'bertopt[cpu]'", failed=error) from error
         if model.precision != "float32":
             raise Unsupported(
                 f"quantize_int8 takes a float32 graph; got {model.precision}, of which ONNX Runtime could not load the result: "

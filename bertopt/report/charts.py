@@ -41,5 +41,5 @@ def _as(kind: str, text: str) -> bytes:
     try:
         import resvg_py
     except ImportError as error:
-        raise missing_library("PNG pictures need resvg-py", "'bertopt[pictures]'", "write SVG, which needs nothing") from error
+        raise missing_library("PNG pictures need resvg-py", "'bertopt[pictures]'", "write SVG, which needs nothing", failed=error) from error
     return bytes(resvg_py.svg_to_bytes(svg_string=text, zoom=2))

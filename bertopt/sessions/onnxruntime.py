@@ -42,7 +42,7 @@ class OnnxRuntimeSession(Session):
             ort = onnxruntime_import.module()
         except ImportError as error:
             extra = "onnxruntime" if device == "cpu" else "gpu"
-            raise missing_library("running ONNX needs onnxruntime", f"'bertopt[{extra}]'") from error
+            raise missing_library("running ONNX needs onnxruntime", f"'bertopt[{extra}]'", failed=error) from error
         self.spec = model.spec
         self.device = device
         self.fixed_costs = device == "cpu"

@@ -48,7 +48,7 @@ class TensorrtSession(Session):
         try:
             trt: Any = importlib.import_module(model.library)
         except ImportError as error:
-            raise missing_library(f"running the engine needs {model.library} {model.version}", f"{model.library.replace('_', '-')}=={model.version}") from error
+            raise missing_library(f"running the engine needs {model.library} {model.version}", f"{model.library.replace('_', '-')}=={model.version}", failed=error) from error
         if trt.__version__ != model.version:
             raise Unsupported(
                 f"the engine needs {model.library} {model.version}; got {trt.__version__}; rebuild it or install that version"

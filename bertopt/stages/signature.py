@@ -105,5 +105,5 @@ def _library() -> Any:
     try:
         from cryptography.hazmat.primitives import serialization
     except ImportError as error:
-        raise missing_library("signatures need cryptography", "'bertopt[sign]'") from error
+        raise missing_library("signatures need cryptography", "'bertopt[sign]'", failed=error) from error
     return serialization

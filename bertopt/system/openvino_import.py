@@ -26,7 +26,7 @@ def openvino() -> Any:
         with _without_telemetry():
             import openvino as module
     except ImportError as error:
-        raise missing_library(f"OpenVINO models need openvino ({error})", "'bertopt[openvino]'") from error
+        raise missing_library("OpenVINO models need openvino", "'bertopt[openvino]'", failed=error) from error
     return module
 
 
@@ -37,7 +37,7 @@ def nncf() -> Any:
         with _without_telemetry():
             import nncf as module
     except ImportError as error:
-        raise missing_library(f"quantising OpenVINO models needs nncf ({error})", "'bertopt[cpu]'") from error
+        raise missing_library("quantising OpenVINO models needs nncf", "'bertopt[cpu]'", failed=error) from error
     module.set_log_level(logging.ERROR)
     return module
 

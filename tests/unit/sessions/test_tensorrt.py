@@ -335,6 +335,13 @@ def test_what_does_not_fit_is_exit_4_and_reaches_no_library(
     assert raised.value.exit_code == 4 and fake.calls == []
 
 
+def test_a_library_that_cannot_be_loaded_is_not_missing(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_broken.py").write_text("raise ImportError('libnvinfer.so.11: undefined symbol: x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Unsupported, match=r"needs tensorrt_broken 11\.4; its import fails \(libnvinfer\.so\.11: undefined symbol: x\)"):
+        TensorrtSession(an_engine(fake, tmp_path, library="tensorrt_broken"), "cuda")
+
+
 @pytest.mark.parametrize("fields", [{}, {"driver": "580.65.06", "cuda_version": "13.0"}, {"driver": "570.1", "cuda_version": "13.2"}])
 def test_what_fits_is_opened_without_host_code(
     fake: Fake, tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
