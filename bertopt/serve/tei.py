@@ -85,14 +85,16 @@ async def rerank(call: Call, asked: Rerank) -> Any:
 
 async def ranked(
     call: Call, query: str, texts: list[str], raw: bool, truncate: bool | None, where: str
-) -> tuple[list[tuple[int, float]], int]:
+) -> tuple[list[tuple[int, np.float32]], int]:
     """Return number and score of each text, best first, and the tokens of all; `where` is the texts' field of the request."""
     model = call.model
     if not model.spec.ranks:
         raise RequestError(424, f"'{model.name}' is not a re-ranker, a classifier with one label")
     outputs = await call.outputs([(query, text) for text in texts], truncate, where)
     logits = model.vectors(outputs)
-    return task_outputs.rank(logits, logits if raw else task_outputs.sigmoid(logits)), outputs.tokens
+    found = task_outputs.rank(logits, logits if raw else task_outputs.sigmoid(logits))
+    # As float32 they are written in its digits, as text-embeddings-inference writes them.
+    return [(i, np.float32(score)) for i, score in found], outputs.tokens
 
 
 async def similarity(call: Call, asked: Similarity) -> Any:
@@ -193,4 +195,4 @@ def _labelled(model: ServedModel, logits: Array, function: str | None, most: int
     scores = task_outputs.label_scores(model.spec, logits) if function is None else functions[function](logits)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :most]
     labels = model.spec.labels
-    return [[{"score": float(row[i]), "label": labels[i]} for i in best] for row, best in zip(scores, order.tolist(), strict=True)]
+    return [[{"score": row[i], "label": labels[i]} for i in best] for row, best in zip(scores, order.tolist(), strict=True)]

@@ -7,6 +7,7 @@ import base64
 import importlib
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,21 @@ def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Ar
     assert np.allclose(sorted(row["score"] for row in raw), sorted(logits), atol=1e-6)
     pair = classifier.post("/predict", {"inputs": ["a cat", "a dog"]}).json()
     assert pair[0]["label"] == bertopt.load(artefact("text-classification"))([("a cat", "a dog")])[0]["label"]
+
+
+def test_scores_are_written_in_the_fewest_digits_of_a_float32(classifier: InProcess, tmp_path: Path) -> None:
+    """As text-embeddings-inference writes its own: 0.12345679, not 0.12345679104328156."""
+    ranker = InProcess({"ranker": write_artefact(write_tiny(tmp_path / "model", extra={"num_labels": 1}), tmp_path / "artifact")})
+    asked = {"query": "a cat", "documents": TEXTS}
+    try:
+        answers = [classifier.post("/predict", {"inputs": [[text] for text in TEXTS], "raw_scores": raw}) for raw in (False, True)]
+        answers += [ranker.post("/rerank", {"query": "a cat", "texts": TEXTS, "raw_scores": raw}) for raw in (False, True)]
+        answers.append(ranker.post("/v1/rerank", asked))
+    finally:
+        ranker.close()
+    for answer in answers:
+        written = re.findall(r'score":([^,}]+)', answer.text)
+        assert len(written) >= len(TEXTS) and [float(one) for one in written] == [float(str(np.float32(one))) for one in written]
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
