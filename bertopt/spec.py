@@ -17,8 +17,10 @@ Text = str | tuple[str, str]
 #: The label in one line of labelled texts: a name or a number, or several names.
 Label = str | tuple[str, ...]
 #: How the vectors of a text's tokens become one. `splade` takes, for each id of the vocabulary, the largest of log(1 + relu(x)) over the
-#: logits x of the masked language model; the others are sentence-transformers' modes over hidden states.
-PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "splade"]
+#: logits x of the masked language model; with `sum` their sum, with `log1p` of log(1 + log(1 + relu(x))). The others are
+#: sentence-transformers' modes over hidden states.
+PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "splade", "splade_log1p", "splade_sum", "splade_sum_log1p"]
+SPLADE: tuple[PoolingMode, ...] = ("splade", "splade_log1p", "splade_sum", "splade_sum_log1p")
 #: Whether an output has one vector for each text ([B, D]), one for each token ([B, S, D]), or one score for each token ([B, S]).
 Granularity = Literal["text", "token", "span"]
 
@@ -131,7 +133,7 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     @property
     def sparse(self) -> bool:
         """Whether a text's embedding has one weight for each id of the vocabulary, most of them 0 (SPLADE)."""
-        return self.pooling == "splade"
+        return self.pooling in SPLADE
 
     @property
     def over_vocabulary(self) -> bool:

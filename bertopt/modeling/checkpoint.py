@@ -31,6 +31,7 @@ from bertopt.modeling.sentence_transformers import (
 from bertopt.modeling.source import resolve, scrub
 from bertopt.modeling.spec_from_config import find_task, make_spec
 from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
+from bertopt.spec import SPLADE
 from bertopt.system import environment
 from bertopt.system.untrusted import plain
 
@@ -172,7 +173,7 @@ def _config(directory: Path) -> Any:
 
 def _head(task: Task, pooling: str | None) -> Task:
     """Return the task of transformers' class that has the weights: a SPLADE's embeddings come from a masked language model."""
-    return "fill-mask" if pooling == "splade" else task
+    return "fill-mask" if pooling in SPLADE else task
 
 
 def _encoder(directory: Path, config: Any, task: Task) -> Any:

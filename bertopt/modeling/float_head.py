@@ -60,10 +60,12 @@ class FloatHead:
 
         Where layers follow pooling, the head has these, and normalisation after them.
 
-        Raises Unsupported for families that the native encoder does not know.
+        Raises Unsupported for families and ways of pooling that the native encoder does not know.
         """
         if spec.family not in _CLASSIFIERS:
             raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
+        if spec.pooling in ("splade_sum", "splade_sum_log1p"):
+            raise Unsupported(f"the native encoder has no {spec.pooling} pooling, only the largest weights; use convert_openvino")
         if spec.over_vocabulary:
             return None
         if spec.task == "feature-extraction":

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bertopt.modeling import varlen
+from bertopt.spec import SPLADE
 
 if TYPE_CHECKING:
     from bertopt.core import Spec
@@ -42,8 +43,8 @@ class Padded:
 
         The modes are `bertopt.spec.PoolingMode`. A fully masked row divides by 1, not by 0, so it stays finite.
         """
-        if mode == "splade":
-            return self._splade(hidden)
+        if mode in SPLADE:
+            return self._splade(hidden, "sum" in mode, "log1p" in mode)
         hidden = hidden.float()
         weights = self.named["attention_mask"].unsqueeze(-1).to(hidden.dtype)
         if mode == "cls":
@@ -52,12 +53,13 @@ class Padded:
             return hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(dim=1)
         return _mean((hidden * weights).sum(dim=1), weights.sum(dim=1), mode)
 
-    def _splade(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [B, S, V] to weights [B, V]. The largest logit has the largest weight, so the logarithm follows the maximum: S times less
-        work, and no second array of that size."""
-        masked = self.named["attention_mask"].unsqueeze(-1) == 0
-        largest = logits.masked_fill(masked, 0.0).amax(dim=1)
-        return largest.float().relu().log1p()
+    def _splade(self, logits: torch.Tensor, summed: bool, twice: bool) -> torch.Tensor:
+        """Logits [B, S, V] to weights [B, V]: the sum of the tokens' or the largest, after one logarithm or two. The largest logit has the
+        largest weight, so there the logarithm follows the maximum: S times less work, and no second array of that size."""
+        logits = logits.masked_fill(self.named["attention_mask"].unsqueeze(-1) == 0, 0.0)
+        weights = (logits if summed else logits.amax(dim=1)).float().relu().log1p()
+        weights = weights.log1p() if twice else weights
+        return weights.sum(dim=1) if summed else weights
 
     @staticmethod
     def by_text(answers: torch.Tensor) -> torch.Tensor:

@@ -33,8 +33,8 @@ _GIVES = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"), "sequence-classification": ("logits", "scores"),
     "fill-mask": ("logits", "token_embeddings"),
 }  # fmt: skip
-#: The only kind of SPLADE that bertopt has.
-_SPLADE = {"pooling_strategy": "max", "activation_function": "relu"}
+#: Options of a SpladePooling, of which the first is the default.
+_SPLADE = {"pooling_strategy": ("max", "sum"), "activation_function": ("relu", "log1p_relu")}
 #: Message where a prompt would be pooled together with the text.
 NO_PROMPTS = "cannot put a prompt before a text, since the model's pooling leaves prompts out (include_prompt: false)"
 #: Remedy for a model with steps after pooling that bertopt does not support.
@@ -240,9 +240,12 @@ def _check_usual(folder: str, fields: dict[str, Any]) -> None:
 
 def _pooling_mode(module: Module, fields: dict[str, Any]) -> PoolingMode:
     if module.kind == "SpladePooling":
-        if other := next((key for key, value in _SPLADE.items() if fields.get(key, value) != value), None):
-            raise Unsupported(f"{module.folder}: {other} must be {_SPLADE[other]}; got {plain(ascii(fields[other]))}: {_ADVICE}")
-        return "splade"
+        strategy, activation = (fields.get(key, known[0]) for key, known in _SPLADE.items())
+        if other := next((key for key, known in _SPLADE.items() if fields.get(key, known[0]) not in known), None):
+            raise Unsupported(f"{module.folder}: {other} must be {' or '.join(_SPLADE[other])}; got {plain(ascii(fields[other]))}: {_ADVICE}")
+        if activation == "relu":
+            return "splade" if strategy == "max" else "splade_sum"
+        return "splade_log1p" if strategy == "max" else "splade_sum_log1p"
     short: dict[str, PoolingMode] = {
         "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len",
         "cls": "cls", "mean": "mean", "max": "max", "mean_sqrt_len": "mean_sqrt_len",

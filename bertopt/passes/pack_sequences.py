@@ -70,7 +70,7 @@ class PackSequences(Pass[Eager, Eager]):
                 f"{family} takes no mask between tokens that keeps its relative positions, or its head reads all tokens; "
                 f"families that can be packed: {', '.join(packed)}"
             )
-        if pooling in ("max", "splade"):
+        if pooling == "max" or model.spec.sparse:
             raise Unsupported(f"{pooling} pooling of packed rows would copy the row for every text in it; leave pack_sequences out")
         if self.attention == "varlen":
             self._use_varlen(model)

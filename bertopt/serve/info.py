@@ -48,6 +48,6 @@ async def info(call: Call) -> Any:
 def _kind(model: ServedModel) -> dict[str, Any]:
     spec = model.spec
     if spec.task == "feature-extraction":
-        return {"embedding": {"pooling": spec.pooling}}
+        return {"embedding": {"pooling": "splade" if spec.sparse else spec.pooling}}
     labels = {"id2label": {str(i): label for i, label in enumerate(spec.labels)}, "label2id": {label: i for i, label in enumerate(spec.labels)}}
     return {"reranker" if spec.ranks else "classifier": labels}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertopt.core import Array
 
 #: What the encoder pools itself; it sums over a text's tokens in order.
-_POOLED = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len": "mean", "splade": "splade"}
+_POOLED = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len": "mean", "splade": "splade", "splade_log1p": "splade_log1p"}
 #: Products with weights in a layer: query, key and value together, attention's output, two of the feed-forward network.
 _LAYER_PRODUCTS = 4
 

@@ -66,9 +66,10 @@ def test_sentence_transformers_with_a_layer_after_pooling(form: str, tmp_path: P
     assert theirs.shape == (3, 24) and np.abs(theirs - bertopt.load(artifact)(TEXTS)).max() < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["splade", "splade_sum_log1p"])
 @pytest.mark.parametrize("form", STEPS)
-def test_a_sparse_encoder(form: str, tmp_path: Path) -> None:
-    model = write_tiny(tmp_path / "model", "bert", "feature-extraction", "splade")
+def test_a_sparse_encoder(form: str, kind: str, tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model", "bert", "feature-extraction", kind)
     (model / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
     artifact = delivered(tmp_path / "out", model, form)
     theirs = np.array(elsewhere("sparse-encoder", form, artifact, "feature-extraction", TEXTS))

@@ -68,14 +68,14 @@ def write_tiny(
     out: Path, family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0,
     extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:  # fmt: skip
-    """Write a checkpoint directory; with `pooling` ('mean', 'cls', …, 'splade') a sentence-transformers one.
+    """Write a checkpoint directory; with `pooling` ('mean', 'cls', …, 'splade', 'splade_sum_log1p', …) a sentence-transformers one.
 
     Skips the test where this transformers does not have the family yet. `extra` are further fields of the transformers configuration.
     """
     import torch
     import transformers
 
-    prefix = CLASSES[family]
+    prefix, sparse = CLASSES[family], pooling is not None and pooling.startswith("splade")
     if not hasattr(transformers, f"{prefix}Config"):
         import pytest
 
@@ -87,7 +87,7 @@ def write_tiny(
         config.id2label = {0: "bad", 1: "good", 2: "mixed"}
         config.label2id = {label: i for i, label in config.id2label.items()}
     torch.manual_seed(seed)
-    model = getattr(transformers, prefix + HEADS["fill-mask" if pooling == "splade" else task])(config).eval()
+    model = getattr(transformers, prefix + HEADS["fill-mask" if sparse else task])(config).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if tensor.dim() > 1:
@@ -101,19 +101,20 @@ def write_tiny(
             else:
                 # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.
                 tensor.add_(torch.randn(tensor.shape), alpha=0.1)
-        if pooling == "splade" and model.get_output_embeddings().bias is not None:
+        if sparse and model.get_output_embeddings().bias is not None:
             # Of a trained one most weights of a text are 0, but not all.
             largest = model(torch.randint(5, config.vocab_size, (8, 12))).logits.amax(dim=1)
             model.get_output_embeddings().bias.sub_(largest.quantile(0.7))
     model.save_pretrained(out)
     tokenizer(out)
-    if pooling == "splade":
+    if sparse:
         modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
                    {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"}]  # fmt: skip
         (out / "modules.json").write_text(json.dumps(modules))
         (out / "1_SpladePooling").mkdir()
+        strategy, activation = "sum" if "sum" in str(pooling) else "max", "log1p_relu" if "log1p" in str(pooling) else "relu"
         (out / "1_SpladePooling" / "config.json").write_text(
-            json.dumps({"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": config.vocab_size})
+            json.dumps({"pooling_strategy": strategy, "activation_function": activation, "word_embedding_dimension": config.vocab_size})
         )
         (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48}))
     elif pooling:

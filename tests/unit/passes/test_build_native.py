@@ -48,6 +48,7 @@ MODELS = [
     *((family, "fill-mask", None) for family in ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte")),
     *((family, "fill-mask", None) for family in ("modernbert", "deberta-v2", "eurobert")),
     *((family, "feature-extraction", "splade") for family in ("bert", "roberta", "distilbert", "modernbert", "eurobert")),
+    ("bert", "feature-extraction", "splade_log1p"),
 ]  # fmt: skip
 
 

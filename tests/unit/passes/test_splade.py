@@ -15,6 +15,7 @@ import torch
 from bertopt.core import Context, Eager, Model, Pass
 from bertopt.errors import CheckpointWarning, Unsupported
 from bertopt.modeling import checkpoint
+from bertopt.modeling.float_head import FloatHead
 from bertopt.passes import (
     CastHalf,
     ConvertOpenvino,
@@ -27,6 +28,7 @@ from bertopt.passes import (
 from bertopt.sessions import open_session, shipped
 from tests.support.tiny_models import Tiny
 
+KINDS = ("splade", "splade_log1p", "splade_sum", "splade_sum_log1p")
 FAMILIES = ("bert", "distilbert", "roberta", "albert", "electra", "mpnet", "modernbert", "deberta-v2", "eurobert")
 NEWER = {
     "transformer_task": "fill-mask", "module_output_name": "token_embeddings",
@@ -37,7 +39,11 @@ NEWER = {
 @pytest.fixture
 def folder(tiny: Tiny, tmp_path: Path) -> Path:
     """A checkpoint of one's own."""
-    return Path(shutil.copytree(tiny("bert", "feature-extraction", "splade"), tmp_path / "model"))
+    return of_kind(tiny, tmp_path, "splade")
+
+
+def of_kind(tiny: Tiny, tmp_path: Path, kind: str) -> Path:
+    return Path(shutil.copytree(tiny("bert", "feature-extraction", kind), tmp_path / "model"))
 
 
 def edited(path: Path, **fields: Any) -> None:
@@ -53,13 +59,19 @@ def inputs(model: Model) -> dict[str, np.ndarray]:
 
 
 def by_hand(model: Eager, named: dict[str, np.ndarray]) -> np.ndarray:
-    """The maximum over a text's tokens of log(1 + relu(logits)), in that order, as sentence-transformers' SpladePooling computes it."""
+    """The maximum or the sum over a text's tokens of log(1 + relu(logits)), or of the logarithm of 1 + that, in that order, as
+    sentence-transformers' SpladePooling computes it."""
     network: Any = model.network
     tensors = {name: torch.from_numpy(value) for name, value in named.items()}
     with torch.inference_mode():
         logits = network.encoder(**tensors).logits
     weights = torch.log1p(torch.relu(logits * tensors["attention_mask"].unsqueeze(-1)))
-    return weights.max(dim=1).values.numpy()
+    return pooled(weights.numpy(), str(model.spec.pooling))
+
+
+def pooled(weights: np.ndarray, kind: str) -> np.ndarray:
+    weights = np.log1p(weights) if "log1p" in kind else weights
+    return weights.sum(axis=1) if "sum" in kind else weights.max(axis=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,6 +86,19 @@ def test_weights_are_those_of_the_largest_logits(tiny: Tiny, family: str) -> Non
     assert 0.05 < float((expected[:2] > 0).mean()) < 0.95, "the floor of relu is never reached, or always"
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_other_kinds_add_tokens_up_or_take_the_logarithm_twice(tiny: Tiny, family: str, kind: str) -> None:
+    model = checkpoint.load(tiny(family, "feature-extraction", kind))
+    assert (model.spec.task, model.spec.pooling, model.spec.sparse) == ("feature-extraction", kind, True)
+    named = inputs(model)
+    got, expected = open_session(model, threads=1).run(named)["sentence_embedding"], by_hand(model, named)
+    assert np.abs(got - expected)[[0, 1, 3]].max() < 1e-5 and not got[2].any()
+    other = by_hand(checkpoint.load(tiny(family, "feature-extraction", "splade")), named)
+    assert np.abs(expected - other).max() > 0.1, "the kinds differ"
+
+
+@pytest.mark.parametrize("kind", ["splade", "splade_sum_log1p"])
 @pytest.mark.parametrize(
     ("steps", "error"),
     [
@@ -84,9 +109,10 @@ def test_weights_are_those_of_the_largest_logits(tiny: Tiny, family: str) -> Non
     ids=["sdpa", "bf16", "onnx", "fused", "int8", "openvino"],
 )  # fmt: skip
 def test_every_form_gives_the_weights_and_ships_the_logits(
-    folder: Path, context: Callable[..., Context], steps: list[Pass[Any, Any]], error: float
+    tiny: Tiny, tmp_path: Path, context: Callable[..., Context], steps: list[Pass[Any, Any]], error: float, kind: str
 ) -> None:
-    reference = checkpoint.load(folder)
+    reference = checkpoint.load(of_kind(tiny, tmp_path, kind))
+    error = error * 5 if "sum" in kind else error  # of nine tokens
     model: Any = reference
     for step in steps:
         model = step(model, context()).model
@@ -94,7 +120,7 @@ def test_every_form_gives_the_weights_and_ships_the_logits(
     session, expected = open_session(model, threads=1), by_hand(reference, named)
     assert np.abs(session.run(named)["sentence_embedding"] - expected).max() < error
     everything = shipped.runner(session, model)(named)
-    weights = np.log1p(np.maximum(everything["logits"] * named["attention_mask"][..., None], 0)).max(axis=1)
+    weights = pooled(np.log1p(np.maximum(everything["logits"] * named["attention_mask"][..., None], 0)), kind)
     assert np.abs(weights - expected).max() < error
 
 
@@ -128,11 +154,12 @@ def test_without_its_modules_it_is_a_masked_language_model(folder: Path) -> None
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("pooling_strategy", "sum", "1_SpladePooling: pooling_strategy must be max; got 'sum'"),
-        ("activation_function", "log1p_relu", "1_SpladePooling: activation_function must be relu; got 'log1p_relu'"),
+        ("pooling_strategy", "mean", "1_SpladePooling: pooling_strategy must be max or sum; got 'mean'"),
+        ("activation_function", "gelu", "1_SpladePooling: activation_function must be relu or log1p_relu; got 'gelu'"),
+        ("activation_function", ["relu"], r"1_SpladePooling: activation_function must be relu or log1p_relu; got \['relu'\]"),
     ],
 )
-def test_other_kinds_are_refused(folder: Path, key: str, value: str, words: str) -> None:
+def test_other_kinds_are_refused(folder: Path, key: str, value: object, words: str) -> None:
     edited(folder / "1_SpladePooling" / "config.json", **{key: value})
     with pytest.raises(Unsupported, match=words):
         checkpoint.load(folder)
@@ -167,6 +194,11 @@ def test_a_limit_of_active_dimensions_is_named(folder: Path) -> None:
         checkpoint.load(folder)
 
 
-def test_what_cannot_run_it_says_so(folder: Path, context: Callable[..., Context]) -> None:
-    with pytest.raises(Unsupported, match="splade pooling of packed rows"):
-        PackSequences()(checkpoint.load(folder), context())
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_run_it_says_so(tiny: Tiny, context: Callable[..., Context], kind: str) -> None:
+    model = checkpoint.load(tiny("bert", "feature-extraction", kind))
+    with pytest.raises(Unsupported, match=f"{kind} pooling of packed rows"):
+        PackSequences()(model, context())
+    if "sum" in kind:
+        with pytest.raises(Unsupported, match=f"the native encoder has no {kind} pooling, only the largest weights; use convert_openvino"):
+            FloatHead.of(model.spec, {}, {})
