@@ -40,6 +40,10 @@ def profile(
             raise UsageError("--attention is shown on the page; give --html FILE, or --json")
         from bertopt.commands.profile import profile as measure
         from bertopt.report import profile_page
+        from bertopt.system import atomic_write
+
+        if html is not None:
+            atomic_write.check(html)
 
         found = measure(directory, texts, sizes[0] if sizes else None, attention, against, key)
         if html is not None:

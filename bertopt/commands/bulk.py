@@ -31,6 +31,7 @@ from bertopt.runtime.predictor import Answer
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
 from bertopt.spec import Spec, Text
 from bertopt.system import atomic_write
+from bertopt.system.untrusted import plain
 
 PART_ROWS = 10_000
 STATE = "bulk.json"
@@ -205,7 +206,7 @@ class _Bulk:
             raise UsageError(f"{place}: a column '{self.left_out}', but the first row has none: give all rows one, or none")
         for name in self.columns:
             if name not in row:
-                raise UsageError(f"{place}: expected a column '{name}'; got {', '.join(map(str, row)) or 'none'}: name columns with --column and --pair")
+                raise UsageError(f"{place}: expected a column '{name}'; got {plain(', '.join(map(str, row))) or 'none'}: name columns with --column and --pair")
             if not isinstance(row[name], str):
                 got = "nothing (null, or a row with too few fields)" if row[name] is None else type(row[name]).__name__
                 raise UsageError(f"{place}: column '{name}' must be a text; got {got}")

@@ -71,6 +71,7 @@ def read(source: Path, columns: Sequence[str], size: int) -> Iterator[Rows]:
             while part := list(islice(rows, size)):
                 yield Rows([row for row, _, _ in part], [as_read for _, as_read, _ in part], [line for _, _, line in part])
     except UnicodeDecodeError as error:
+        _refuse_other(source)
         raise UsageError(f"{_no_utf8(source)}: expected UTF-8; got a byte {error.object[error.start]:#04x} that is not: save it as UTF-8") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"'{source}' cannot be read as gzip ({error}); write it again, or give it unpacked") from error
@@ -102,6 +103,16 @@ def write(path: Path, rows: Rows, key: str, values: Iterable[Any], spec: Spec, o
         writers[path.suffix](file, rows.read, key, list(values))
 
 
+def _refuse_other(source: Path) -> None:
+    """Raise UsageError where a file that is no text is one that another name would let be read."""
+    with source.open("rb") as file:
+        begin = file.read(4)
+    if begin[:2] == b"\x1f\x8b" and source.suffix != ".gz":
+        raise UsageError(f"'{source}' is gzip; name it {source.name}.gz")
+    if begin == b"PAR1":
+        raise UsageError(f"'{source}' is Parquet; name it {source.stem}.parquet")
+
+
 def _no_utf8(source: Path) -> str:
     """Return the place of the first line that is not UTF-8."""
     with _opened(source, "rb") as file:
@@ -122,7 +133,7 @@ def _json_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, str, int]]:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{place(source, number)}: expected a JSON object; got no JSON ({error}): write one object on each line") from error
         if not isinstance(row, dict):
-            raise UsageError(f"{place(source, number)}: expected a JSON object; got {type(row).__name__}")
+            raise UsageError(f"{place(source, number)}: expected a JSON object; got {type(row).__name__}: write one object on each line")
         yield row, line, number
 
 
@@ -161,6 +172,8 @@ def _csv_rows(source: Path, file: TextIO) -> Iterator[tuple[Row, Row, int]]:
     reader = csv.DictReader(file, strict=True)  # else an open quote takes all rows behind it for one text
     try:
         names = list(reader.fieldnames or ())
+        if not names and reader.line_num:
+            raise UsageError(f"{place(source, 1)}: expected the names of the columns; got an empty line: remove it")
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise UsageError(f"'{source}' has several columns '{twice}', of which only one would remain; rename them")

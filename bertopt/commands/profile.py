@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertopt import stages
-from bertopt.core import Spec
 from bertopt.debug import OPERATIONS
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.texts import read
@@ -45,6 +44,7 @@ def _profiled(
     given = list(read(texts).asked(manifest.spec.task)[:8]) if texts else []
     if shape is not None and shape[1] > manifest.spec.max_length:
         raise UsageError(f"the shape must fit the model's {manifest.spec.max_length} tokens; got {shape[0]} × {shape[1]}")
+    checkpoint = None if attention is None else _checkpoint(against or (manifest.recipe or {}).get("model"))
     with Workers() as workers, temporary_directory.make() as scratch:
         with workers.start(OPERATIONS) as worker:
             found = Profile.model_validate(
@@ -53,8 +53,9 @@ def _profiled(
             )  # fmt: skip
         found.directory = str(directory)
         if attention is not None:
-            source = against or (manifest.recipe or {}).get("model")
-            found.attention = _attention(workers, source, manifest.spec, attention)
+            with workers.start(OPERATIONS) as worker:
+                shown = worker.call("attention", source=str(checkpoint), task=manifest.spec.task, text=attention)
+            found.attention = Attention.model_validate(shown)
     return found
 
 
@@ -70,12 +71,12 @@ def _earlier(directory: Path, manifest: stages.Manifest) -> str:
     return "looks inside an earlier stage of its run, in OUT/stages"
 
 
-def _attention(workers: Workers, source: str | None, spec: Spec, text: str) -> Attention:
+def _checkpoint(source: str | None) -> Path:
+    """Return the directory of the checkpoint whose attention is asked for."""
     from bertopt.modeling.source import examine, resolve
 
     if not source:
         raise UsageError("attention comes from the fp32 checkpoint, which this directory does not name; give --against CHECKPOINT")
     directory = resolve(source, None)
     examine(directory)
-    with workers.start(OPERATIONS) as worker:
-        return Attention.model_validate(worker.call("attention", source=str(directory), task=spec.task, text=text))
+    return directory

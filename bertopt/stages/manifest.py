@@ -178,6 +178,10 @@ def _no_stage(directory: Path) -> UsageError:
         return UsageError(f"there is no '{directory}'; give the directory of a stage or artefact, such as out/NAME/artifact")
     if directory.is_file():
         return UsageError(f"'{directory}' is a file; give the directory of a stage or artefact, such as out/NAME/artifact")
+    path = directory / MANIFEST
+    if path.is_symlink() or path.exists():
+        what = "a link to nothing: copy the files themselves, as `cp -rL` does" if path.is_symlink() else "a directory: export again"
+        return UsageError(f"'{path}' must be a file; got {what}")
     advice = "give a directory that bertopt wrote, such as out/NAME/artifact"
     if (directory / "artifact" / MANIFEST).is_file():
         advice = f"did you mean '{directory / 'artifact'}'?"

@@ -69,6 +69,21 @@ def test_what_is_wrong_is_said(arguments: list[str], words: str, stage: Path, ca
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--attention", "a", "--json", "--against", "no/such/model"], "'no/such/model' is neither a directory nor a hub id"),
+        (["--html", "."], "cannot be written (Is a directory)"),
+    ],
+)
+def test_other_paths_are_checked_before_the_work(
+    arguments: list[str], words: str, stage: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertopt.commands.profile.Workers", None)
+    assert call(str(stage), *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_a_form_without_a_profiler_is_refused_at_once(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest stage before it that has one is named: the step between them was dropped by the run."""
     monkeypatch.setattr("bertopt.commands.profile.Workers", None)

@@ -64,6 +64,18 @@ def test_symlinks_are_refused(committed: Path, tmp_path: Path) -> None:
         stages.verify(committed)
 
 
+def test_a_manifest_that_is_no_file_is_named(committed: Path) -> None:
+    """The directory was taken for a checkpoint, of which to make an artefact."""
+    (committed / "manifest.json").unlink()
+    (committed / "manifest.json").symlink_to("elsewhere")
+    with pytest.raises(UsageError, match=r"manifest\.json' must be a file; got a link to nothing: copy the files themselves, as `cp -rL` does"):
+        stages.read_manifest(committed)
+    (committed / "manifest.json").unlink()
+    (committed / "manifest.json").mkdir()
+    with pytest.raises(UsageError, match=r"manifest\.json' must be a file; got a directory: export again"):
+        stages.read_manifest(committed)
+
+
 def test_symlinked_directories_are_refused(committed: Path, tmp_path: Path) -> None:
     (committed / "onnx").rename(tmp_path / "elsewhere")
     (committed / "onnx").symlink_to(tmp_path / "elsewhere")
