@@ -72,7 +72,7 @@ def _earlier(directory: Path, manifest: stages.Manifest) -> str:
 
 
 def _checkpoint(source: str | None) -> Path:
-    """Return the directory of the checkpoint whose attention is asked for."""
+    """Return the directory of the checkpoint that attention comes from. Raises UsageError where there is none."""
     from bertopt.modeling.source import examine, resolve
 
     if not source:
