@@ -148,6 +148,8 @@ class Examiner:
         self._make_room({self.reference, parent, directory})
         worker = self._worker(directory)
         self.on_progress(f"{name}: parity")
+        # The reference too: the time that it takes is the first estimate of a step's.
+        self._outputs_of(directory)
         cases, vs_parent, peak = self._parity(directory, parent) if parent is not None else ([], None, 0.0)
         covered = self._coverage(name, directory, worker, every=False) if parent is not None else None
         self.on_progress(f"{name}: invariance")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 import bertopt
+from bertopt import pipeline
+from bertopt.checks import parity
 from bertopt.commands.verify import verify
 from bertopt.pipeline.measurement_cache import Records
+from bertopt.recipe.parser import from_dict
 from bertopt.results import Report
 from bertopt.workers.client import CALL_S, Worker
 from tests.support import example_passes
@@ -67,6 +71,26 @@ def test_an_embedding_model_is_ranked_at_every_stage(tiny: Tiny, tmp_path: Path)
     assert report.exit_code == 3
     assert "spearman must be at least 1; got 0.9" in str(report.reason)
     assert all(row.reused for row in report.stages)
+
+
+def test_the_reference_runs_the_probes_before_the_first_step(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long it takes is the first estimate of a step: of a large model, most of a step's time is that of the probes."""
+    phase, ran, answer = "", Counter[str](), parity.answer
+
+    def on_report(report: Report, doing: str | None, left_s: float | None) -> None:
+        nonlocal phase
+        phase = doing or ""
+
+    def counted(*arguments: Any) -> Any:
+        ran[phase] += 1
+        return answer(*arguments)
+
+    monkeypatch.setattr(parity, "answer", counted)
+    recipe = from_dict({
+        "schema_version": 1, "model": str(tiny("bert")), "device": "cpu", "timing": {"quick": True}, "steps": LADDER[:1], "inputs": {"shapes": [[1, 8]]},
+    })  # fmt: skip
+    assert pipeline.run(recipe, tmp_path / "out", on_report=on_report).exit_code == 0
+    assert 0 < ran["reference: parity"] == ran["use_sdpa: parity"]
 
 
 def test_dynamic_int8_depends_on_its_company_and_can_be_limited(tiny: Tiny, tmp_path: Path) -> None:
