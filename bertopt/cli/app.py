@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
-from bertopt.system import atomic_write, limits
+from bertopt.system import atomic_write, limits, temporary_directory
 from bertopt.system.environment import missing_module, unusable_library
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     if not isinstance(error, OSError):
         little = limits.little_address_space()
         return ResourceError(f"{type(error).__name__}: {error}; {little}") if little else None
+    if nowhere := temporary_directory.no_place(error):
+        return nowhere
     nameless = "the current directory: " if error.errno == errno.ENOENT else ""  # os.getcwd, of one that was removed
     where = f"'{error.filename}': " if error.filename else nameless
     if error.errno in _RESOURCES:

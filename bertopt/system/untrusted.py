@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from bertopt.errors import BertoptError, IntegrityError, ResourceError, UsageError
-from bertopt.system import disk_full, limits, out_of_memory
+from bertopt.system import disk_full, limits, out_of_memory, temporary_directory
 
 _SHOWN = 300
 
@@ -29,6 +29,8 @@ def reading(what: str, remedy: str) -> Iterator[None]:
             raise ResourceError(f"memory ran out while {what} was read ({first}); use a machine with more, or {remedy}") from error
         if disk_full.is_full(error):
             raise
+        if nowhere := temporary_directory.no_place(error):
+            raise nowhere from error
         if isinstance(error, UnicodeEncodeError):
             raise UsageError(f"{what} lies at a path that is not UTF-8, which libraries cannot open; rename it") from error
         if little := limits.little_address_space():

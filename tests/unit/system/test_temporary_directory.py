@@ -16,6 +16,8 @@ import pytest
 
 import bertopt
 from bertopt.system import process_tree, temporary_directory
+from tests.support.artefacts import write_artefact
+from tests.support.tiny_models import Tiny
 
 PARENT = """
 import json, os, subprocess, sys, time
@@ -77,6 +79,61 @@ def test_a_directory_that_another_thread_has_just_made_stays(tmp_path: Path, mon
     monkeypatch.setattr(tempfile, "mkdtemp", beside_another)
     with temporary_directory.make() as made:
         assert Path(made).is_dir()
+
+
+def test_a_directory_of_a_process_that_is_seen_from_here_by_no_id_stays(tmp_path: Path) -> None:
+    """Containers that share a temporary directory do not see each other's processes: a run in one removed what a run in another was using."""
+    code = """
+import sys
+from pathlib import Path
+from bertopt.system import process_tree, temporary_directory
+made = temporary_directory.make()
+print(flush=True)
+sys.stdin.readline()
+print(Path(made.name).is_dir())
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    sweep = "from bertopt.system import process_tree, temporary_directory; process_tree.runs = lambda pid: False; temporary_directory.make()"
+    subprocess.run([sys.executable, "-c", sweep], check=True, env=environment)
+    said, _ = owner.communicate("\n")
+    assert said.split() == ["True"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_place_for_temporary_files_it_is_said_what_is_needed(tiny: Tiny, tmp_path: Path) -> None:
+    """With a root file system that is read-only an intact artefact of torch was said to be damaged, and `verify` named the current directory."""
+    artefact = write_artefact(tiny(), tmp_path / "artefact", "eager")
+    code = """
+import sys, tempfile
+tempfile._candidate_tempdir_list = lambda: ["/proc"]
+from bertopt.cli import main
+main(sys.argv[1:])
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a text\n")
+    for command in (["verify", str(artefact)], ["bulk", str(rows), str(tmp_path / "out"), "--artifact", str(artefact)]):
+        ended = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False, env=variables)
+        assert (ended.returncode, ended.stderr.splitlines()[-1]) == (
+            5, "temporary files need a directory that can be written, with room; tried ['/proc']: mount one, such as a tmpfs at /tmp, or set TMPDIR",
+        )  # fmt: skip
+
+
+def test_descriptors_that_a_daemon_closes_are_not_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that become daemons close all files, and others get their numbers."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = temporary_directory.make()
+    (held,) = (int(file.name) for file in Path("/proc/self/fd").iterdir() if file.exists() and file.samefile(made.name))
+    os.close(held)
+    file = (tmp_path / "other").open("w")
+    assert file.fileno() == held
+    made.cleanup()
+    file.write("is open")
+    file.close()
+    assert not Path(made.name).exists()
 
 
 def test_a_directory_of_an_earlier_process_with_this_id_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
