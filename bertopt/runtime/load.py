@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from bertopt import stages
 from bertopt.core import Device
@@ -12,13 +15,15 @@ from bertopt.runtime import replay
 from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from bertopt.stages.opening import opening
-from bertopt.system import environment, forks
+from bertopt.system import environment, forks, sub_interpreters
 from bertopt.system.untrusted import reading
 
 #: Forms that run in torch.
 TORCH_FORMS = ("eager", "compiled", "packaged")
 #: More threads than this are a mistake on any machine, and runtimes take minutes to start them.
 MAX_THREADS = 1024
+#: By process id: a fork that begins while another thread loads would wait for ever for that thread's lock.
+_turns: dict[int, AbstractContextManager[Any]] = {}
 
 
 def load(
@@ -43,6 +48,7 @@ def load(
         raise UsageError(f"device must be one of {', '.join(get_args(Device))}, or None for the one it was exported for; got {device!r}")
     if threads is not None and streams is not None and streams > threads:
         raise UsageError(f"streams share the threads; got {streams} streams for {threads} threads: give at most as many")
+    sub_interpreters.refuse()
     path = Path(directory)
     with opening(path, Path(key) if key is not None else None) as opened:
         manifest = opened.manifest
@@ -52,7 +58,7 @@ def load(
         if runs_in_torch:
             forks.refuse_torch(f"'{path}'")
         origin = f"{manifest.form} {manifest.precision} on {device}, '{path}'"
-        with reading(f"'{path}'", "export it again"):
+        with _turn(), reading(f"'{path}'", "export it again"):
             model = stages.open_stage(opened.path, manifest)
             session = open_session(model, device, threads, streams)
             predictor = Predictor(session, model.spec, opened.path, model.shapes, max_batch_tokens, origin=origin)
@@ -64,6 +70,11 @@ def load(
     if check and manifest.answers is not None:
         replay.check(replay.answers(predictor, manifest.form == "compiled"), manifest.answers, manifest.precision, f"'{path}'")
     return predictor
+
+
+def _turn() -> AbstractContextManager[Any]:
+    """Return the lock of those that import libraries and open models: several threads cannot import transformers or OpenVINO at once."""
+    return _turns.setdefault(os.getpid(), threading.RLock())
 
 
 def _torch_threads() -> int:

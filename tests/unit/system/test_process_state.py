@@ -13,7 +13,7 @@ from bertopt.errors import Unsupported
 from bertopt.modeling import source
 from bertopt.system import environment
 from bertopt.workers.client import Workers
-from tests.support.artefacts import write_artefact
+from tests.support.artefacts import Form, write_artefact
 from tests.support.tiny_models import Tiny
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ def run(code: str, artefact: Path, **environment: str) -> subprocess.CompletedPr
     """Run `code` in a new interpreter with these variables, with `artefact` as its argument."""
     path = [str(ROOT), *(p for p in sys.path if p)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "2", **environment}
-    return subprocess.run([sys.executable, "-c", code, str(artefact)], capture_output=True, text=True, env=variables, check=False)
+    return subprocess.run([sys.executable, "-c", code, str(artefact)], capture_output=True, text=True, env=variables, check=False, timeout=300)
 
 
 LOAD = """
@@ -59,3 +59,41 @@ def test_seconds_of_the_hub_that_are_no_whole_number(name: str, tiny: Tiny, tmp_
     monkeypatch.setattr(environment, "check_hub_variables", lambda: None)
     with Workers() as workers, workers.start() as worker:
         assert worker.call("device")
+
+
+@pytest.mark.parametrize("form", ["eager", "openvino", "onnx"])
+def test_threads_that_load_the_first_artefacts_at_once(form: Form, tiny: Tiny, tmp_path: Path) -> None:
+    """Libraries cannot be imported by several threads at once: an intact artefact was said to be damaged, or transformers lacked a name."""
+    if form != "eager":
+        pytest.importorskip("onnxruntime" if form == "onnx" else form)
+    code = """
+import os, sys, bertopt
+from concurrent.futures import ThreadPoolExecutor
+sys.setswitchinterval(1e-5)
+before = dict(os.environ)
+with ThreadPoolExecutor(4) as pool:
+    answers = list(pool.map(lambda _: bertopt.load(sys.argv[1])(["a cat"]), range(4)))
+assert all(answer == answers[0] for answer in answers), answers
+assert {name for name in os.environ if name not in before} <= {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}, os.environ
+"""
+    done = run(code, write_artefact(tiny(), tmp_path / "artefact", form))
+    assert not done.returncode, done.stderr
+
+
+def test_in_a_sub_interpreter(tiny: Tiny, tmp_path: Path) -> None:
+    """mod_wsgi starts one for each application: the first call of a predictor never ended, as extension modules wait there for the main one's lock."""
+    interpreters = "_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters"
+    code = f"""
+import sys, {interpreters} as interpreters
+code = "import sys; sys.path[:0], sys.argv[:] = " + repr((sys.path, sys.argv)) + chr(10) + {LOAD!r}
+try:
+    failed = interpreters.run_string(interpreters.create(), code)
+except BaseException as error:
+    failed = error
+print(failed, file=sys.stderr)
+"""
+    done = run(code, write_artefact(tiny(), tmp_path / "artefact"))
+    assert (
+        "an artefact cannot be opened in a sub-interpreter, where its libraries wait for ever; open it in the main one: with mod_wsgi, set "
+        "WSGIApplicationGroup %{GLOBAL}"
+    ) in done.stderr
