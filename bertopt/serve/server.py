@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.errors import Unsupported, UsageError
 from bertopt.serve.settings import Settings
-from bertopt.system import limits
-from bertopt.system.environment import missing_module
+from bertopt.system import environment, limits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -43,8 +42,9 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
         from bertopt.serve import slow_clients, traces
         from bertopt.serve.app import create
     except ModuleNotFoundError as error:
-        raise missing_module(error) or error from error
+        raise environment.missing_module(error) or error from error
     _log_to_stderr(log_level)
+    environment.need_proc("self/fd", "to count connections")
     limits.raise_open_files()
     app = create(models, settings)
     sends = traces.provider()

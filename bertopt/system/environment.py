@@ -21,6 +21,7 @@ PACKAGES = (
     "onnxruntime", "onnxruntime-gpu", "openvino", "nncf", "tensorrt", "tensorrt-rtx",
     "bertopt-native",
 )  # fmt: skip
+PROC = Path("/proc")
 #: CPU features that decide which kernels run.
 ISA = (
     "avx2",
@@ -111,7 +112,18 @@ def instructions() -> tuple[str, ...]:
 
 
 def _cpuinfo() -> str:
-    return Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return (PROC / "cpuinfo").read_text() if (PROC / "cpuinfo").exists() else ""
+
+
+def need_proc(name: str, why: str) -> None:
+    """Raise Unsupported where `name` is missing in /proc, as it is in a chroot without it, and with systemd's ProcSubset=pid."""
+    if not (PROC / name).exists():
+        raise Unsupported(f"bertopt reads '{PROC / name}' {why}, and it is not there; mount /proc whole (systemd: ProcSubset=all)")
+
+
+def need_cpuinfo() -> None:
+    """Raise Unsupported where nothing says which instructions this CPU has."""
+    need_proc("cpuinfo", "to know this CPU's instructions")
 
 
 def describe() -> dict[str, Any]:
@@ -153,6 +165,7 @@ def check_isa(form: str, precision: str, measured_with: Sequence[str], device: s
     native = NATIVE.get(precision, set())
     then, now = set(measured_with) & native, set(isa()) & native
     if device == "cpu" and then and not now:
+        need_cpuinfo()
         raise Unsupported(
             f"the artefact is {precision} and was measured with {', '.join(sorted(then))}; this CPU has none of "
             f"{', '.join(sorted(native))} and would run it slowly or less exactly; export again on a machine like this one, "

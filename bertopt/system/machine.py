@@ -66,6 +66,7 @@ class Machine:
 
 def read() -> Machine:
     """Look at this machine. Runtimes are imported in separate processes, which takes a few seconds."""
+    environment.need_cpuinfo()
     packages = environment.versions()
     gpus = gpu_count()
     installed = {MODULES[name] for name in packages if name in MODULES}
@@ -125,7 +126,7 @@ def _bad_temp() -> str | None:
 
 def _hub_cache() -> Path:
     """The directory that the hub's client writes to."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111  (Path.home raises for a user without a home)
     hub = Path(os.environ.get("HF_HOME") or cache / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or hub / "hub")
 

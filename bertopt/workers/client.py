@@ -53,6 +53,7 @@ class Workers:
             raise UsageError(
                 "this script runs bertopt while a worker imports it; put the call under: if __name__ == '__main__':"
             )
+        environment.need_proc("stat", "to watch its workers")
         self._logs = temporary_directory.make()
         self._control, theirs = socket.socketpair()
         self._control.settimeout(SERVER_S)

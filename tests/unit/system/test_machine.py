@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,11 @@ def test_temporary_and_cache_directories(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     assert machine._bad_temp() == str(tmp_path / "none")
     (tmp_path / "file").write_text("")
+    for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as nobody:  # a container's user without an entry in passwd has no home: doctor ended with a traceback
+        nobody.setattr(os, "getuid", lambda: 4_000_000_000)
+        assert machine._hub_cache() == Path("~/.cache/huggingface/hub")
     assert machine._writable(tmp_path / "new" / "hub") and not machine._writable(tmp_path / "file" / "hub")
 
 
