@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from bertopt.system import compilers, environment, gpu_facts, limits
+from bertopt.system import compilers, environment, gpu_facts, limits, onnxruntime_import, openvino_import
 from bertopt.system.gpu_facts import GpuFacts
 
 #: Modules by the distribution that brings them: another file of that name that shadows one breaks everything after it.
@@ -138,10 +138,10 @@ def _writable(path: Path) -> bool:
 
 
 def _as_workers(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run Python code with the module search path that bertopt's workers have."""
+    """Run Python code with the module search path that bertopt's workers have. Where it imports ONNX Runtime that reports nothing."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": environment.python_path()},
+        env={**os.environ, "PYTHONPATH": environment.python_path(), onnxruntime_import.SWITCH: "1"},
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def _broken(modules: Sequence[str], timeout: float = IMPORT_TIMEOUT_S) -> dict[s
 
     def failure(name: str) -> str | None:
         try:
-            done = _as_workers(f"import {name}", timeout)
+            done = _as_workers(f"import sys; sys.modules[{openvino_import.TELEMETRY!r}] = None; import {name}", timeout)
         except subprocess.TimeoutExpired:
             return f"the import did not end within {timeout:g} s"
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

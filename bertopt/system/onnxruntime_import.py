@@ -10,17 +10,18 @@ import importlib
 import os
 from typing import Any
 
-_SWITCH = "ORT_DISABLE_TELEMETRY"
+#: Set when it is imported, it reports nothing.
+SWITCH = "ORT_DISABLE_TELEMETRY"
 
 
 def module(name: str = "onnxruntime") -> Any:
     """Import `onnxruntime`, or a module of it, and return it. Raises ImportError where it is missing."""
-    before = os.environ.get(_SWITCH)
-    os.environ[_SWITCH] = "1"
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "1"
     try:
         return importlib.import_module(name)
     finally:
         if before is None:
-            os.environ.pop(_SWITCH, None)
+            os.environ.pop(SWITCH, None)
         else:
-            os.environ[_SWITCH] = before
+            os.environ[SWITCH] = before

@@ -15,7 +15,8 @@ from typing import Any
 
 from bertopt.errors import missing_library
 
-_TELEMETRY = "openvino_telemetry"
+#: The package that reports.
+TELEMETRY = "openvino_telemetry"
 #: oneTBB's switch, meant for sanitizers, which preload an allocator too.
 _TBB_SHALLOW = "TBB_ENABLE_SANITIZERS"
 
@@ -67,12 +68,12 @@ def one_allocator() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_telemetry() -> Iterator[None]:
     """In this context `import openvino_telemetry` fails, as if it were not installed."""
-    there = _TELEMETRY in sys.modules
-    held = sys.modules.get(_TELEMETRY)
-    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    there = TELEMETRY in sys.modules
+    held = sys.modules.get(TELEMETRY)
+    sys.modules[TELEMETRY] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        del sys.modules[_TELEMETRY]
+        del sys.modules[TELEMETRY]
         if there and held is not None:
-            sys.modules[_TELEMETRY] = held
+            sys.modules[TELEMETRY] = held

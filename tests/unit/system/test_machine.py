@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_an_import_that_hangs_or_dies(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert machine._broken(["sleeps"], timeout=0.5) == {"sleeps": "the import did not end within 0.5 s"}
     assert machine._broken(["dies"]) == {"dies": "the import was ended by signal 6"}
+
+
+def test_an_import_that_is_tried_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """doctor imported OpenVINO and ONNX Runtime as anybody does: they kept ids of the machine in the home, and reported to Google and Microsoft."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    installed = [name for name in ("openvino", "onnxruntime") if find_spec(name) is not None]
+    assert machine._broken(installed) == {}
+    assert not [*tmp_path.rglob("*")]
 
 
 def test_temporary_and_cache_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
