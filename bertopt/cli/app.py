@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
-from bertopt.system import atomic_write, limits, temporary_directory
+from bertopt.system import atomic_write, limits, out_of_threads, temporary_directory
 from bertopt.system.environment import missing_module, unusable_library
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def exit_codes(verbose: bool, resumes: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         print(stopped("interrupted"), file=sys.stderr)
         raise typer.Exit(130) from None
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, SystemExit, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # the tokenizers library panics with something that is no Exception
         known = _typed(error)
         if known is None:
             raise
@@ -170,6 +170,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
     if not isinstance(error, OSError):
+        if out_of_threads.said(str(error)):
+            return ResourceError(out_of_threads.REMEDY)
         little = limits.little_address_space()
         return ResourceError(f"{type(error).__name__}: {error}; {little}") if little else None
     if nowhere := temporary_directory.no_place(error):

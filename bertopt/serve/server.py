@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt.errors import Unsupported, UsageError
 from bertopt.serve.settings import Settings
-from bertopt.system import environment, limits
+from bertopt.system import environment, limits, out_of_threads
 
 if TYPE_CHECKING:
     import uvicorn
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BACKLOG, KEEP_ALIVE_S = 2048, 75
 #: Seconds between closing the port and closing idle connections, on which a request may be on its way.
 LINGER_S = 0.5
+#: Threads that the event loop and what runs beside it start as they need them.
+THREADS = 8
 #: Share of the open files that may be open before the log warns, at most once in this many seconds. uvloop closes connections beyond
 #: the limit without a word.
 FULL, WARN_S = 0.9, 60.0
@@ -47,6 +49,7 @@ def serve(models: dict[str, Path], settings: Settings, log_level: str = "info") 
     environment.need_proc("self/fd", "to count connections")
     limits.raise_open_files()
     app = create(models, settings)
+    out_of_threads.check(THREADS)
     sends = traces.provider()
     config = uvicorn.Config(
         app if sends is None else traces.traced(app, sends),

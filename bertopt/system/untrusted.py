@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from bertopt.errors import BertoptError, IntegrityError, ResourceError, UsageError
-from bertopt.system import disk_full, limits, out_of_memory, temporary_directory
+from bertopt.system import disk_full, limits, out_of_memory, out_of_threads, temporary_directory
 
 _SHOWN = 300
 
@@ -31,6 +31,8 @@ def reading(what: str, remedy: str) -> Iterator[None]:
             raise
         if nowhere := temporary_directory.no_place(error):
             raise nowhere from error
+        if out_of_threads.said(str(error)):
+            raise ResourceError(out_of_threads.REMEDY) from error
         if isinstance(error, UnicodeEncodeError):
             raise UsageError(f"{what} lies at a path that is not UTF-8, which libraries cannot open; rename it") from error
         if little := limits.little_address_space():

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from bertopt.errors import BertoptError, ResourceError, StepTimeout, WorkerCrashed
-from bertopt.system import environment, limits, out_of_memory
+from bertopt.system import environment, limits, out_of_memory, out_of_threads
 
 LOG_TAIL = 30
 #: First line of faulthandler's stack trace after a fatal signal, and how many lines before it are kept: libraries print their reasons there.
@@ -26,6 +26,8 @@ def server_ended(code: int, log: str) -> BertoptError:
     kind, _, said = last.partition(": ")
     if kind in ("ImportError", "OSError", "ValueError") and (unusable := environment.unusable_library(said)):
         return unusable
+    if out_of_threads.said(log):
+        return ResourceError(f"the server of the workers ended: {out_of_threads.REMEDY}", log)
     if out_of_memory.said(log) or _limited():
         return ResourceError(
             f"memory ran out while the workers started ({last}); free memory, or raise the limit (ulimit -v, the container's)"
@@ -60,6 +62,8 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
     if code == -signal.SIGXCPU:
         return ResourceError(f"the worker used up its CPU time during '{op}'{_OF_CPU_TIME}{_undead(left)}", log)
     how = _how(code)
+    if out_of_threads.said(log):
+        return ResourceError(f"the worker ended with {how} during '{op}': {out_of_threads.REMEDY}{_undead(left)}", log)
     if out_of_memory.said(log) or (code < 0 and _limited()):
         return ResourceError(
             f"the worker ended with {how} during '{op}', as libraries do when memory runs out; use a smaller batch, "

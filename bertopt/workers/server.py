@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bertopt.errors import BertoptError, PassFailed, ResourceError, Unsupported
-from bertopt.system import disk_full, environment, gpu, limits, out_of_memory, process_tree
+from bertopt.system import disk_full, environment, gpu, limits, out_of_memory, out_of_threads, process_tree
 from bertopt.workers import protocol
 
 #: A worker needs more memory than bertopt or this process: let the kernel choose it when memory runs out.
@@ -161,6 +161,8 @@ def _describe(raised: BaseException) -> dict[str, object]:
         known = unusable
     elif out_of_memory.ended(error):
         known = ResourceError(f"out of memory: {error}")
+    elif out_of_threads.said(str(error)):
+        known = ResourceError(out_of_threads.REMEDY)
     elif _BUSY.search(str(error)):
         known = Unsupported(f"the GPU takes no further process ({error}); {gpu.SHARE}")
     elif disk_full.is_full(error):
