@@ -92,7 +92,7 @@ def _run(request: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, 
         out = Path(folder) / "answers.json"
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "bertopt.runtime.replay_process"], input=json.dumps({**request, "out": str(out)}), text=True,
+                [sys.executable, "-P", "-m", "bertopt.runtime.replay_process"], input=json.dumps({**request, "out": str(out)}), text=True,
                 env=variables, cwd=folder, capture_output=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

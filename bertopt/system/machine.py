@@ -140,7 +140,7 @@ def _writable(path: Path) -> bool:
 def _as_workers(code: str, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run Python code with the module search path that bertopt's workers have. Where it imports ONNX Runtime that reports nothing."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": environment.python_path(), onnxruntime_import.SWITCH: "1"},
     )  # fmt: skip
 

@@ -59,8 +59,9 @@ class Workers:
         self._control.settimeout(SERVER_S)
         self._log = Path(self._logs.name) / "server.log"
         with self._log.open("wb") as log:
+            # -P: PYTHONPATH has all of `search_path`, and so the current directory only where this process looks for modules there.
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**environment.without_float32_rounding(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": environment.python_path()},
             )  # fmt: skip

@@ -97,3 +97,29 @@ print(failed, file=sys.stderr)
         "an artefact cannot be opened in a sub-interpreter, where its libraries wait for ever; open it in the main one: with mod_wsgi, set "
         "WSGIApplicationGroup %{GLOBAL}"
     ) in done.stderr
+
+
+def test_code_in_the_current_directory_is_not_run(tmp_path: Path) -> None:
+    """`bertopt`, as pip installs it, does not look for modules there. Its workers did, and doctor's trial imports."""
+    for name in ("random", "numpy", "bertopt"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('run from the current directory')\n")
+    code = """
+from bertopt.system import machine
+from bertopt.workers.client import Workers
+with Workers() as workers, workers.start() as worker:
+    print(worker.call("device")["gpu"])
+print(machine._broken(["random", "numpy"]))
+"""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=variables, check=False, timeout=300)
+    assert not done.returncode and done.stdout.splitlines()[-1] == "{}", done.stdout + done.stderr
+
+
+def test_modules_beside_a_users_program_are_found_by_workers(tmp_path: Path) -> None:
+    """`python -m` and `python -c` look in the current directory."""
+    (tmp_path / "ops_of_mine.py").write_text("class Ops:\n    def __call__(self, message, arrays):\n        return 'mine', {}\n")
+    code = "from bertopt.workers.client import Workers\nwith Workers() as workers, workers.start('ops_of_mine') as worker:\n    print(worker.call('x'))"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=variables, check=False, timeout=300)
+    assert done.stdout.strip() == "mine", done.stderr
