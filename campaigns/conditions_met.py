@@ -21,7 +21,7 @@ from campaigns.mutants import checkpoints
 from campaigns.mutants.harness import SHAPES
 from tests.support.tiny_models import VOCABULARY
 
-TABLES = ("conditions", "as_read", "batch_forms", "unseen_calls", "shipped_bugs", "service_batches")
+TABLES = ("conditions", "as_read", "batch_forms", "unseen_calls", "shipped_bugs", "service_batches", "batch_lengths")
 
 
 def spec_of_a_tiny_classifier() -> Spec:
