@@ -69,9 +69,9 @@ def at_once(predictor: Predictor) -> list[Answers]:
 
 
 def calls_at_once(*predictors: Predictor) -> list[Answers]:
-    """Return the outputs of calls with several texts, which the predictors take in turn: first one after the other, then in rounds of
-    concurrent calls, every other round batch by batch as a server runs them."""
-    calls = [_short_texts(predictors[0], word) for word in ("one", "two", "three", "four")]
+    """Return the outputs of calls with several texts, of another length in each, which the predictors take in turn: first one after the other,
+    then in rounds of concurrent calls, every other round batch by batch as a server runs them."""
+    calls = [_short_texts(predictors[0], " ".join([word] * times)) for word, times in (("one", 1), ("two", 2), ("three", 5), ("four", 12))]
     return _beside_others(predictors, calls, batch_by_batch=True)
 
 

@@ -123,6 +123,33 @@ def test_batches_at_once_are_tried_as_a_server_runs_them(predictor: Predictor) -
             replay.check(answers, one_by_one, "float32", "a call")
 
 
+class OneWidth(Faulty):
+    """Keeps the number of columns of batches in one place for all calls: outputs are lost where another call has changed it."""
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        columns = inputs["input_ids"].shape[1]
+        self.place["columns"] = columns
+        self.place.setdefault("seen", set()).add(columns)
+        time.sleep(0.002)
+        with self.turn:
+            found = self.right.run(inputs)
+        return found if self.place["columns"] == columns else {name: np.zeros_like(value) for name, value in found.items()}
+
+
+def test_calls_at_once_have_texts_of_other_lengths(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls were of batches of one shape, as words of one token gave: a workspace that is laid out for another call's shape did not show."""
+    raw = predictor.raw
+    # Each word has one token, as in a real vocabulary.
+    monkeypatch.setattr(predictor, "raw", lambda texts, *how: raw(["cat " * len(text.split()) for text in texts], *how))
+    predictor.runner.price()
+    predictor.runner.session = session = OneWidth(predictor.session, "no")
+    one_by_one, *rounds = replay.calls_at_once(predictor)
+    assert len(session.place["seen"]) == 4 and max(session.place["seen"]) > 3 * min(session.place["seen"])
+    with pytest.raises(WrongAnswer):
+        for answers in rounds:
+            replay.check(answers, one_by_one, "float32", "a call")
+
+
 class Late(Faulty):
     """Once a call was left before its last batch, answers are those of the batch before."""
 
