@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bertopt.checks import sweep_plan
+from bertopt.checks.batch_shapes import MAX_BATCH
 from bertopt.checks.probes import TEXT_BATCH, Probe
-from bertopt.checks.sweep_plan import MAX_BATCH
 from bertopt.core import ShapeLimits, Spec
 from bertopt.results import Failure, Limits, nan_as_inf
 from bertopt.results.coverage import Coverage, SweptOutput

@@ -19,14 +19,17 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: Fewest and most rows of each kind of batch. Without padding, one batch of many rows has a whole number of tiles in both dimensions, as
-#: services choose, and another one in neither.
-SIZES = ((2, 8), (9, 32))
+#: Fewest and most rows of each kind of batch with padding.
+SIZES = ((2, 8), (9, 30))
+#: Fewest and most rows of a batch without padding that has a whole number of tiles in at least one dimension, as services choose, and of one
+#: that has it in neither; and most tokens of both. Few rows are as long as texts get.
+UNPADDED = (((5, 6), (5, 7)), ((32, 32), (9, 31)))
 ROW_TILE, TOKEN_TILE = 8, 16
-#: Tokens of a batch without padding, tokens of a batch with padding, and most tokens of a row.
-TOKENS, PADDED_TOKENS, LONGEST = 1536, 768, 256
-#: Widths of tiles: kernels choose other code at their multiples. One batch is as long as each, with at most TILED_ROWS rows, all padded but one.
-TILES, TILED_ROWS = (64, 128, 256, 512), 3
+TOKENS = ((1536, 1100), (1536, 1536))
+#: Tokens of a batch with padding, and most tokens of a row.
+PADDED_TOKENS, LONGEST = 768, 256
+#: Widths of tiles: kernels choose other code at their multiples.
+TILES = (64, 128, 256, 512)
 #: Tokens of the shortest row (one token between the special ones), and the number from which a row does not count as short.
 SHORTEST, SHORT = 3, 10
 #: A row is mostly padding where its batch has more columns than this number times its tokens.
@@ -39,18 +42,17 @@ DOCUMENTS = ((9, 16, 8192), (33, 128, 65_536))
 
 def masks(spec: Spec, rng: np.random.Generator, most_tokens: int, affordable: int = 0) -> Iterator[tuple[str, Array]]:
     """Yield a description and the mask [B, S] of each batch, of at most `most_tokens`; batches of documents have at most `affordable` tokens."""
-    for least, most in SIZES:
+    for (least, most), unpadded, tokens in zip(SIZES, UNPADDED, TOKENS, strict=True):
         batch = int(rng.integers(least, most + 1))
-        rows = batch if most <= ROW_TILE else -(-batch // ROW_TILE) * ROW_TILE
-        full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // rows)
-        yield "rows without padding", np.ones((rows, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
+        tiled, odd = (int(rng.integers(least, most + 1)) for least, most in unpadded)
         # At least one row less than a whole number of tiles.
-        fewer = batch if batch % ROW_TILE else batch - int(rng.integers(1, ROW_TILE))
-        full = min(spec.text_length, LONGEST, min(TOKENS, most_tokens) // fewer)
-        yield "rows without padding, no tiles", np.ones((fewer, max(1, full - (full % TOKEN_TILE == 0))), np.int64)
+        odd -= 0 if odd % ROW_TILE else int(rng.integers(1, ROW_TILE))
+        full, partly = (min(spec.text_length, LONGEST, min(most, most_tokens) // rows) for rows, most in zip((tiled, odd), tokens, strict=True))
+        yield "rows without padding", np.ones((tiled, max(1, full - full % TOKEN_TILE if full > TOKEN_TILE else full)), np.int64)
+        yield "rows without padding, no tiles", np.ones((odd, max(1, partly - (partly % TOKEN_TILE == 0))), np.int64)
         longest = min(spec.text_length, LONGEST, min(PADDED_TOKENS, most_tokens) // batch)
         if longest > SHORTEST:
-            most_used = longest - int(rng.integers(1, max(2, longest // 2)))
+            most_used = longest - int(rng.integers(1, max(2, longest // 3)))
             padded = rng.integers(min(SHORTEST, most_used), most_used, batch, endpoint=True)
             # The large batch is sorted from short to long, since the others are sorted the other way or not at all.
             yield "every row padded", _mask(np.sort(padded) if most > ROW_TILE else padded, longest)
@@ -88,10 +90,9 @@ def mostly_padding(valid: Array) -> Array:
 
 def _tiled(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:
     for width in TILES:
-        if width <= spec.text_length and (rows := min(TILED_ROWS, most_tokens // width)) > 1:
+        if width <= spec.text_length and 2 * width <= most_tokens:
             # One text of a few words, which many clients pad to a fixed length too.
-            short = rng.integers(SHORTEST, SHORT)
-            yield "rows padded to whole tiles", _mask(np.array([width, short, *rng.integers(SHORTEST, width, rows - 2)]), width)
+            yield "rows padded to whole tiles", _mask(np.array([width, rng.integers(SHORTEST, SHORT)]), width)
 
 
 def _documents(spec: Spec, rng: np.random.Generator, most_tokens: int) -> Iterator[tuple[str, Array]]:

@@ -1,22 +1,21 @@
 """Which rows the coverage sweeps run: every token id, position and batch size, and as many lengths as there is time for.
 
-Every stage runs the batch sizes and a few lengths; the stage to deliver runs every sweep. A length is run as one text without padding.
-Not run: most batch sizes above `MAX_BATCH`; more than one or a few combinations of a batch size with a length, or of a text's length
-with its batch's; ids and lengths beyond the budget of a large model (one of 12 layers runs 5 % of 512 padded lengths, 14 % of the text
-lengths); most lengths that the predictor truncates. Of longer rows only `PLACES` or `ROW_PLACES` tokens are compared.
+Every stage runs the batch sizes and a few lengths (see `batch_shapes`); the stage to deliver runs every sweep. A length is run as one text
+without padding. Not run: ids and lengths beyond the budget of a large model (one of 12 layers runs 5 % of 512 padded lengths, 14 % of the
+text lengths); most lengths that the predictor truncates. Of longer rows only `PLACES` or `ROW_PLACES` tokens are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertopt.checks import framing, near_copies, padded_batches
+from bertopt.checks import batch_shapes, framing, near_copies, padded_batches
+from bertopt.checks.batch_shapes import BATCH_TOKENS, CELL_TOKENS, LARGEST_LENGTH, MAX_BATCH, Batch, Pairs
 from bertopt.checks.framing import Frame
-from bertopt.checks.padded_batches import TILES
 from bertopt.checks.probes import Probe, longest_row
 from bertopt.core import ShapeLimits, Spec
 
@@ -26,16 +25,6 @@ if TYPE_CHECKING:
 #: Rows of 4 ids: one wrong embedding changes such a row by at least 0.54, dynamic INT8 of MiniLM by at most 0.24 (rows of 8: 0.23 and
 #: 0.21; in rows of 1, post-norm layers hide the only token).
 ID_LENGTH, ID_ROWS = 4, 128
-#: Most tokens of the batches of 1 … `MAX_BATCH` rows, whose length is drawn from SHORTEST on. Shorter rows have no room for special tokens:
-#: with two tokens a row, a batch size would run no text.
-MAX_BATCH, BATCH_TOKENS, SHORTEST = 32, 256, 4
-#: One batch of SHORTEST to this number of rows has as many columns as rows: code that swaps the two axes is right only there.
-LARGEST_SQUARE = 16
-#: How many batch sizes from `MAX_BATCH` to `MORE_ROWS` run on devices whose predictor makes such batches, and most tokens of one: few and
-#: short, since each row counts as much in the medians as any other.
-MORE_BATCHES, MORE_ROWS, MORE_TOKENS = 6, 1024, 8192
-#: Length of the rows of the largest batch.
-LARGEST_LENGTH = 256
 #: Tokens compared in each row of a batch, and in a single row, where outputs have a vector for each token; the longest row is compared whole.
 PLACES, ROW_PLACES = 16, 64
 #: Batches that are also run with copies of their rows: their number of rows, and how many times each row is in the batch then. A model may
@@ -49,7 +38,7 @@ ALIKE_LENGTH, ALIKE = 24, 11
 BUDGET = 8e12
 #: Operations of single rows of all lengths: about 6 s for the 256 lengths of MiniLM, as far as all ids fit into the budget beside them; the
 #: least otherwise, about 3 s; and of lengths beyond the predictor's truncation, which only other programs run.
-LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 5e10
+LENGTHS_BUDGET, LEAST_LENGTHS_BUDGET, CUT_OFF_BUDGET = 1e12, 4e11, 4e10
 #: Operations of the single rows that every stage runs, and most of the longest row if every stage is to run it (bge-m3's 8,192 tokens take
 #: 1.2e13). A batch of documents may take as many as the latter, and on a GPU as many times more as its batches are larger.
 STAGE_LENGTHS_BUDGET, LONGEST_BUDGET = 5e10, 2e12
@@ -58,30 +47,8 @@ SHORT_ROWS = "ids in short rows"
 #: Sweep that only packed models run, whose rows hold many texts: MANY texts (more than 8 bits can number) of 3 or 4 tokens, and BESIDE_LONG
 #: of them with one of LONG_TEXT tokens.
 MANY_TEXTS, MANY, BESIDE_LONG, LONG_TEXT = "many texts", 600, 24, 288
-#: Which rows of a batch are pairs.
-Pairs = Literal["some", "none", "all"]
 #: Sweeps whose batches are never split.
 WHOLE = ("batch sizes", MANY_TEXTS)
-
-
-class LongBatch(NamedTuple):
-    """A batch of `least` to `most` rows and about `tokens` tokens; its length is a multiple of `WIDTH` plus `behind`, or any if that is None."""
-
-    least: int
-    most: int
-    tokens: int
-    pairs: Pairs
-    behind: int | None = None
-
-
-#: Tokens that vector code processes at once.
-WIDTH = 32
-#: Batches with long rows for the stage to deliver, of sizes from a range and of sizes that services choose: kernels choose code by rows, by
-#: length and by tokens. In most calls all texts are pairs, or none.
-LONG_BATCHES = (
-    LongBatch(2, 8, 1536, "some"), LongBatch(9, 15, 1536, "none", behind=1), LongBatch(16, 16, 1100, "none", behind=0), LongBatch(17, 23, 2240, "all"),
-    LongBatch(24, 24, 800, "all", behind=1), LongBatch(25, 31, 1664, "some"), LongBatch(32, 32, 1280, "none"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,13 +85,15 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
     token_cost = 2 * (12 * spec.layers * spec.hidden**2 + spec.hidden * width)
     tokens = int(BUDGET / token_cost)
     ids = rng.permutation(spec.vocabulary)
-    beside_lengths = len(ids) + most_tokens + MAX_BATCH * BATCH_TOKENS + sum(batch.tokens for batch in LONG_BATCHES)
+    beside_lengths = len(ids) + most_tokens + MAX_BATCH * BATCH_TOKENS + CELL_TOKENS
     length_tokens = max(LEAST_LENGTHS_BUDGET / token_cost, min(LENGTHS_BUDGET / token_cost, tokens - beside_lengths))
-    shapes = _shapes(spec, rng, most_tokens, length_tokens, CUT_OFF_BUDGET / token_cost)
-    probes, taken = _batches(spec, shapes, ids, rng, frame)
+    early = batch_shapes.of_every_stage(spec, rng, most_tokens)
+    single = batch_shapes.single_rows(spec, rng, early, length_tokens, CUT_OFF_BUDGET / token_cost)
+    probes, taken = _batches(spec, [*early, *single, *batch_shapes.to_deliver(spec, rng, most_tokens)], ids, rng, frame)
     longest, largest = probes[0].shape[1], probes[-1]
     cheap = longest * (token_cost + 4 * spec.layers * spec.hidden * longest) <= LONGEST_BUDGET
-    first = _of_every_stage(probes, most_tokens, STAGE_LENGTHS_BUDGET / token_cost, cheap)
+    few = int((np.cumsum([batch.columns for batch in single]) <= STAGE_LENGTHS_BUDGET / token_cost).sum())
+    first = probes[0 if cheap else 1 : len(early) + few]
     # Stale data of a large batch shows in short texts right after it.
     probes += [_alone(spec, length, ids, number, rng, frame) for number, length in enumerate(ALONE, len(probes))]
     copies = _copies(spec, probes, ids, rng, frame)
@@ -141,29 +110,19 @@ def plan(spec: Spec, seed: int, most_tokens: int, frame: Frame | None = None) ->
 
 
 def _batches(
-    spec: Spec, shapes: Sequence[tuple[int, int]], ids: Array, rng: np.random.Generator, frame: Frame | None
+    spec: Spec, batches: Sequence[Batch], ids: Array, rng: np.random.Generator, frame: Frame | None
 ) -> tuple[list[Probe], int]:
-    """Return a batch of each shape [B, S], filled with `ids` in their order, and how many of them were taken."""
+    """Return the batches, filled with `ids` in their order, and how many of them were taken. Half of the last one's rows are short."""
     taken, probes = 0, list[Probe]()
-    some: Pairs = "some"
-    pairs = [*[some] * (len(shapes) - 1 - len(LONG_BATCHES)), *(batch.pairs for batch in LONG_BATCHES), some]
-    for shape, of in zip(shapes, pairs, strict=True):
-        mask = _mask_of_lengths(shape, rng)
-        if len(probes) == len(shapes) - 1:
+    for number, batch in enumerate(batches, 1):
+        mask = batch_shapes.mask_of(batch, rng)
+        if number == len(batches):
             mask = padded_batches.half_short(mask, rng)
         count = int(framing.free(mask, frame).sum())
         valid = np.take(ids, range(taken, taken + count), mode="wrap")
-        probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame, of))
+        probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame, batch.pairs))
         taken += count
     return probes, taken
-
-
-def _of_every_stage(batches: Sequence[Probe], most_tokens: int, length_tokens: float, longest: bool) -> list[Probe]:
-    """Return what every stage runs: the longest row if `longest`, the batch sizes, and the first single rows, up to `length_tokens` in all."""
-    count = 1 + MAX_BATCH + (MORE_BATCHES if _more_rows(most_tokens) else 0)
-    longest_and_batches, single = batches[:count], batches[count : -1 - len(LONG_BATCHES)]
-    within = np.cumsum([probe.shape[1] for probe in single]) <= length_tokens
-    return [*longest_and_batches[not longest :], *(probe for probe, early in zip(single, within, strict=True) if early)]
 
 
 def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:
@@ -184,56 +143,6 @@ def _id_rows(spec: Spec, padding: str, ids: Array, number: int, rng: np.random.G
         yield make_probe(spec, padding, number + start // (ID_ROWS * length), mask, np.resize(part, mask.size), rng)
 
 
-def _shapes(spec: Spec, rng: np.random.Generator, most_tokens: int, room: float, beyond: float) -> list[tuple[int, int]]:
-    """Return shapes [B, S]: the longest row; every batch size, each with another length; single rows of other lengths (of `room` tokens in all
-    up to the predictor's truncation, and `beyond` it); a few long batches; the largest batch."""
-
-    def length_of(shortest: int, longest: int) -> int:
-        longest = max(2, min(spec.max_length, longest))
-        return min(spec.max_length, int(np.exp(rng.uniform(np.log(min(shortest, longest)), np.log(longest + 1))) + 1e-9))
-
-    square = int(rng.integers(SHORTEST, LARGEST_SQUARE + 1))
-    lengths = {batch: square if batch == square else length_of(SHORTEST, BATCH_TOKENS // batch) for batch in range(1, MAX_BATCH + 1)}
-    sizes = [(1, longest_row(spec)), *((batch, min(length, spec.max_length)) for batch, length in lengths.items())]
-    sizes += _more_batches(spec, rng, most_tokens)
-    # Lengths that batches have are run as single rows too: kernels also choose code by the number of rows.
-    others = rng.permutation(np.setdiff1d(np.arange(1, longest_row(spec) + 1), [sequence for batch, sequence in sizes if batch == 1]))
-    # Kernels choose other code at multiples of a tile, and one token before or after: one such length of each tile is run as a single row.
-    edges = np.intersect1d(np.add(TILES, rng.integers(-1, 2, len(TILES))), others[others <= spec.text_length])
-    # From short to long, so that a large model has some of them.
-    others = np.concatenate([edges, others[~np.isin(others, edges)]])
-    for some, tokens in ((others[others <= spec.text_length], room), (others[others > spec.text_length], beyond)):
-        sizes += [(1, int(length)) for length in some[np.cumsum(some) <= tokens]]
-    for long in LONG_BATCHES:
-        batch = int(rng.integers(long.least, long.most + 1))
-        each = min(min(long.tokens, most_tokens) // batch, spec.max_length)
-        sizes.append((batch, length_of(max(1, each // 2), each) if long.behind is None or each <= WIDTH else min(each // WIDTH * WIDTH + long.behind, each)))
-    length = min(spec.max_length, LARGEST_LENGTH)
-    return [*sizes, (max(1, most_tokens // length), length)]
-
-
-def _more_rows(most_tokens: int) -> bool:
-    """Return whether the predictor makes batches of more than `MAX_BATCH` rows: on devices that run more tokens at once."""
-    return most_tokens > MAX_BATCH * LARGEST_LENGTH
-
-
-def _more_batches(spec: Spec, rng: np.random.Generator, most_tokens: int) -> list[tuple[int, int]]:
-    """Return shapes [B, S]: one batch size from each of `MORE_BATCHES` ranges of equal ratio, each with another length."""
-    if not _more_rows(most_tokens):
-        return []
-    edges = np.geomspace(MAX_BATCH + 1, MORE_ROWS, MORE_BATCHES + 1)
-    sizes = [int(np.exp(rng.uniform(*np.log(edges[n : n + 2])))) for n in range(MORE_BATCHES)]
-    longest = [min(spec.max_length, MORE_TOKENS // batch) for batch in sizes]
-    return [(batch, int(rng.integers(max(1, most // 2), most + 1))) for batch, most in zip(sizes, longest, strict=True)]
-
-
-def _mask_of_lengths(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Return the mask [B, S] of rows of different lengths, from half of S; at least one random row has length S."""
-    lengths = np.resize(rng.permutation(np.arange(max(1, shape[1] // 2), shape[1] + 1)), shape[0])
-    lengths[int(rng.integers(shape[0]))] = shape[1]
-    return (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
-
-
 def make_probe(
     spec: Spec, padding: str, number: int, mask: Array, valid: Array, rng: np.random.Generator, frame: Frame | None = None, pairs: Pairs = "some"
 ) -> Probe:
@@ -242,10 +151,12 @@ def make_probe(
     ids = framing.framed(mask, valid, frame, spec.pad_id)
     types = np.zeros((batch, sequence), np.int64)
     if spec.token_types > 1:
-        # Half of the rows are pairs, split anywhere, or all are, or none.
+        # Half of the rows are pairs, split anywhere, or all are, or none, or all but one.
         second = rng.integers(0, 2 * sequence, batch)[:, None]
         if pairs != "some":
-            second = np.full_like(second, sequence) if pairs == "none" else 1 + second % np.maximum(mask.sum(axis=1, keepdims=True) - 1, 1)
+            pair = np.full((batch, 1), pairs.startswith("all"))
+            pair[rng.integers(batch)] ^= pairs in ("one", "all but one")
+            second = np.where(pair, 1 + second % np.maximum(mask.sum(axis=1, keepdims=True) - 1, 1), sequence)
         types = (np.arange(sequence) >= second).astype(np.int64) * int(rng.integers(1, spec.token_types)) * mask
     compared = mask.astype(bool)
     places = PLACES if batch > 1 else ROW_PLACES if sequence < longest_row(spec) else sequence

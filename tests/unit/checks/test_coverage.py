@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from bertopt.checks import coverage, framing, gates, parity, probes, row_differences, sweep_plan
+from bertopt.checks import coverage, framing, gates, padded_batches, parity, probes, row_differences, sweep_plan
+from bertopt.checks.batch_shapes import MAX_BATCH
 from bertopt.core import ShapeLimits
 from bertopt.errors import WrongAnswer
 from bertopt.report import formatting
@@ -416,20 +417,20 @@ def test_batches_between_a_few_rows_and_the_largest_have_long_rows() -> None:
     for seed in range(20):
         plan = sweep_plan.plan(MINILM, seed, 8192)
         shapes = [probe.shape for probe in plan.of(False, WHOLE)]
-        for long, least in zip(sweep_plan.LONG_BATCHES, (512, 512, 366, 853, 266, 597, 426), strict=True):
-            assert any(long.least <= batch <= long.most and batch * sequence >= least for batch, sequence in shapes)
+        for least, most, tokens in ((2, 8, 512), (9, 15, 512), (16, 16, 366), (17, 23, 853), (24, 24, 266), (25, 31, 597), (32, 32, 426)):
+            assert any(least <= batch <= most and batch * sequence >= tokens for batch, sequence in shapes if sequence < 256)
         for rows in (16, 24, 32):
             assert any(batch == rows and 16 < sequence < 128 for batch, sequence in shapes), "the largest batch is no tile longer"
         after = next(at for at, shape in enumerate(shapes) if shape == max(shapes, key=lambda shape: shape[0] * shape[1])) + 1
         assert shapes[after : after + 3] == [(1, 12), (1, 4), (1, 4)], "what a large batch leaves behind, in buffers that take turns too"
         lengths = {sequence for batch, sequence in shapes if batch == 1}
-        assert all({edge - 1, edge, edge + 1} & lengths for edge in sweep_plan.TILES), "programs choose code by tiles"
+        assert all({edge - 1, edge, edge + 1} & lengths for edge in padded_batches.TILES), "programs choose code by tiles"
         early = [probe.shape for probe in plan.of(False, WHOLE, every=False)]
         assert any(batch == length >= 4 for batch, length in early), "rows and length mixed up are right for a square alone"
-        assert {batch for batch, length in early if length >= 4} >= set(range(1, sweep_plan.MAX_BATCH + 1)), "no row of a frame alone"
+        assert {batch for batch, length in early if length >= 4} >= set(range(1, MAX_BATCH + 1)), "no row of a frame alone"
     for longest in (1, 2, 12, 40):
         small = SPEC.model_copy(update={"max_length": longest, "text_length": longest})
-        assert {probe.shape[0] for probe in sweep_plan.plan(small, 1, 8192).probes} >= set(range(1, sweep_plan.MAX_BATCH + 1))
+        assert {probe.shape[0] for probe in sweep_plan.plan(small, 1, 8192).probes} >= set(range(1, MAX_BATCH + 1))
 
 
 def test_a_gpu_runs_batch_sizes_between_a_processors_and_the_largest() -> None:
@@ -437,7 +438,7 @@ def test_a_gpu_runs_batch_sizes_between_a_processors_and_the_largest() -> None:
     for seed in range(20):
         plan = sweep_plan.plan(MINILM, seed, 65_536)
         sizes = {probe.shape[0] for probe in plan.of(False, WHOLE, every=False)}
-        assert sizes >= set(range(1, sweep_plan.MAX_BATCH + 1)) and any(64 <= size <= 200 for size in sizes)
+        assert sizes >= set(range(1, MAX_BATCH + 1)) and any(64 <= size <= 200 for size in sizes)
         assert any(570 < size <= 1024 for size in sizes)
         assert max(probe.shape[0] * probe.shape[1] for probe in plan.probes) == 65_536
     assert max(probe.shape[0] for probe in sweep_plan.plan(MINILM, 1, 8192).of(False, WHOLE, every=False)) == 32
