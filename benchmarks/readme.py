@@ -39,7 +39,7 @@ FAULTS = ROOT / "benchmarks" / "results" / "faults.json"
 AA = ROOT / "benchmarks" / "results" / "aa.json"
 UNDER_LOAD = ROOT / "benchmarks" / "results" / "under_load.json"
 #: The first one's MiniLM is in the README.
-CPU_PEERS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("cpu_peers", "cpu_peers_xeon_amx", "cpu_peers_zen4", "cpu_peers_int8", "cpu_peers_avx512_vnni", "cpu_peers_zen3")]
+CPU_PEERS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("cpu_peers", "cpu_peers_xeon_amx", "cpu_peers_zen4", "cpu_peers_int8", "cpu_peers_avx512_vnni", "cpu_peers_zen3", "cpu_peers_splade")]
 SERVE = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("serve", "serve_own_core")]
 SERVE_CAMPAIGN = ROOT / "benchmarks" / "results" / "serve_campaign.json"
 RUNTIME = ROOT / "benchmarks" / "results" / "runtime_only.json"
