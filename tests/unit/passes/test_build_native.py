@@ -225,6 +225,20 @@ def test_the_predictor_feeds_one_row_without_padding(tiny: Tiny, tmp_path: Path)
     assert len(shapes) > 10 and all(shape[0] == 1 and shape[1] <= 20 for shape in shapes[1:])
 
 
+@pytest.mark.parametrize(("task", "pooling"), [("token-classification", None), ("feature-extraction", "mean")])
+def test_a_row_with_gaps_has_zeros_there(task: str, pooling: str | None, tiny: Tiny, tmp_path: Path) -> None:
+    model = built(checkpoint.load(tiny(task=task, pooling=pooling)), tmp_path)
+    session, outputs = NativeSession(model, "cpu", threads=1), model.spec.outputs[0]
+    segments = np.array([[1, 1, 0, 2, 2, 2, 0, 0]])
+    row = {"input_ids": np.arange(8)[None] + 5, "token_type_ids": np.zeros((1, 8), np.int64), "position_ids": np.array([[0, 1, 0, 0, 1, 2, 0, 0]]), "segment_ids": segments}
+    if pooling:
+        row["first_tokens"] = np.array([[0, 3, 0]])  # the third text is none
+    given = session.run({name: row[name] for name in model.spec.network_inputs})[outputs]
+    assert given.shape[:2] == ((1, 3) if pooling else (1, 8))
+    there = np.array([True, True, False]) if pooling else segments[0] != 0
+    assert given[0][there].any(axis=-1).all() and not given[0][~there].any()
+
+
 def test_counts_come_from_the_file_that_was_opened(tiny: Tiny, tmp_path: Path) -> None:
     reference = checkpoint.load(tiny(task="feature-extraction", pooling="mean"))
     by = BuildNative(keep_bf16=("0", "*.ffn_out"))
