@@ -48,7 +48,7 @@ plant_each(CONDITIONS, __name__)
 
 
 def _right_after(network: Any, tokens: int, what: Callable[[Named], bool]) -> None:
-    """`what` is wrong right after a batch of more than so many tokens."""
+    """Plant `what` as wrong right after a batch of more than `tokens` tokens."""
     before = [0]
 
     def wrong(named: Named) -> bool:

@@ -34,7 +34,7 @@ def lengths(probe: Probe) -> np.ndarray:
 
 
 def in_cell(probe: Probe, rows: Range, tokens: Range) -> bool:
-    """Whether a batch has so many rows, all of them of so many tokens."""
+    """Whether the number of rows of a batch and the lengths of all of them lie in these ranges."""
     return rows[0] <= probe.shape[0] <= rows[1] and tokens[0] <= lengths(probe).min() and lengths(probe).max() <= tokens[1]
 
 
