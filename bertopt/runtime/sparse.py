@@ -37,6 +37,7 @@ class Weights(NamedTuple):
         return {"indices": self.indices.tolist(), "values": _in_fewest_digits(self.values).tolist()}
 
 
+@np.errstate(all="ignore")
 def _in_fewest_digits(values: Array) -> NDArray[np.float64]:
     """Return for each of `values` [K], above 0, the decimal number of fewest digits that rounds to the same float32, as `str` of a float32
     has it, in a tenth of the time."""

@@ -107,6 +107,18 @@ def test_empty_texts_and_length_1(packed: Packed, isa: str) -> None:
     assert encoder.run([], [0], output="splade").shape == (0, 300) == encoder.run([], [0], output="logits").shape
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_is_no_number_is_no_weight_of_zero(isa: str, tmp_path: Path) -> None:
+    """Finite weights whose sums overflow: a caller that looks for NaN must find it."""
+    model = network("bert", head=True)
+    tensors = {name: values.copy() for name, values in state(model).items()}
+    tensors["bert.embeddings.word_embeddings.weight"][7] = 3e38
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), tensors, "bf16", vocabulary_head=True)
+    encoder = Encoder(tmp_path / "m", threads=1, isa=isa)
+    for output in ("logits", "splade", "splade_log1p"):
+        assert np.isnan(encoder.run([5, 7, 9], [0, 3], output=output)).any(axis=1).all(), output  # type: ignore[arg-type]
+
+
 def test_hidden_states_are_those_of_a_file_without_a_head(packed: Packed) -> None:
     ids, starts = texts_of(LENGTHS)
     model = network("bert", head=True)

@@ -174,8 +174,9 @@ struct Largest {
     BN_INLINE_MEMBER void operator()(const Columns& c, size_t m, size_t p, Vec x, Vec y) const {
         dequantise.apply(c, m, x, y);
         float* o = out + static_cast<size_t>(text[m]) * stride + PANEL * p;
-        store(o, maximum(x, load(o)));
-        store(o + 16, maximum(y, load(o + 16)));
+        // In this order x86 keeps an x that is NaN; a row of zeros would look like a text without weights.
+        store(o, maximum(load(o), x));
+        store(o + 16, maximum(load(o + 16), y));
     }
 };
 
