@@ -63,6 +63,7 @@ def run(
             left.step_done(counts=not row.reused and row.status != "skipped")
             record()
         job.warn(*calibration_texts.warnings(recipe.steps, report.stages, len(texts.asked(job.spec.task))))
+        job.race_the_fastest()
         job.sweep()
         job.deliver(build_only)
         record(ended=True)

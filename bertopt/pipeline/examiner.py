@@ -22,6 +22,7 @@ from bertopt.pipeline import labelled
 from bertopt.pipeline.end_to_end import EndToEnd
 from bertopt.pipeline.measurement_cache import Records, identity
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.open_stages import OpenStages
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import race
 from bertopt.pipeline.sweeps import Sweeps
@@ -80,7 +81,7 @@ class Examiner:
             asdict(plan.budget),
         ]  # fmt: skip
         self.records = Records(records, inputs)
-        self._open: dict[Path, Worker] = {}
+        self.open_stages = OpenStages(workers, device)
         self._prints: dict[Path, str] = {}
         self._outputs: dict[Path, dict[str, ProbeOutputs]] = {}
         self._reference_predictions: list[list[float]] | None = None
@@ -110,21 +111,21 @@ class Examiner:
         names = [identity(directory), identity(parent), "every sweep"]
         measurements = self.records.read(names)
         if measurements is None:
-            covered = self._coverage(name, directory, self._worker(directory), every=True)
+            covered = self._coverage(name, directory, self.open_stages.worker(directory), every=True)
             measurements = self.measure(name, directory, parent).model_copy(update={"coverage": covered})
             self.records.write(names, measurements)
         return measurements
 
     def with_peaks(self, measurements: StageMeasurements, directory: Path) -> StageMeasurements:
         """Return the measurements of a stage with its worker's peak memory until now, after all that it has run for other stages."""
-        stats = self._worker(directory).call("stats")
+        stats = self.open_stages.worker(directory).call("stats")
         peaks = {name: max(filter(None, (getattr(measurements, name), stats[name])), default=None) for name in ("peak_rss_bytes", "peak_gpu_bytes")}
         return measurements.model_copy(update=peaks)
 
     def sweeping(self) -> contextlib.AbstractContextManager[None]:
         """Run the reference on rows of the sweeps while the block builds a stage; only on a CPU, since builders for a GPU time kernels."""
-        worker = self._open.get(self.reference)
-        if self.device == "cuda" or worker is None or not worker.alive:
+        worker = self.open_stages.running(self.reference)
+        if self.device == "cuda" or worker is None:
             return contextlib.nullcontext()
         return self.sweeps.ahead(worker)
 
@@ -138,15 +139,13 @@ class Examiner:
         return [self.tokenizer.batch(texts)]
 
     def close(self) -> None:
-        for worker in self._open.values():
-            worker.close()
-        self._open.clear()
+        self.open_stages.close()
         self.tokenizer.close()
 
     def _measure(self, name: str, directory: Path, parent: Path | None) -> StageMeasurements:
         self.on_progress(f"{name}: opening")
         self._make_room({self.reference, parent, directory})
-        worker = self._worker(directory)
+        worker = self.open_stages.worker(directory)
         self.on_progress(f"{name}: parity")
         # The reference too: the time that it takes is the first estimate of a step's.
         self._outputs_of(directory)
@@ -160,9 +159,9 @@ class Examiner:
         self.on_progress(f"{name}: latency")
         racing = {"stage": worker}
         if parent is not None:
-            racing["reference"] = self._worker(self.reference)
+            racing["reference"] = self.open_stages.worker(self.reference)
             if parent != self.reference:
-                racing["parent"] = self._worker(parent)
+                racing["parent"] = self.open_stages.worker(parent)
         timed, under_the_clock = race(racing, self.spec, self.plan.shapes, self.plan.mix, self.plan.budget)
         stats = worker.call("stats")
         self.on_progress(f"{name}: effects")
@@ -180,8 +179,7 @@ class Examiner:
 
     def _make_room(self, needed: Container[Path | None]) -> None:
         """Close workers that are not `needed`, and drop outputs of such stages beyond `OUTPUT_BYTES`."""
-        for path in [path for path in self._open if path not in needed]:
-            self._open.pop(path).close()
+        self.open_stages.close_others(needed)
         while len(self._outputs) > 2 and sum(map(_bytes, self._outputs.values())) > OUTPUT_BYTES:
             del self._outputs[next(path for path in self._outputs if path not in needed)]
 
@@ -201,29 +199,15 @@ class Examiner:
             raise Unsupported("no probe fits any of the engine's profiles; widen them")
         return cases, Comparison.over(between) if between else None, parity.peak(reference.values())
 
-    def _worker(self, directory: Path) -> Worker:
-        if directory not in self._open or not self._open[directory].alive:
-            self._open[directory] = self._start(directory)
-        return self._open[directory]
-
-    def _start(self, directory: Path) -> Worker:
-        worker = self.workers.start()
-        try:
-            worker.open(directory, self.device)
-        except BaseException:
-            worker.kill()
-            raise
-        return worker
-
     def _print(self, directory: Path) -> str:
         if directory not in self._prints:
-            self._prints[directory] = self._worker(directory).call("fingerprint")
+            self._prints[directory] = self.open_stages.worker(directory).call("fingerprint")
         return self._prints[directory]
 
     def _outputs_of(self, directory: Path) -> dict[str, ProbeOutputs]:
         """Return the outputs of a stage by probe name, for every probe that it can run."""
         if directory not in self._outputs:
-            worker = self._worker(directory)
+            worker = self.open_stages.worker(directory)
             session = RemoteSession(worker)
             self._outputs[directory] = {probe.name: parity.answer(session, probe, self.spec) for probe in self._fitting(worker)}
         return self._outputs[directory]
@@ -236,7 +220,7 @@ class Examiner:
 
     def _coverage(self, name: str, directory: Path, worker: Worker, every: bool) -> Coverage:
         self.on_progress(f"{name}: {SWEEPING if every else 'coverage'}")
-        reference, precision = self._worker(self.reference), stages.read_manifest(directory).precision
+        reference, precision = self.open_stages.worker(self.reference), stages.read_manifest(directory).precision
         found = self.sweeps.measure(directory, worker, reference, self._fitting(worker), every)
         texts = {coverage.END_TO_END: self.end_to_end.compare(worker, reference, precision)}
         if every and self.end_to_end.in_one_call:

@@ -23,7 +23,7 @@ from bertopt.errors import (
     WorkerCrashed,
     WrongAnswer,
 )
-from bertopt.pipeline import baselines, clean_run, labelled, pass_errors, rows
+from bertopt.pipeline import baselines, clean_run, head_to_head, labelled, pass_errors, rows
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
 from bertopt.pipeline.progress import ProgressCallback
@@ -206,6 +206,11 @@ class Job:
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self.store.out))
 
+    def race_the_fastest(self) -> None:
+        """With `deliver: fastest`, race the stages of which the races against the checkpoint leave open which is the fastest."""
+        if not self.stopped and self.recipe.deliver == "fastest":
+            self.report.head_to_head = head_to_head.run(self.examiner, list(self.done.values()), self.warn)
+
     def sweep(self) -> None:
         """Run all coverage sweeps over the stage to deliver. If it fails, do what its step says, and go on with the next choice."""
         swept = set[str]()
@@ -291,9 +296,4 @@ class Job:
         """The step that the recipe's `deliver` means."""
         if (step := self.recipe.step(self.recipe.deliver)) is not None:
             return self.done[self.done[step.name].stage]
-
-        def speed(done: Done) -> float:
-            mix = done.row.mix()
-            return mix.vs_reference.ratio if mix and mix.vs_reference else 1.0
-
-        return max((done for done in self.done.values() if done.row.status == "ok"), key=speed)
+        return head_to_head.fastest(self.done.values(), self.report.head_to_head)

@@ -19,8 +19,8 @@ from bertopt.system import atomic_write, limits
 #: The code that decides what is measured and how: after a change to any of it, stages are measured again.
 MEASURING = (
     "checks", "modeling/rounding.py", "runtime", "sessions", "workers", "pipeline/baselines.py", "pipeline/end_to_end.py",
-    "pipeline/examiner.py", "pipeline/labelled.py", "pipeline/measurement_plan.py", "pipeline/race.py", "pipeline/sweeps.py",
-    "pipeline/twins.py", "quantization/calibration_inputs.py", "stages/certificates.py", "stages/claims.py", "stages/effects.py",
+    "pipeline/examiner.py", "pipeline/head_to_head.py", "pipeline/labelled.py", "pipeline/measurement_plan.py", "pipeline/open_stages.py",
+    "pipeline/race.py", "pipeline/sweeps.py", "pipeline/twins.py", "quantization/calibration_inputs.py", "stages/certificates.py", "stages/claims.py", "stages/effects.py",
     "stages/fingerprint.py", "system/cpu_contention.py",
 )  # fmt: skip
 #: Environment variables by which runtimes limit their threads: timings depend on them.

@@ -10,6 +10,7 @@ MEANINGS = {
     "FASTER, SLOWER": f"the whole interval is above {1 + DEAD_BAND:g}, or below {1 - DEAD_BAND:g}",
     "NO DIFFERENCE": f"the whole interval is between {1 - DEAD_BAND:g} and {1 + DEAD_BAND:g}",
     "INCONCLUSIVE": "neither; the interval is too wide to tell",
+    "head to head": "race between stages that may be the fastest, as their intervals over the checkpoint overlap; it decides `deliver: fastest`",
     "worst parity": "of the limits on parity, the one nearest to being missed: what was measured, and the limit",
     "texts/s": "real texts of natural length, tokenisation included; in a row of one shape, texts of that shape alone",
     "ms 8×128 and the like": "median time of one batch of 8 texts with 128 tokens, without copies and tokenisation",

@@ -39,6 +39,7 @@ def page(report: Report) -> str:
         meanings=glossary.MEANINGS,
         warnings=list(stage_details.warnings(report)),
         baselines=formatting.baselines(report),
+        head_to_head=formatting.head_to_head(report),
         meaning=_EXITS.get(report.exit_code, "failed"),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bertopt.report.diff import Diff
 from bertopt.report.diff_table import escaped
 from bertopt.report.diff_table import markdown as changes
-from bertopt.report.formatting import baselines
+from bertopt.report.formatting import baselines, head_to_head
 from bertopt.report.terminal import markdown as stages
 from bertopt.results import Report
 from bertopt.system import atomic_write
@@ -39,6 +39,8 @@ def _report(report: Report) -> Iterator[str]:
         yield stages(report)
     if compared := baselines(report):
         yield f"Baselines: {escaped(compared)}.\n"
+    if raced := head_to_head(report):
+        yield f"Head to head: {escaped(raced)}.\n"
     yield from _list("Reasons", [f"`{row.name}` {row.status}: {escaped(row.reason)}" for row in report.stages if row.reason])  # fmt: skip
     yield from _list("Waived", [f"`{row.name}`: {escaped(text)}" for row in report.stages for text in row.waived])
     blamed = [(row, row.parity.blame) for row in report.stages if row.parity and row.parity.blame]

@@ -27,6 +27,7 @@ from bertopt.report.formatting import (
     certificate,
     coverage,
     grid,
+    head_to_head,
     is_quick,
     line,
     one_line,
@@ -129,6 +130,8 @@ def _notes(report: Report) -> Text:
         notes.append("timing: ", "yellow").append(f"{QUICK}\n")
     if compared := baselines(report):
         notes.append("baselines: ", "bold").append(f"{compared}\n")
+    if raced := head_to_head(report):
+        notes.append("head to head: ", "bold").append(f"{raced}\n")
     if report.delivered:
         notes.append("delivered: ", "bold").append(f"{report.delivered.stage} → {report.delivered.path}\n")
         row = report.stage(report.delivered.stage)

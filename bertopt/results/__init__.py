@@ -227,6 +227,11 @@ class Stage(_Result, populate_by_name=True):
         """Return the end-to-end timing on real texts, None where there is none."""
         return next((case for case in self.latency or [] if case.kind == "mix"), None)
 
+    def speed_up(self) -> Ratio | None:
+        """Return how many times faster than the checkpoint it is end to end, None where that was not timed validly."""
+        mix = self.mix()
+        return mix.vs_reference if mix else None
+
     def slow(self) -> str | None:
         """Return a sentence where the stage is slower end to end than the checkpoint, or was not timed validly."""
         texts = self.mix() if self.index else None
@@ -241,6 +246,15 @@ class Delivered(_Result):
     path: str
 
 
+class HeadToHead(_Result):
+    """A race of two stages against each other, end to end on the recipe's texts."""
+
+    stage: str
+    other: str
+    ratio: Ratio
+    """How many times faster `stage` is than `other`."""
+
+
 class Report(_Result):
     schema_version: Literal[1] = 1
     bertopt_version: str
@@ -250,6 +264,8 @@ class Report(_Result):
     stages: list[Stage] = []
     baselines: dict[str, list[Latency]] = {}
     """On a GPU: the checkpoint in plain torch, with TF32 products and in bfloat16, against the fp32 reference."""
+    head_to_head: list[HeadToHead] = []
+    """With `deliver: fastest`, races of those stages of which the races against the checkpoint did not tell which is the fastest."""
     delivered: Delivered | None = None
     wall_s: float = 0.0
     exit_code: int = 0

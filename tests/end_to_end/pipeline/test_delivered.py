@@ -17,7 +17,7 @@ import bertopt
 from bertopt import stages
 from bertopt.errors import Unsupported, UsageError
 from bertopt.recipe.parser import load
-from bertopt.results import Report
+from bertopt.results import Ratio, Report, Stage
 from tests.support.pipeline_runs import TEXTS, Run, reused, stage_names, statuses
 from tests.support.tiny_models import Tiny
 
@@ -195,10 +195,22 @@ def test_what_cannot_run_here_is_unverified(run: Run, tmp_path: Path, happy: tup
         bertopt.load(tmp_path / "artifact")
 
 
-def test_deliver_fastest(run: Run, begun: Path) -> None:
+def test_deliver_fastest(run: Run, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages that are equally fast race each other, and that race decides; a second run takes it from its records."""
+    overlapping = {"use_sdpa": Ratio(ratio=2.0, low=0.5, high=8.0), "touch": Ratio(ratio=3.0, low=0.5, high=9.0), "reference": None}
+    monkeypatch.setattr(Stage, "speed_up", lambda row: overlapping[row.name])
     report = run(begun, ["touch", "use_sdpa"], deliver="fastest")
-    speeds = {row.name: row.mix().vs_reference.ratio for row in report.stages[1:]} | {"reference": 1.0}  # type: ignore[union-attr]
-    assert report.delivered is not None and report.delivered.stage == max(speeds, key=lambda name: speeds[name])
+    (raced,) = report.head_to_head
+    assert (raced.stage, raced.other) == ("use_sdpa", "touch")
+    assert report.delivered is not None and report.delivered.stage == ("use_sdpa" if raced.ratio.ratio > 1 else "touch")
+    assert f"use_sdpa {raced.ratio} against touch" in (begun / "report.html").read_text("utf-8").replace("&gt;", ">").replace("&lt;", "<")
+    again = run(begun, ["touch", "use_sdpa"], deliver="fastest")
+    assert again.head_to_head == report.head_to_head and again.delivered == report.delivered
+    assert run(begun, ["touch", "use_sdpa"]).head_to_head == [], "only `fastest` has a choice"
+    overlapping["use_sdpa"] = Ratio(ratio=2.0, low=1.9, high=2.1)
+    overlapping["touch"] = Ratio(ratio=3.0, low=2.9, high=3.1)
+    clear = run(begun, ["touch", "use_sdpa"], deliver="fastest")
+    assert clear.head_to_head == [] and clear.delivered is not None and clear.delivered.stage == "touch"
 
 
 def test_the_ladder_goes_on_after_a_branch_that_fails() -> None:
