@@ -7,9 +7,11 @@ overlap, and the higher estimate may be that of the slower one. In one race a di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bertopt.checks.measurements import StageMeasurements
+from bertopt.checks.ratio import MIN_ROUNDS
 from bertopt.errors import BertoptError
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_cache import identity
@@ -83,7 +85,9 @@ def _measure(examiner: Examiner, name: str, directory: Path, other_name: str, ot
         examiner.on_progress(f"{name}: latency beside {other_name}")
         examiner.open_stages.close_others({examiner.reference, directory, other})
         racing = {"stage": examiner.open_stages.worker(directory), "parent": examiner.open_stages.worker(other)}
-        timed, _ = race(racing, examiner.spec, (), examiner.plan.mix, examiner.plan.budget)
+        # A quick look too: this race decides which model is delivered, and takes less time than the sweeps over it.
+        budget = replace(examiner.plan.budget, min_rounds=MIN_ROUNDS)
+        timed, _ = race(racing, examiner.spec, (), examiner.plan.mix, budget)
         measured = StageMeasurements(latency=timed)
         examiner.records.write(names, measured)
     return measured.latency[0].vs_parent

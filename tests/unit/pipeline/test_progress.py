@@ -70,6 +70,9 @@ def test_the_sweeps_and_the_delivery_at_the_end_count_as_one_step(tmp_path: Path
         def warn(self, *texts: str) -> None:
             assert not texts
 
+        def race_the_fastest(self) -> None:
+            self.on_progress("it: latency beside another")
+
         def sweep(self) -> None:
             self.on_progress("it: every id and length")
             clock.seconds += 4.0

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bertopt.report import diff_table, formatting, html, terminal
+from bertopt.report import diff_table, formatting, html, markdown_summary, terminal
 from bertopt.report.diff import Change, Diff, Tolerances
 from bertopt.results import (
     Case,
     Comparison,
     Delivered,
     Failure,
+    HeadToHead,
     Latency,
     Limits,
     Margin,
@@ -127,6 +128,16 @@ def drawn(found: Report, width: int, encoding: str = "utf-8") -> str:
     Console(file=file, width=width).print(terminal.render(found))
     file.flush()
     return file.buffer.getvalue().decode(encoding)
+
+
+def test_races_between_stages_are_told() -> None:
+    races = [HeadToHead(stage="a", other="<b>", ratio=Ratio(ratio=1.9, low=1.8, high=2.0))]
+    found = report().model_copy(update={"head_to_head": races})
+    assert "head to head: a FASTER 1.90x [1.80, 2.00] against <b>" in drawn(found, 160)
+    assert "Head to head: a FASTER 1.90x [1.80, 2.00] against &lt;b&gt;." in html.page(found)
+    assert "Head to head: a FASTER 1.90x" in markdown_summary.render(found)
+    for words in (drawn(report(), 160), html.page(report()), markdown_summary.render(report())):
+        assert "ead to head:" not in words
 
 
 def row(text: str, name: str) -> str:
