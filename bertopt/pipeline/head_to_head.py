@@ -70,11 +70,12 @@ def candidates(rows: Sequence[Stage]) -> list[str]:
 def fastest(done: Iterable[Done], races: Sequence[HeadToHead]) -> Done:
     """Return the stage that passed and is the fastest end to end, by its race against another stage where there was one, else by that against
     the checkpoint, whose own speed is 1."""
-    passed = [each for each in done if each.row.status == "ok"]
-    speeds = {each.row.name: ratio.ratio if (ratio := each.row.speed_up()) else 1.0 for each in passed}
+    every = list(done)
+    speeds = {each.row.name: ratio.ratio if (ratio := each.row.speed_up()) else 1.0 for each in every}
+    # Also of those that failed afterwards: others were raced against them.
     for found in races:
         speeds[found.stage] = speeds[found.other] * found.ratio.ratio
-    return max(passed, key=lambda each: speeds[each.row.name])
+    return max((each for each in every if each.row.status == "ok"), key=lambda each: speeds[each.row.name])
 
 
 def _measure(examiner: Examiner, name: str, directory: Path, other_name: str, other: Path) -> Ratio | None:
