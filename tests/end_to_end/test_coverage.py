@@ -19,6 +19,7 @@ import bertopt
 from bertopt import stages
 from bertopt.checks import coverage, parity, probes, sweep_plan
 from bertopt.core import ShapeLimits
+from bertopt.pipeline import head_to_head
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.sweeps import Sweeps
 from bertopt.report import html, terminal
@@ -189,6 +190,7 @@ def test_a_fault_that_only_the_stage_to_deliver_shows(
         return timed.model_copy(update={"vs_reference": fast}) if timed and row.name == "zero_embeddings" else timed
 
     monkeypatch.setattr(Stage, "mix", faster)
+    monkeypatch.setattr(head_to_head, "candidates", lambda rows: [])
     recipe = {"schema_version": 1, "model": str(model), "device": "cpu", "steps": [{"pass": "use_sdpa"}, wrong],
               "inputs": {"shapes": SHAPES}, "deliver": deliver}  # fmt: skip
     report = bertopt.run(recipe, begun)
