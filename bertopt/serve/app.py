@@ -52,6 +52,7 @@ def create(models: dict[str, Path], settings: Settings) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        state.check_process()
         yield
         state.drain()
         for model in served.values():
@@ -104,8 +105,7 @@ async def _live(call: Call) -> Any:
 
 
 async def _health(call: Call) -> Any:
-    if not call.state.accepts:
-        raise RequestError(503, "the server is ending")
+    call.state.check_ready()
 
 
 async def _metrics(call: Call) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from bertopt.errors import UsageError
 from bertopt.serve.errors import ClientGone, RequestError, from_validation
 from bertopt.serve.metrics import Metrics
 from bertopt.serve.model import Outputs, ServedModel
@@ -44,6 +46,20 @@ class State:
     """False once the server began to end: it is no longer ready, and keeps no connection."""
     running: int = 0
     """Requests whose bodies are read or that wait for the model."""
+    process: int = field(default_factory=os.getpid)
+    """The process that opened the models."""
+
+    def check_ready(self) -> None:
+        """Raise RequestError (503) where no request would be answered, or soon none."""
+        if not self.accepts:
+            raise RequestError(503, "the server is ending")
+        if os.getpid() != self.process:
+            raise RequestError(503, "this process cannot answer; its log says why")
+
+    def check_process(self) -> None:
+        """Raise UsageError in a fork of the process that opened the models: a request would wait for ever for its threads."""
+        if os.getpid() != self.process:
+            raise UsageError(f"this process is a fork of the one that opened the models, {self.process}; make the application after the fork (gunicorn: without preload_app)")
 
     @contextlib.contextmanager
     def admitted(self, call: Call) -> Iterator[None]:
@@ -52,6 +68,7 @@ class State:
         The queue bounds what waits for the model; this bounds what waits for the tokenizer and the connections, where those
         are slower.
         """
+        self.check_process()
         if self.running >= self.settings.concurrent_requests:
             call.model.metrics.refuse("concurrent_requests")
             raise RequestError(429, f"{self.running} requests are at work, as many as may be; try again later", retry_after_s=1)

@@ -44,8 +44,7 @@ async def metadata(call: Call) -> Any:
 async def ready(call: Call) -> Any:
     """Raises RequestError (503) for a server that ends: clients read the status alone."""
     model = _model(call)
-    if not call.state.accepts:
-        raise RequestError(503, "the server is ending")
+    call.state.check_ready()
     return {"name": model.name, "ready": True}
 
 
