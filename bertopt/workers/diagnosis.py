@@ -21,7 +21,7 @@ def server_ended(code: int, log: str) -> BertoptError:
         return ResourceError(f"the server of the workers used up its CPU time{_OF_CPU_TIME}")
     if code == -signal.SIGKILL:
         why = f"the server of the workers was killed by SIGKILL, as the kernel does when memory{_or_cpu_time()} runs out"
-        return ResourceError(f"{why}; free memory, or run elsewhere: finished stages are kept")
+        return ResourceError(f"{why}; {_more_memory()}, or run elsewhere: finished stages are kept")
     last = (log.strip().splitlines() or [f"exit code {code}"])[-1]
     kind, _, said = last.partition(": ")
     if kind in ("ImportError", "OSError", "ValueError") and (unusable := environment.unusable_library(said)):
@@ -56,7 +56,7 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
     if code == -signal.SIGKILL:
         return ResourceError(
             f"the worker was killed by SIGKILL during '{op}', as the kernel does when memory{_or_cpu_time()} runs out; "
-            f"use a smaller batch, free memory, or run elsewhere{_undead(left)}",
+            f"use a smaller batch, {_more_memory()}, or run elsewhere{_undead(left)}",
             log,
         )
     if code == -signal.SIGXCPU:
@@ -76,9 +76,9 @@ def worker_ended(op: str, code: int | None, left: list[int], log: str) -> Bertop
 def took_too_much(op: str, used: int, allowed: int, left: list[int], log: str) -> ResourceError:
     """Return the error of a worker that was killed for using more than `allowed` bytes of memory."""
     return ResourceError(
-        f"the worker took {used / 2**30:.1f} GiB of memory during '{op}' and was ended; it may take "
-        f"{allowed / 2**30:.1f} GiB here: use a smaller batch or model, shorter texts (max_seq_length in sentence_bert_config.json, or "
-        f"model_max_length in tokenizer_config.json), or a machine with more{_undead(left)}",
+        f"the worker took {_size(used)} of memory during '{op}' and was ended; it may take "
+        f"{_size(allowed)} here: use a smaller batch or model, shorter texts (max_seq_length in sentence_bert_config.json, or "
+        f"model_max_length in tokenizer_config.json), or {_more_memory('a machine with more')}{_undead(left)}",
         log,
     )
 
@@ -106,6 +106,16 @@ def _how(code: int) -> str:
 def _or_cpu_time() -> str:
     """Return what else than memory may have run out: at the hard limit of CPU time Linux kills a process, too."""
     return " or CPU time (ulimit -t)" if limits.has_cpu_time_limit() else ""
+
+
+def _more_memory(otherwise: str = "free memory") -> str:
+    """Return what to do to get more memory: raise the container's limit where there is one, or `otherwise`."""
+    limit = limits.cgroup_memory_bytes()
+    return otherwise if limit is None or limit >= limits.host_memory_bytes() else f"raise the container's memory limit ({_size(limit)})"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count >> 20} MiB"
 
 
 def _limited() -> bool:

@@ -63,3 +63,19 @@ def test_no_room_for_a_worker_s_log(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Path, "touch", full)
         with pytest.raises(OSError, match=r"No space left on device: '.*0\.log'"):
             workers.start()
+
+
+@pytest.mark.parametrize(("limit", "said"), [(250 << 20, "raise the container's memory limit (250 MiB)"), (3 << 30, "raise the container's memory limit (3.0 GiB)"), (None, "free memory")])
+def test_memory_of_a_container_that_ran_out(monkeypatch: pytest.MonkeyPatch, limit: int | None, said: str) -> None:
+    """Nothing said that the container's limit was why, nor how high it is."""
+    monkeypatch.setattr(limits, "cgroup_memory_bytes", lambda: limit)
+    monkeypatch.setattr(limits, "host_memory_bytes", lambda: 16 << 30)
+    for error in (diagnosis.server_ended(-signal.SIGKILL, ""), diagnosis.worker_ended("open", -signal.SIGKILL, [], "")):
+        assert isinstance(error, ResourceError) and f"; {said}, or" in str(error).replace("use a smaller batch, ", "")
+
+
+def test_a_little_memory_is_told_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read: took 0.3 GiB, and may take 0.3 GiB."""
+    monkeypatch.setattr(limits, "cgroup_memory_bytes", lambda: 350 << 20)
+    said = str(diagnosis.took_too_much("open", 330 << 20, 315 << 20, [], ""))
+    assert "took 330 MiB of memory" in said and "may take 315 MiB here" in said and said.endswith("or raise the container's memory limit (350 MiB)")
