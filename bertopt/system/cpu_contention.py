@@ -11,10 +11,9 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from bertopt.system import gpu
+from bertopt.system import gpu, limits
 from bertopt.system.gpu import GpuState
 
 #: Share of all cores that other processes may use, and that a hypervisor or quota may take, before a warning.
@@ -97,7 +96,7 @@ class MachineWatch:
         # Not idle time, and not guests: these are counted in user and nice already. Only Linux has all of them.
         busy = times.user + times.system + sum(getattr(times, kind, 0.0) for kind in ("nice", "irq", "softirq"))
         ours = sum(_cpu_s(pid) for pid in [os.getpid(), *self.pids])
-        return _CpuSeconds(busy, getattr(times, "steal", 0.0), ours, _throttled_s())
+        return _CpuSeconds(busy, getattr(times, "steal", 0.0), ours, limits.cgroup_throttled_s())
 
 
 def findings(seen: Seen) -> list[str]:
@@ -135,15 +134,6 @@ def _gpu_findings(seen: Seen) -> list[str]:
     if seen.gpu[0].mps:
         warnings.append("MPS runs: processes of others share the GPU's cores")
     return warnings
-
-
-def _throttled_s() -> float:
-    """Seconds that a cgroup's quota has held processes back so far."""
-    quota = Path("/sys/fs/cgroup/cpu.stat")
-    if not quota.is_file():
-        return 0.0
-    stat = dict(line.split() for line in quota.read_text().splitlines())
-    return int(stat.get("throttled_usec", 0)) / 1e6
 
 
 def _cpu_s(pid: int) -> float:

@@ -64,6 +64,15 @@ def cgroup_cpus(root: Path = _ROOT, membership: str | None = None) -> float | No
     return min(found, default=None)
 
 
+def cgroup_throttled_s(root: Path = _ROOT, membership: str | None = None) -> float:
+    """Return for how many seconds the quota of this process's cgroup, or of one above it, has held processes back so far."""
+    most = 0.0
+    for folder in _folders(root, "cpu", membership):
+        stat = dict(line.split(maxsplit=1) for line in _read(folder / "cpu.stat").splitlines())
+        most = max(most, int(stat.get("throttled_usec", 0)) / 1e6, int(stat.get("throttled_time", 0)) / 1e9)
+    return most
+
+
 def address_space_bytes() -> int | None:
     """Return the limit of virtual memory (`ulimit -v`) in bytes, or None where there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -112,6 +112,16 @@ def test_cgroups_v1(tmp_path: Path) -> None:
     assert limits.cgroup_memory_bytes(tmp_path, "5:memory:/docker/123") == 1 << 29
 
 
+def test_time_that_a_quota_held_back(tmp_path: Path) -> None:
+    """Only that of a container with cgroup v2 was seen: not a systemd unit's, and none of v1."""
+    write(tmp_path / "cpu.stat", "usage_usec 10\n")
+    write(tmp_path / "unit" / "cpu.stat", "usage_usec 10\nnr_throttled 3\nthrottled_usec 2500000\n")
+    write(tmp_path / "cpu" / "job" / "cpu.stat", "nr_periods 9\nnr_throttled 3\nthrottled_time 1500000000\n")
+    assert limits.cgroup_throttled_s(tmp_path, "0::/unit") == 2.5
+    assert limits.cgroup_throttled_s(tmp_path, "4:cpu,cpuacct:/job\n0::/") == 1.5
+    assert limits.cgroup_throttled_s(tmp_path, "0::/") == 0.0
+
+
 def test_packages_older_than_the_metadata_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any extra; local builds and release candidates count as their version."""
     lines = ["numpy>=1.26", "torch>=2.11; extra == 'build'", "openvino>=2026.2; extra == 'cpu'", "sphinx>=8; extra == 'docs'"]
