@@ -30,7 +30,7 @@ from bertopt.runtime.load import load
 from bertopt.runtime.predictor import Answer
 from bertopt.runtime.text_inputs import SECOND, prompted, usual_pair
 from bertopt.spec import Spec, Text
-from bertopt.system import atomic_write
+from bertopt.system import atomic_write, directory_lock
 from bertopt.system.untrusted import plain
 
 PART_ROWS = 10_000
@@ -112,7 +112,7 @@ def _alone(out: Path) -> Iterator[None]:
         raise UsageError(f"'{out}' is not empty and holds no {STATE}; give another directory")
     lock = FileLock(out / LOCK)
     try:
-        lock.acquire(timeout=0)
+        directory_lock.take(lock)
     except Timeout as error:
         raise UsageError(f"another call writes to '{out}'; wait for its end, or give another directory") from error
     try:

@@ -24,7 +24,7 @@ from bertopt.recipe.parser import Step
 from bertopt.recipe.texts import Texts
 from bertopt.results import Report
 from bertopt.stages import CommittedStage, Manifest, artifact, contents, sources
-from bertopt.system import atomic_write, environment
+from bertopt.system import atomic_write, directory_lock, environment
 from bertopt.system.gpu import SHARE
 from bertopt.workers.client import Worker
 
@@ -61,7 +61,7 @@ class Store:
         self._lock = FileLock(self.out / ".lock")
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            directory_lock.take(self._lock)
         except Timeout:
             self.on_progress(f"waiting for another run in {self.out}")
             self._lock.acquire()
