@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+#: How the loader of shared libraries, and C++, say that there is no memory.
+_NO_MEMORY = re.compile("failed to map segment|bad_alloc")
 
 
 class BertoptError(Exception):
@@ -32,21 +36,23 @@ class Unsupported(BertoptError):
     exit_code: ClassVar[int] = 4
 
 
-def missing_library(needs: str, install: str, instead: str = "", failed: ImportError | None = None) -> Unsupported:
+class ResourceError(BertoptError):
+    """Out of memory or disk."""
+
+    exit_code: ClassVar[int] = 5
+
+
+def missing_library(needs: str, install: str, instead: str = "", failed: ImportError | None = None) -> Unsupported | ResourceError:
     """Return the error of an optional library that cannot be imported: what `needs` it, what pip installs, and what to do without it.
 
     `failed` is the import's error: one of a library that is there, such as a shared library that the loader does not find, is quoted.
     """
     if failed is not None and not (isinstance(failed, ModuleNotFoundError) and "." not in (failed.name or "")):
         said = next(iter(str(failed).splitlines()), "no message")
+        if _NO_MEMORY.search(said):
+            return ResourceError(f"{needs}, and memory ran out while it was loaded ({said}); free some, or raise the limit (ulimit -v, the container's)")
         return Unsupported(f"{needs}; its import fails ({said}): install it again, or run bertopt doctor, which may say how")
     return Unsupported(f"{needs}; pip install {install}{f', or {instead}' if instead else ''}")
-
-
-class ResourceError(BertoptError):
-    """Out of memory or disk."""
-
-    exit_code: ClassVar[int] = 5
 
 
 class IntegrityError(BertoptError):

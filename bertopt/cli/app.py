@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from bertopt._version import __version__
 from bertopt.errors import BertoptError, ResourceError, UsageError
-from bertopt.system import atomic_write, limits, out_of_threads, temporary_directory
+from bertopt.system import atomic_write, limits, out_of_memory, out_of_threads, temporary_directory
 from bertopt.system.environment import missing_module, unusable_library
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def _typed(error: BaseException) -> BertoptError | None:
     if isinstance(error, MemoryError):
         return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
     if not isinstance(error, OSError):
+        if out_of_memory.ended(error):
+            return ResourceError(f"memory ran out ({error}); free some, raise the limit (ulimit -v, the container's), or use smaller inputs")
         if out_of_threads.said(str(error)):
             return ResourceError(out_of_threads.REMEDY)
         little = limits.little_address_space()

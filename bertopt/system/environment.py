@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import Unsupported, missing_library
+from bertopt.errors import BertoptError, Unsupported, missing_library
 from bertopt.system import limits
 
 PACKAGES = (
@@ -180,7 +180,7 @@ _EXTRA_OF = {
 }  # fmt: skip
 
 
-def missing_module(error: ModuleNotFoundError) -> Unsupported | None:
+def missing_module(error: ModuleNotFoundError) -> BertoptError | None:
     """Return the install line for a missing module that an extra brings, or None for any other module."""
     name = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(name)

@@ -10,7 +10,7 @@ from bertopt.errors import ResourceError
 #: How Python, OpenBLAS and ONNX Runtime, OpenVINO and Rust's libraries say it.
 _SAID = re.compile(r"can't start new thread|pthread_create failed|Resource temporarily unavailable|ThreadPoolBuildError")
 #: What to do about it.
-REMEDY = "no further thread or process may be started; raise the limit (ulimit -u, the container's limit of processes)"
+REMEDY = "no further thread or process may be started; raise the limit (ulimit -u, the container's limit of processes; ulimit -v, where it is set)"
 
 
 def said(text: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from bertopt import ray
 from bertopt.commands import bulk_files
 from bertopt.core import Onnx
-from bertopt.errors import Unsupported, missing_library
+from bertopt.errors import ResourceError, Unsupported, missing_library
 from bertopt.passes import CastOnnxHalf, ExportOnnx, FuseOrt, QuantizeInt8
 from bertopt.recipe.texts import Texts
 from bertopt.sessions.onnxruntime import OnnxRuntimeSession
@@ -96,6 +96,14 @@ def test_it_is_the_machine_that_lacks_it() -> None:
     error = missing_library("signatures need cryptography", "'bertopt[sign]'", "leave them out")
     assert isinstance(error, Unsupported) and error.exit_code == 4
     assert str(error) == "signatures need cryptography; pip install 'bertopt[sign]', or leave them out"
+
+
+@pytest.mark.parametrize("said", ["Exception caught: std::bad_alloc", "/x/y.so: failed to map segment from shared object", "/x/y.so: cannot allocate memory in static TLS block"])
+def test_an_import_without_memory_is_no_broken_library(said: str) -> None:
+    """Under `ulimit -v` it read: onnxruntime, install it again."""
+    error = missing_library("running ONNX needs onnxruntime", "'bertopt[onnxruntime]'", failed=ImportError(said))
+    assert isinstance(error, ResourceError) == ("TLS" not in said)
+    assert "install it again" not in str(error) or "TLS" in said
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,13 @@ def test_errors_of_the_system(number: int, code: int, capsys: pytest.CaptureFixt
     assert said.count("\n") == 1 and said.startswith(f"'/some/where': {os.strerror(number)}; ")
 
 
+@pytest.mark.parametrize("error", [ImportError("libtorch_cpu.so: failed to map segment from shared object"), RuntimeError("std::bad_alloc")])
+def test_memory_that_ran_out_in_a_library(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch asks for more at once than half of `ulimit -v`: it was a traceback and exit code 1."""
+    assert fail(error) == 5
+    assert capsys.readouterr().err == f"memory ran out ({error}); free some, raise the limit (ulimit -v, the container's), or use smaller inputs\n"
+
+
 def test_the_errors_that_the_system_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "x", tmp_path / ("x" * 300), tmp_path):
