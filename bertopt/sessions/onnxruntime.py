@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from bertopt.core import Device, Onnx, RuntimeFacts, Session
 from bertopt.errors import Unsupported, missing_library
 from bertopt.sessions import onnxruntime_cuda
 from bertopt.sessions.inputs import check
-from bertopt.system import limits, onnxruntime_import, temporary_directory
+from bertopt.system import disk_full, limits, onnxruntime_import, temporary_directory
 
 if TYPE_CHECKING:
     from bertopt.core import Array
@@ -152,7 +153,12 @@ class OnnxRuntimeSession(Session):
                 options = self._options()
                 options.optimized_model_filepath = f"{folder}/model.onnx"
                 options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-                self._ort.InferenceSession(self._path, options, providers=[self._provider])
+                try:
+                    self._ort.InferenceSession(self._path, options, providers=[self._provider])
+                except Exception:
+                    model = Path(self._path)
+                    disk_full.check_room(folder, sum(file.stat().st_size for file in model.parent.glob(f"{model.name}*")))
+                    raise
                 nodes = onnx_ir.load(f"{folder}/model.onnx").graph
                 self._products = dict(Counter(node.op_type for node in nodes if node.op_type in _PRODUCTS))
         return self._products

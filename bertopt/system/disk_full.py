@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from pathlib import Path
 
 from bertopt.errors import ResourceError
 
@@ -24,3 +26,9 @@ def resource_error(error: BaseException) -> ResourceError:
     """Return the error that a user reads in place of one that `is_full`."""
     where = getattr(error, "filename", None) or "while writing"
     return ResourceError(f"no space left on the disk ({where}); free some and run again")
+
+
+def check_room(folder: str, size: int) -> None:
+    """Raise ResourceError where a temporary directory has no room for `size` bytes: after a library failed to write there, whatever it said."""
+    if shutil.disk_usage(folder).free < size:
+        raise ResourceError(f"no space left on the disk ({Path(folder).parent}, for {size / 1e6:.0f} MB of temporary files); free some, or set TMPDIR, and run again")
