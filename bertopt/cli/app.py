@@ -171,7 +171,8 @@ def _typed(error: BaseException) -> BertoptError | None:
         return ResourceError("out of memory; free some, raise the limit (ulimit -v, cgroup), or use smaller inputs")
     if not isinstance(error, OSError):
         if out_of_memory.ended(error):
-            return ResourceError(f"memory ran out ({error}); free some, raise the limit (ulimit -v, the container's), or use smaller inputs")
+            words = next((line.strip() for line in str(error).splitlines() if out_of_memory.said(line)), type(error).__name__)
+            return ResourceError(f"memory ran out ({words}); free some, raise the limit (ulimit -v, the container's), or use smaller inputs")
         if out_of_threads.said(str(error)):
             return ResourceError(out_of_threads.REMEDY)
         little = limits.little_address_space()

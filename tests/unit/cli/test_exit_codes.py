@@ -69,6 +69,12 @@ def test_memory_that_ran_out_in_a_library(error: Exception, capsys: pytest.Captu
     assert capsys.readouterr().err == f"memory ran out ({error}); free some, raise the limit (ulimit -v, the container's), or use smaller inputs\n"
 
 
+def test_the_line_that_speaks_of_memory_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    """numpy says ten lines of advice around it."""
+    assert fail(ImportError("\n\nIMPORTANT: READ THIS\n\nOriginal error was: x.so: failed to map segment\n")) == 5
+    assert capsys.readouterr().err.startswith("memory ran out (Original error was: x.so: failed to map segment); ")
+
+
 def test_the_errors_that_the_system_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "x", tmp_path / ("x" * 300), tmp_path):
