@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -40,11 +41,7 @@ def deliver(
 
 
 def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Callable[[Path], Any]) -> None:
-    # Copies, not links: an artefact is moved and edited by others. Not copytree, whose errors have no errno.
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
-        target = part / path.relative_to(source)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+    _copy(source, part)
     # The copies must be what was measured: a pass or a person may have written to the stage since.
     manifest = stages.verify(part)
     gates = {
@@ -71,6 +68,14 @@ def _write(row: Stage, source: Path, recipe: dict[str, Any], part: Path, run: Ca
         stages.write_manifest(part, {**fields, "answers": answers})
 
 
+def _copy(source: Path, target: Path) -> None:
+    # Copies, not links: an artefact is moved and edited by others. Not copytree, whose errors have no errno.
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
 def _portable(path: str | None) -> str | None:
     """Return the last part of an absolute path; hub ids, package and relative paths as they are."""
     return Path(path).name if path is not None and Path(path).is_absolute() else path
@@ -82,11 +87,19 @@ def recover(out: Path) -> None:
     Raises UsageError, before the run begins, where something else is in the artefact's place.
     """
     old, final = out / ".artifact.old", out / "artifact"
-    if old.exists() and not final.exists():
+    if old.exists() and _is_rest(final, old):
+        shutil.rmtree(final, ignore_errors=True)
         old.rename(final)
     for left in (old, out / ".artifact.part"):
         shutil.rmtree(left, ignore_errors=True)
     _check_place(final)
+
+
+def _is_rest(final: Path, old: Path) -> bool:
+    """Return whether `final` is missing, or all it holds is what `_move_aside` had yet to remove."""
+    if final.exists() and (not final.is_dir() or (final / stages.MANIFEST).is_file()):
+        return False
+    return all((old / path.relative_to(final)).exists() for path in final.rglob("*"))
 
 
 def _check_place(final: Path) -> None:
@@ -105,6 +118,19 @@ def _replace(part: Path, final: Path) -> None:
         # The file system cannot exchange two directories: move the old artefact aside for a moment.
         old = final.with_name(".artifact.old")
         shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
+        _move_aside(final, old)
         part.rename(final)
         shutil.rmtree(old)
+
+
+def _move_aside(final: Path, old: Path) -> None:
+    try:
+        final.rename(old)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # overlayfs, of a directory that is in a layer of the container's image.
+        _copy(final, old)
+        stages.sync(old)
+        (final / stages.MANIFEST).unlink()  # first: without it `recover` restores `old`
+        shutil.rmtree(final)
