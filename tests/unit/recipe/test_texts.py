@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from bertopt.recipe import Recipe, from_dict, texts
 from bertopt.recipe.texts import Texts
 from tests.support.specs import TWO_LABELS as SPEC
 from tests.support.tiny_models import Tiny
+
+#: What Python says of JSON that is nested too deeply.
+TOO_DEEP = "maximum recursion depth exceeded" if sys.version_info < (3, 14) else "Stack overflow"
 
 
 def write(folder: Path, content: str | bytes, name: str = "t.jsonl") -> Path:
@@ -119,7 +123,7 @@ def test_a_byte_order_mark_and_windows_lines_are_no_text(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[" * 100_000, "expected a JSON object; maximum recursion depth exceeded"),
+        ("[" * 100_000, f"expected a JSON object; {TOO_DEEP}"),
         ('{"text": "a", "label": ' + "9" * 5000 + "}", "expected a JSON object; Exceeds the limit"),
         ('{"text": "a", "label": NaN}', "expected a JSON object; NaN is not a JSON number"),
         ('{"text": "a", "label": {"a": 1}}', "label must be text or a number"),
