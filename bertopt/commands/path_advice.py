@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertopt.stages import MANIFEST
+from bertopt.system import paths
 
 REPORT = "report.json"
 
 
 def advice(path: Path, takes: str) -> str:
     """Return what follows the fault of `path` in a message: what the command `takes`, what is there, what to do."""
-    if not path.exists():
+    if not paths.mode(path):
         return f"expected {takes}; nothing is there: check the path"
     folder = path if path.is_dir() else path.parent
     run = next((each for each in (folder, folder.parent, folder.parent.parent) if (each / REPORT).is_file()), None)

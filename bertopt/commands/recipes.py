@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -10,6 +11,7 @@ from bertopt.commands import path_advice
 from bertopt.errors import UsageError
 from bertopt.recipe.suggest import closest
 from bertopt.stages import MANIFEST
+from bertopt.system import paths
 
 #: Data of the package, so that wheels and checkouts hold the same files at the same place.
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -40,8 +42,8 @@ def find(recipe: str | Path) -> Path:
     """
     path = Path(recipe)
     try:
-        local = path.is_file()
-    except (OSError, ValueError):  # too long, or a NUL inside: reading it says so
+        local = stat.S_ISREG(paths.mode(path))
+    except OSError:  # too long, no permission: reading it says so
         return path
     if path.is_dir() or path.name in (MANIFEST, path_advice.REPORT):
         raise UsageError(f"'{recipe}' is not a recipe; {path_advice.advice(path, 'a YAML file, or a name that `bertopt recipes` lists')}")

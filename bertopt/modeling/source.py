@@ -6,13 +6,14 @@ import hashlib
 import importlib.util
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling.checkpoint_files import check_fetched, check_link, check_whole, read_json, weight_files
 from bertopt.modeling.config_checks import check_config, check_size
-from bertopt.system import environment
+from bertopt.system import environment, paths
 from bertopt.system.untrusted import first_line, plain
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -43,18 +44,21 @@ def resolve(source: str, revision: str | None = None) -> Path:
         raise UsageError("model must be a hub id, a directory or pkg://package/path; got ''")
     if source.startswith("pkg://"):
         return _package(source)
-    try:
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return path
-        there = path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, no such user, a NUL inside
-        raise UsageError(f"model {ascii(source)[:200]} cannot be looked up ({_why(error)}); check the path") from error
-    if there:
+    if stat.S_ISDIR(mode := _mode(source)):
+        return Path(source).expanduser()
+    if mode:
         raise UsageError(f"model must be a directory with config.json and model.safetensors; '{source}' is a file")
     if not HUB_ID.fullmatch(source):
         raise UsageError(_NO_MODEL.format(source))
     return _download(source, revision)
+
+
+def _mode(source: str) -> int:
+    """Return the mode of the file or directory `source`, 0 if there is none. Raises UsageError where it cannot be looked up."""
+    try:
+        return paths.mode(Path(source).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, no such user
+        raise UsageError(f"model {ascii(source)[:200]} cannot be looked up ({_why(error)}); check the path") from error
 
 
 def hub_commit(directory: Path) -> str | None:
@@ -66,7 +70,7 @@ def examine_here(source: str, revision: str | None = None) -> dict[str, Any] | N
     """Do as `examine` without the network: None for a package or a hub model that is not on this machine."""
     if source.startswith("pkg://"):
         return examine(resolve(source, revision)) if _package_root(source) is not None else None
-    if not HUB_ID.fullmatch(source) or Path(source).exists():
+    if not HUB_ID.fullmatch(source) or _mode(source):
         return examine(resolve(source, revision))
     environment.check_hub_variables()
     from huggingface_hub import errors, try_to_load_from_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from bertopt.modeling.source import sha256
 from bertopt.results import Limits
 from bertopt.stages import signature
 from bertopt.stages.signature import SIGNATURE
-from bertopt.system import atomic_write, environment
+from bertopt.system import atomic_write, environment, paths
 
 MANIFEST = "manifest.json"
 #: 2: the manifest holds a hash of itself, and OpenVINO files are named as sentence-transformers looks for them.
@@ -148,7 +149,7 @@ def read(directory: Path, key: Path | None = None) -> Manifest:
     Raises UsageError where there is no manifest, IntegrityError where it was changed since it was written or signed.
     """
     path = directory / MANIFEST
-    if not path.is_file():
+    if not stat.S_ISREG(paths.mode(path)):
         raise _no_stage(directory)
     content = path.read_bytes()
     if key is not None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bertopt import cli
+from bertopt.commands import path_advice
 from bertopt.errors import UsageError
 from bertopt.pipeline.store import Store
 
@@ -99,3 +100,9 @@ def test_no_run_goes_into_an_artefact(place: Path) -> None:
     ):
         pass
     assert [path.name for path in (place / "run" / "artifact").iterdir()] == ["manifest.json"]
+
+
+def test_a_path_that_may_not_be_looked_up_is_not_called_missing() -> None:
+    """As one without permission is: Python 3.14's pathlib says that nothing is there."""
+    with pytest.raises(OSError, match="File name too long"):
+        path_advice.advice(Path("x" * 300), "a report.json")

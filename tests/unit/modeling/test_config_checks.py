@@ -162,6 +162,13 @@ def test_odd_names_are_refused(name: str) -> None:
     assert len(str(caught.value)) < 6000
 
 
+def test_a_path_that_may_not_be_looked_up_is_no_name_of_the_hub() -> None:
+    """As one without permission is: Python 3.14's pathlib says that nothing is there, and the hub was asked."""
+    for look in (source.resolve, source.examine_here):
+        with pytest.raises(UsageError, match=r"cannot be looked up \(File name too long\); check the path"):
+            look("x" * 300)
+
+
 class Hub:
     """A hub that answers with an error."""
 

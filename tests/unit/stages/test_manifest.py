@@ -192,6 +192,12 @@ def test_no_manifest(tmp_path: Path) -> None:
         stages.verify(tmp_path)
 
 
+def test_a_path_that_may_not_be_looked_up_is_not_called_missing(tmp_path: Path) -> None:
+    """As one without permission is: Python 3.14's pathlib says that nothing is there."""
+    with pytest.raises(OSError, match="File name too long"):
+        stages.read_manifest(tmp_path / ("x" * 300))
+
+
 def test_unknown_form(committed: Path) -> None:
     edit_manifest(committed, lambda manifest: manifest.update(form="pickle"))
     with pytest.raises(IntegrityError, match="unknown form 'pickle'"):
