@@ -44,6 +44,8 @@ class Store:
         try:
             self.out, self.fresh, self.on_progress = out.resolve(), fresh, on_progress
             str(self.out).encode()
+            if any(path.is_symlink() for path in (self.out, *self.out.parents)):
+                raise RuntimeError("a loop of links")  # as Path.resolve says up to Python 3.12
         except RuntimeError as error:
             raise UsageError(f"--out must be a directory; '{out}' is a link that leads back to itself") from error
         except UnicodeEncodeError as error:

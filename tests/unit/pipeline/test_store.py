@@ -145,8 +145,9 @@ def test_what_depends_on_the_cpu_is_built_again_on_another(
 def test_an_output_that_leads_back_to_itself_or_is_not_utf8_is_refused(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(UsageError, match="is a link that leads back to itself"):
-        Store(loop, False, lambda _: None)
+    for out in (loop, loop / "inside"):
+        with pytest.raises(UsageError, match="is a link that leads back to itself"):
+            Store(out, False, lambda _: None)
     with pytest.raises(UsageError, match=r"must be a path in UTF-8, .*; got b'.*\\xff'"):
         Store(Path(os.fsdecode(os.fsencode(tmp_path) + b"-\xff")), False, lambda _: None)
 
