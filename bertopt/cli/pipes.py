@@ -58,14 +58,18 @@ def _discard(stream: io.FileIO) -> None:
 
 def _open_closed() -> None:
     """Open what the caller closed of standard input, output and error; a socket or a file would get its number otherwise."""
+    opened = set()
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
+            opened.add(number)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # as Python leaves it for what was closed
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            # libffi, which ctypes brings, keeps a file of its own open, which may have got this number.
+            own = number if number in opened else os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(own, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 @contextlib.contextmanager
