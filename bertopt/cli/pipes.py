@@ -67,9 +67,9 @@ def _open_closed() -> None:
             opened.add(number)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # as Python leaves it for what was closed
-            # libffi, which ctypes brings, keeps a file of its own open, which may have got this number.
-            own = number if number in opened else os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(own, "w" if number else "r", encoding="utf-8", closefd=False))
+            # ctypes keeps a file of libffi open, which may have got this number.
+            place = number if number in opened else os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(place, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 @contextlib.contextmanager
