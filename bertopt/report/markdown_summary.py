@@ -32,8 +32,7 @@ def _report(report: Report) -> Iterator[str]:
         yield f"**{escaped(report.reason)}**\n"
     if report.delivered:
         row = report.stage(report.delivered.stage)
-        mix = row.mix()
-        speed = f": {mix.vs_reference} against the checkpoint" if mix and mix.vs_reference else ""
+        speed = f": {ratio} against the checkpoint" if (ratio := row.speed_up()) else ""
         yield f"Delivered `{row.name}` of {source}{speed}.\n"
     if report.stages:
         yield stages(report)
