@@ -15,18 +15,31 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _OTHER_WEIGHTS = ("*.safetensors", "*.safetensors.*", "*.gguf", "*.onnx", "onnx/*.onnx", "openvino/*.xml")
 #: Most bytes of a safetensors header, as in its own library.
 _LONGEST_HEADER = 100_000_000
+#: How deep JSON may be nested. Real configurations stay below 10.
+_DEEPEST = 100
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file. Raises UsageError where it cannot be read, IntegrityError where it is not there or not JSON."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise IntegrityError(f"'{path}' is not there; restore the checkpoint") from error
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read ({error.strerror}); check its permissions") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits, nested too deeply
         raise IntegrityError(f"'{path}' must be UTF-8 JSON ({first_line(error)}); restore the checkpoint") from error
+    if _is_deep(content):
+        raise IntegrityError(f"'{path}' must be nested at most {_DEEPEST} deep; got more: restore the checkpoint")
+    return content
+
+
+def _is_deep(content: Any) -> bool:
+    """Whether JSON is nested deeper than anything that walks through it may take: Python's own limit counts its callers too."""
+    level = [content]
+    for _ in range(_DEEPEST + 1):
+        level = [inner for each in level if isinstance(each, dict | list) for inner in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
 
 
 def check_fetched(path: Path) -> None:

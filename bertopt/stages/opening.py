@@ -74,7 +74,9 @@ def opening(directory: Path, key: Path | None = None) -> Iterator[Opened]:
     manifest = verify(directory, key)
     yield Opened(directory, manifest)
     if changed := dict(_stamps(directory).items() ^ before.items()):
-        raise IntegrityError(f"'{min(changed)}' was changed while '{directory}' was loaded; load it again when nobody writes there")
+        # A directory that was replaced is "." here, and so is one in which a file was.
+        named = directory / min(changed.keys() - {"."}, default=".")
+        raise IntegrityError(f"'{plain(str(named))}' was changed while the artefact was loaded; load it again when nobody writes there")
 
 
 def _copied(directory: Path, key: Path | None) -> Opened:

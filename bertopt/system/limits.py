@@ -34,7 +34,10 @@ def cgroup_memory_bytes(root: Path = _ROOT, membership: str | None = None) -> in
 
 def visible_cores() -> int:
     """Return the number of CPU cores that this process may run on, whatever share of their time it gets."""
-    return len(os.sched_getaffinity(0))
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:  # denied, as by a seccomp filter
+        return os.cpu_count() or 1
 
 
 def cores() -> int:
@@ -75,7 +78,16 @@ def cgroup_throttled_s(root: Path = _ROOT, membership: str | None = None) -> flo
 
 def address_space_bytes() -> int | None:
     """Return the limit of virtual memory (`ulimit -v`) in bytes, or None where there is none."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return _soft(resource.RLIMIT_AS)
+
+
+def data_bytes() -> int | None:
+    """Return the limit of memory for data (`ulimit -d`) in bytes, or None where there is none. Shared memory and files do not count."""
+    return _soft(resource.RLIMIT_DATA)
+
+
+def _soft(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
@@ -103,15 +115,17 @@ def open_files() -> int:
 
 
 def little_address_space(status: str | None = None) -> str | None:
-    """Return text about the limit of virtual memory if this process has used more than half of it, else None.
+    """Return text about a limit of virtual memory if this process has used more than half of it, else None.
 
     Libraries then fail in various ways: they raise other errors, crash, or cannot start a thread.
     """
-    limit = address_space_bytes()
-    peak = re.search(r"VmPeak:\s+(\d+) kB", _read(Path("/proc/self/status")) if status is None else status)
-    if limit is None or peak is None or int(peak.group(1)) * 1024 < limit / 2:
-        return None
-    return f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v) and {int(peak.group(1)) / 2**20:.1f} GiB of it were used; raise the limit"
+    status = _read(Path("/proc/self/status")) if status is None else status
+    limited = (("address space", address_space_bytes(), "VmPeak", "ulimit -v"), ("memory for data", data_bytes(), "VmData", "ulimit -d"))
+    for what, limit, field, command in limited:
+        used = re.search(rf"{field}:\s+(\d+) kB", status)
+        if limit is not None and used is not None and int(used.group(1)) * 1024 >= limit / 2:
+            return f"{what} is limited to {limit / 2**30:.1f} GiB ({command}) and {int(used.group(1)) / 2**20:.1f} GiB of it were used; raise the limit"
+    return None
 
 
 def memory_bytes() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertopt.errors import BertoptError
+from bertopt.errors import BertoptError, IntegrityError
 from bertopt.modeling import checkpoint
 from bertopt.system.untrusted import reading
 from campaigns.faults.checkpoints import every
@@ -39,3 +39,17 @@ def test_a_hostile_checkpoint_is_refused_or_harmless(name: str, tiny: Tiny, tmp_
         code = error.exit_code
         assert "\n" not in str(error) and len(str(error)) < 2000
     assert code in case.codes, name
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(("depth", "refused"), [(90, False), (101, True), (600, True), (50_000, True)])
+def test_json_nested_too_deeply_is_the_files_fault(name: str, depth: int, refused: bool, tiny: Tiny, tmp_path: Path) -> None:
+    """Python's parser takes some 600 levels that what walks through them afterwards does not."""
+    directory = shutil.copytree(tiny(), tmp_path / "model")
+    text = (directory / name).read_text().rstrip()
+    (directory / name).write_text(text[:-1] + f', "bertopt": {"[" * depth}1{"]" * depth}}}')
+    if not refused:
+        checkpoint.load(directory)
+        return
+    with pytest.raises(IntegrityError, match=rf"{name}' must be .*restore the checkpoint"):
+        checkpoint.load(directory)

@@ -51,6 +51,14 @@ def test_cores_within_a_quota(monkeypatch: pytest.MonkeyPatch, quota: float | No
     assert (limits.cores(), limits.quota_threads()) == (cores, few)
 
 
+def test_cores_are_counted_where_the_affinity_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", denied)
+    assert limits.visible_cores() == os.cpu_count()
+
+
 def test_torch_keeps_fewer_threads(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artefact = write_artefact(tiny(), tmp_path / "artefact", "eager")
     monkeypatch.setattr(limits, "visible_cores", lambda: 8)

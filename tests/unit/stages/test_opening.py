@@ -165,3 +165,11 @@ def test_a_file_removed_while_files_are_listed_is_a_change(artifacts: Make, tmp_
 
 def test_a_directory_that_is_gone_has_no_stamps(tmp_path: Path) -> None:
     assert opening._stamps(tmp_path / "gone") == {}
+
+
+def test_a_directory_that_is_replaced_is_named(artifacts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, other = (shutil.copytree(artifacts("eager", 0), tmp_path / name) for name in ("there", "other"))
+    monkeypatch.setattr(opening, "_others_may_write", lambda _: False)
+    with pytest.raises(IntegrityError, match=r"^'[^']*/there(/[^.']+[^']*)?' was changed while the artefact was loaded"), opening.opening(there):
+        there.rename(tmp_path / "gone")
+        other.rename(there)

@@ -30,6 +30,15 @@ def test_little_is_left_where_over_half_was_used(little: None, used: int, said: 
         assert found == "address space is limited to 1.0 GiB (ulimit -v) and 0.9 GiB of it were used; raise the limit"
 
 
+@pytest.mark.parametrize(("used", "said"), [(900_000, True), (400_000, False)])
+def test_a_limit_of_data_alone_is_named(monkeypatch: pytest.MonkeyPatch, used: int, said: bool) -> None:
+    """Allocators count against `ulimit -d`, whatever the address space: files and libraries that are mapped do not."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**30, 2**30) if kind == resource.RLIMIT_DATA else unlimited)
+    found = limits.little_address_space(f"VmPeak:\t 999999999 kB\nVmData:\t  {used} kB\n")
+    assert found == ("memory for data is limited to 1.0 GiB (ulimit -d) and 0.9 GiB of it were used; raise the limit" if said else None)
+
+
 def test_without_a_limit_nothing_is_blamed_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert limits.little_address_space("VmPeak:\t 999999999 kB\n") is None
