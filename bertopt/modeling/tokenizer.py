@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError
+from bertopt.errors import IntegrityError, Unsupported, UsageError, missing_library
 from bertopt.modeling import sentence_transformers
 from bertopt.modeling.checkpoint_files import read_json
 from bertopt.modeling.source import scrub
 from bertopt.system import temporary_directory
 from bertopt.system.untrusted import first_line, plain
 
+#: Names under which checkpoints have a SentencePiece model.
+_SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+
 
 def open_tokenizer(directory: Path) -> Any:
     """Return the checkpoint's fast tokenizer, as transformers (or sentence-transformers) builds it, from a configuration that names no code.
 
-    Raises UsageError where there is none, Unsupported where it is a slow one, IntegrityError without a pad token.
+    Raises UsageError where there is none, Unsupported where it runs in Python alone or a library to read it is missing, IntegrityError without
+    a pad token.
     """
     from transformers import AutoTokenizer
 
+    _check_readers(directory)
     config = directory / "tokenizer_config.json"
     fields, dropped = scrub(read_json(config)) if config.is_file() else ({}, [])
     source: Path = directory
@@ -38,13 +44,28 @@ def open_tokenizer(directory: Path) -> Any:
             raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(first_line(error))}); give one with tokenizer.json") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise Unsupported(
-            f"{type(tokenizer).__name__} has no fast tokenizer (tokenizer.json); convert it with transformers"
+            f"{type(tokenizer).__name__} runs in Python alone, and transformers cannot make the tokenizer.json of it that an artefact needs; "
+            "give a copy of the checkpoint that has one, whose ids are those that the model was trained with"
         )
     if sentence_transformers.lowers(directory):
         sentence_transformers.lower(tokenizer.backend_tokenizer)
     if tokenizer.pad_token_id is None:
         raise IntegrityError("the tokenizer must have a pad token; add pad_token to tokenizer_config.json")
     return tokenizer
+
+
+def _check_readers(directory: Path) -> None:
+    """Raise Unsupported for a tokenizer that is a SentencePiece model alone, where a library is missing: transformers then takes it for a
+    file of tiktoken."""
+    model = next((name for name in _SENTENCEPIECE if (directory / name).is_file()), None)
+    if model is None or (directory / "tokenizer.json").exists():
+        return
+    missing = [name for name in ("sentencepiece", "protobuf") if not any(metadata.distributions(name=name))]
+    if missing:
+        raise missing_library(
+            f"the tokenizer is a SentencePiece model ('{model}'), which transformers reads with {' and '.join(missing)}", " ".join(missing),
+            "save the tokenizer with transformers on a machine that has them, which gives tokenizer.json",
+        )  # fmt: skip
 
 
 #: The tokens that a predictor looks for where no file states others.

@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -448,3 +449,28 @@ def test_a_tokenizer_that_transformers_refuses_without_a_word(tiny: Tiny, monkey
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
     with pytest.raises(UsageError, match=r"no tokenizer that transformers can load \(no message\)"):
         open_tokenizer(tiny())
+
+
+@pytest.mark.parametrize(("family", "name"), [("albert", "spiece.model"), ("deberta-v2", "spm.model"), ("xlm-roberta", "sentencepiece.bpe.model")])
+@pytest.mark.parametrize("missing", [("sentencepiece",), ("protobuf",), ("sentencepiece", "protobuf")])
+def test_a_sentencepiece_model_alone_names_the_libraries_to_install(
+    family: str, name: str, missing: tuple[str, ...], tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them transformers asks for tiktoken, which would not help."""
+    directory = shutil.copytree(tiny(family), tmp_path / "model")
+    monkeypatch.setattr(metadata, "distributions", lambda name: [] if name in missing else [object()])
+    (directory / name).write_bytes(b"\n\x0e\n\x05<unk>")
+    open_tokenizer(directory)
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(Unsupported, match=rf"\('{name}'\), .* with {' and '.join(missing)}; pip install {' '.join(missing)}, or save the tokenizer"):
+        open_tokenizer(directory)
+
+
+def test_a_tokenizer_that_runs_in_python_alone_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    directory = shutil.copytree(tiny("roberta"), tmp_path / "model")
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.txt").write_text("th@@ 5\nthe 4\n")
+    (directory / "bpe.codes").write_text("t h 9\nth e</w> 8\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertweetTokenizer"}))
+    with pytest.raises(Unsupported, match=r"BertweetTokenizer runs in Python alone, .* give a copy of the checkpoint that has one"):
+        open_tokenizer(directory)
