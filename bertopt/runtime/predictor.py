@@ -24,8 +24,18 @@ from bertopt.runtime.entities import OUTSIDE, Aggregation, entities
 from bertopt.runtime.runner import Runner
 from bertopt.runtime.sparse import Weights
 from bertopt.runtime.task_outputs import TopK
-from bertopt.runtime.text_inputs import PAIRED, as_list, check, prompted, refuse_lone_pair, refuse_others, with_query
+from bertopt.runtime.text_inputs import (
+    PAIRED,
+    as_list,
+    check,
+    only_strings,
+    prompted,
+    refuse_lone_pair,
+    refuse_others,
+    with_query,
+)
 from bertopt.runtime.tokenization import Tokenizer, Tokens
+from bertopt.runtime.zero_shot import TEMPLATE, ZeroShot
 from bertopt.sessions.packed import PackedSession
 from bertopt.spec import Text
 
@@ -156,6 +166,22 @@ class Predictor:
         pairs = with_query(query, passages)
         logits = np.asarray([one[self.spec.outputs[0]] for one in self.raw(pairs)] if pairs else self._nothing())
         return [{"index": i, "score": score} for i, score in task_outputs.rank(logits, task_outputs.label_scores(self.spec, logits))[:top_n]]
+
+    def zero_shot(
+        self, texts: Iterable[str], candidate_labels: Iterable[str], hypothesis_template: str = TEMPLATE, multi_label: bool = False
+    ) -> list[list[dict[str, Any]]]:
+        """Return, for each text, `{"label": …, "score": …}` for each of `candidate_labels`, best first, as transformers' zero-shot pipeline
+        scores them: how far the text entails the template with the label in place of its `{}`.
+
+        Scores of a text sum to 1; with `multi_label` each is by itself. Raises UsageError where the model has no label that begins with
+        "entail", and for labels or a template that cannot be used; TypeError for anything that is not a string.
+        """
+        asked = ZeroShot.of(self.spec, candidate_labels, hypothesis_template, multi_label)
+        asked.check_length(self.tokenizer)
+        listed = only_strings(self._checked(as_list(texts), 0))
+        step = max(1, WINDOW // len(asked.labels))
+        parts = (listed[at : at + step] for at in range(0, len(listed), step))
+        return [answer for part in parts for answer in asked.answers(self.logits(asked.pairs(part)))]
 
     def logits(self, texts: Iterable[Text]) -> Array:
         """Return the raw outputs [N, D] of a model with one vector for each text."""

@@ -101,7 +101,15 @@ def check(texts: Sequence[Text], paired: bool, first: int = 0) -> None:
             raise UsageError(f"texts[{number}] must be a pair (question, context) for question-answering")
         for part in (text,) if isinstance(text, str) else text:
             if not part.isascii():
-                _check_unicode(part, f"texts[{number}]")
+                check_unicode(part, f"texts[{number}]")
+
+
+def only_strings(texts: Sequence[Text]) -> list[str]:
+    """Return `texts`, which were checked, as a list. Raises TypeError for a pair among them."""
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{number}] must be a string; got a pair: the second text of each pair is made of a label")
+    return [text for text in texts if isinstance(text, str)]
 
 
 def with_query(query: object, passages: Iterable[Text]) -> list[tuple[str, str]]:
@@ -112,16 +120,16 @@ def with_query(query: object, passages: Iterable[Text]) -> list[tuple[str, str]]
     pairs: list[tuple[str, str]] = []
     if not isinstance(query, str):
         raise TypeError(f"query must be a string; got {type(query).__name__}")
-    _check_unicode(query, "query")
+    check_unicode(query, "query")
     for number, passage in enumerate(as_list(passages)):
         if not isinstance(passage, str):
             raise TypeError(f"passages[{number}] must be a string; got {type(passage).__name__}")
-        _check_unicode(passage, f"passages[{number}]")
+        check_unicode(passage, f"passages[{number}]")
         pairs.append((query, passage))
     return pairs
 
 
-def _check_unicode(text: str, name: str) -> None:
+def check_unicode(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:

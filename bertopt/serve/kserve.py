@@ -63,6 +63,8 @@ async def infer(call: Call, body: bytes) -> Any:
             raise RequestError(400, f"outputs[{number}].name: expected '{output['name']}'; got {ascii(wanted.name)[:40]}", f"outputs[{number}].name")
     columns = _columns(asked, tail)
     texts: list[Text] = list(columns[0]) if len(columns) == 1 else list(zip(*columns, strict=True))
+    if whole and "candidate_labels" in (asked.parameters or {}):
+        raise RequestError(422, "parameters.candidate_labels: this route gives raw outputs; ask /predict for a zero-shot classification", "parameters")
     parameters = PredictParameters() if whole else from_mapping(asked.parameters or {})
     how = answer_options(parameters, model.spec)
     outputs = await call.outputs(prompted(model, texts, _prompt_name(asked)), None, "inputs[0].data", how.stride)

@@ -55,7 +55,8 @@ class EmbedSparse(Payload):
 
 
 class PredictParameters(Payload):
-    """What Hugging Face's clients say of a task, by its names there; `stride` and `doc_stride` split long texts into windows."""
+    """What Hugging Face's clients say of a task, by its names there; `stride` and `doc_stride` split long texts into windows, and
+    `candidate_labels` ask for a zero-shot classification."""
 
     aggregation_strategy: Aggregation | None = None
     ignore_labels: List[str] | None = None
@@ -69,6 +70,9 @@ class PredictParameters(Payload):
     handle_impossible_answer: bool | None = None
     max_question_len: int | None = None
     max_seq_len: int | None = None
+    candidate_labels: List[str] | None = None
+    hypothesis_template: str | None = None
+    multi_label: bool | None = None
 
 
 class Predict(Payload):

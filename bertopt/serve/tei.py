@@ -24,7 +24,7 @@ from bertopt.serve.payloads import (
     Tokenize,
     refuse_options,
 )
-from bertopt.serve.task_parameters import answer_options
+from bertopt.serve.task_parameters import answer_options, zero_shot_labels
 from bertopt.spec import Text
 
 if TYPE_CHECKING:
@@ -67,12 +67,34 @@ async def predict(call: Call, asked: Predict, sequences: bool = False) -> Any:
     texts, single = _sequences(asked.inputs)
     refuse_options(asked, 0, model.side)
     parameters = asked.parameters or PredictParameters()
+    if parameters.candidate_labels is not None:
+        return await _zero_shot(call, asked, parameters, texts, single)
     how = answer_options(parameters, model.spec)
     outputs = await call.outputs(texts, asked.truncate, stride=how.stride)
     if model.spec.task != "text-classification":
         answers = await model.answers(texts, outputs, call.until, how, parameters.ignore_labels, sequences)
     else:
         answers = _labelled(model, model.vectors(outputs), "none" if asked.raw_scores else parameters.function_to_apply, parameters.top_k)
+    return answers[0] if single else answers
+
+
+async def _zero_shot(call: Call, asked: Predict, parameters: PredictParameters, texts: list[Text], single: bool) -> Any:
+    """Return, for each text, the candidate labels with scores, best first."""
+    model, most = call.model, call.model.settings.request_texts
+    labels = zero_shot_labels(parameters, model.spec)
+    if asked.raw_scores:
+        raise RequestError(422, "raw_scores: a zero-shot classification compares scores of several labels: leave it out", "raw_scores")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(422, f"inputs[{number}]: expected one text; got a pair, whose second text is made of a label: send [[a], [b], …]", "inputs")
+    if len(texts) * len(labels.labels) > most:
+        raise RequestError(422, f"parameters.candidate_labels: texts times labels may be at most {most}; got {len(texts)} × {len(labels.labels)}: send several requests", "parameters.candidate_labels")
+    try:
+        labels.check_length(model.predictor.tokenizer)
+    except UsageError as error:
+        raise RequestError(422, f"parameters.{error}", "parameters.candidate_labels") from error
+    outputs = await call.outputs(labels.pairs([text for text in texts if isinstance(text, str)]), asked.truncate)
+    answers = labels.answers(model.vectors(outputs))
     return answers[0] if single else answers
 
 
@@ -139,7 +161,8 @@ async def root(call: Call, body: bytes) -> Any:
     single, task = isinstance(asked.inputs, str), call.model.spec.task
     if single and task == "fill-mask" and len(answer) == 1:
         return answer[0]
-    return [answer] if single and task == "text-classification" else answer
+    zero_shot = asked.parameters is not None and asked.parameters.candidate_labels is not None
+    return [answer] if single and task == "text-classification" and not zero_shot else answer
 
 
 def normalised(model: ServedModel, vectors: Array, dimensions: int | None = None) -> Array:

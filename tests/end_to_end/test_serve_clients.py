@@ -16,6 +16,7 @@ import pytest
 
 import bertopt
 from tests.support.artefacts import write_artefact
+from tests.support.nli import write_nli
 from tests.support.serving import Served
 from tests.support.tiny_models import Tiny
 
@@ -31,6 +32,7 @@ def directories(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "tags": write_artefact(tiny(task="token-classification"), folder / "tags"),
         "reader": write_artefact(tiny(task="question-answering"), folder / "reader"),
         "filler": write_artefact(tiny(task="fill-mask"), folder / "filler"),
+        "nli": write_artefact(write_nli(folder / "checkpoint"), folder / "nli"),
     }
 
 
@@ -105,6 +107,14 @@ def test_hugging_face_tokens(served: Served, directories: dict[str, Path]) -> No
     answer = hub.InferenceClient(model=f"{served.url}/models/reader/predict").question_answering(**asked, doc_stride=8)
     best = bertopt.load(directories["reader"])([tuple(asked.values())], stride=8)[0]
     assert (answer.answer, answer.start, answer.end) == (best["answer"], best["start"], best["end"])
+
+
+def test_hugging_face_zero_shot(served: Served, directories: dict[str, Path]) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    labels, template = ["film", "cat", "dog"], "the {} was good ."
+    rows = hub.InferenceClient(model=f"{served.url}/models/nli/predict").zero_shot_classification(TEXTS[2], labels, multi_label=True, hypothesis_template=template)
+    expected = bertopt.load(directories["nli"]).zero_shot([TEXTS[2]], labels, template, multi_label=True)[0]
+    assert [(one.label, round(one.score, 5)) for one in rows] == [(one["label"], round(one["score"], 5)) for one in expected]
 
 
 def test_hugging_face_masks(directories: dict[str, Path]) -> None:

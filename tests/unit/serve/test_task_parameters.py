@@ -14,6 +14,8 @@ import bertopt
 from bertopt.errors import UsageError
 from bertopt.runtime import windows
 from bertopt.runtime.tokenization import MOST_STRIDES
+from tests.support.artefacts import write_artefact
+from tests.support.nli import write_nli
 from tests.support.serving import InProcess
 from tests.support.tiny_models import Tiny
 from tests.unit.serve.conftest import Artefact
@@ -204,3 +206,59 @@ def test_few_tokenizers_stay_for_the_strides_that_clients_send(artefact: Artefac
     for stride in range(20):
         predict([LONG], aggregation_strategy="simple", stride=stride)
     assert len(predict.tokenizer._windowed) == MOST_STRIDES
+
+
+@pytest.fixture(scope="module")
+def entailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[InProcess, bertopt.Predictor]]:
+    directory = write_artefact(write_nli(tmp_path_factory.mktemp("nli")), tmp_path_factory.mktemp("served") / "nli", "onnx")
+    server = InProcess({"nli": directory}, request_texts=12)
+    yield server, bertopt.load(directory)
+    server.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"multi_label": True}, {"multi_label": False, "hypothesis_template": "the {} ran ."}])
+def test_zero_shot(entailing: tuple[InProcess, bertopt.Predictor], options: dict[str, Any]) -> None:
+    server, model = entailing
+    labels = ["film", "cat", "very bad"]
+    expected = model.zero_shot(TEXTS, labels, **options)
+    parameters = {"candidate_labels": labels, **options, "top_k": None, "max_answer_len": 15}
+    for path in ("/predict", "/"):
+        answer = server.post(path, {"inputs": [[text] for text in TEXTS], "parameters": parameters})
+        assert answer.status_code == 200, answer.text
+        close(answer.json(), expected)
+        close(server.post(path, {"inputs": LONG, "parameters": parameters}).json(), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "expected"),
+    [
+        ("a", {"candidate_labels": []}, "parameters.candidate_labels: expected at least one label"),
+        ("a", {"candidate_labels": "film"}, "parameters.candidate_labels: "),
+        ("a", {"candidate_labels": ["film", 1]}, "parameters.candidate_labels.1: "),
+        ("a", {"candidate_labels": ["film"], "hypothesis_template": "{:>1000000000}"}, "parameters.hypothesis_template must have one {}"),
+        ("a", {"candidate_labels": ["cat " * 40]}, "parameters.candidate_labels[0]: a hypothesis may have at most 30 tokens"),
+        ("a", {"candidate_labels": ["film"], "top_k": 1}, "parameters.top_k does not go with candidate_labels"),
+        ("a", {"candidate_labels": ["film"], "stride": 3}, "parameters.stride does not go with candidate_labels"),
+        ("a", {"multi_label": True}, "parameters.multi_label goes with candidate_labels, for / and /predict"),
+        (["a", "b"], {"candidate_labels": ["film"]}, "inputs[0]: expected one text; got a pair"),
+        ([["a"]] * 5, {"candidate_labels": ["film", "cat", "dog"]}, "parameters.candidate_labels: texts times labels may be at most 12; got 5 × 3"),
+    ],
+)
+def test_zero_shot_that_cannot_be(entailing: tuple[InProcess, bertopt.Predictor], inputs: Any, parameters: dict[str, Any], expected: str) -> None:
+    server, _ = entailing
+    for path in ("/predict", "/"):
+        answer = server.post(path, {"inputs": inputs, "parameters": parameters})
+        assert answer.status_code == 422 and answer.json()["error"].startswith(expected), answer.text
+
+
+def test_zero_shot_of_other_models_and_routes(entailing: tuple[InProcess, bertopt.Predictor], classifier: InProcess, tagger: InProcess) -> None:
+    parameters = {"candidate_labels": ["film"]}
+    for server in (classifier, tagger):
+        answer = server.post("/predict", {"inputs": "a", "parameters": parameters})
+        assert answer.status_code == 422 and "needs a classifier of natural language inference" in answer.json()["error"], answer.text
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    for server, name in ((entailing[0], "nli"), (tagger, "tags")):
+        answer = server.post(f"/v2/models/{name}/infer", {"inputs": [tensor], "parameters": parameters})
+        assert answer.status_code == 422 and "candidate_labels" in answer.json()["error"], answer.text
+    answer = entailing[0].post("/predict", {"inputs": "a", "parameters": parameters, "raw_scores": True})
+    assert answer.status_code == 422 and answer.json()["error"].startswith("raw_scores: ")
