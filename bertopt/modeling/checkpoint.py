@@ -205,14 +205,19 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
 def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) -> None:
     """Raise where weights and configuration do not fit each other, by what transformers says of loading (`info`).
 
-    IntegrityError names tensors of another shape, that are missing, or that are left; Unsupported one of relative positions, which the
-    installed transformers ignores. `prefix` stands before the encoder's names in a model with a head.
+    IntegrityError names tensors of another shape, that are missing, or that are left, such as ERNIE's types of tasks; Unsupported one of relative
+    positions, which the installed transformers ignores. `prefix` stands before the encoder's names in a model with a head.
     """
     relative = next((name for name in sorted(info["unexpected_keys"]) if name.endswith("attention.self.distance_embedding.weight")), None)
     if relative:
         raise Unsupported(
             f"the checkpoint has relative positions (position_embedding_type: {plain(str(getattr(config, 'position_embedding_type', 'relative_key')))}), and the installed "
             f"transformers would ignore tensor '{plain(relative)}'; give a checkpoint with absolute positions, or one of deberta-v2, mpnet and modernbert"
+        )
+    if tasks := next((name for name in sorted(info["unexpected_keys"]) if name.endswith("embeddings.task_type_embeddings.weight")), None):
+        raise IntegrityError(
+            f"the checkpoint has types of tasks (tensor '{plain(tasks)}'), which transformers adds to every token only where config.json has "
+            "model_type 'ernie' and use_task_id true; state both"
         )
     wrapper = _wrapper(sorted(info["missing_keys"]), info["unexpected_keys"])
     if wrapper:

@@ -12,6 +12,7 @@ from bertopt.spec import Spec
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
     "nomic_bert", "gte", "eurobert",
+    "ernie",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
@@ -26,7 +27,7 @@ _INTERMEDIATE = ("intermediate_size", "hidden_dim")
 _BOUNDS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_HIDDEN, (1, 65_536)), **dict.fromkeys(_LAYERS, (1, 1_000)), **dict.fromkeys(_HEADS, (1, 4_096)),
     **dict.fromkeys(_INTERMEDIATE, (1, 1_000_000)), "embedding_size": (1, 65_536), "vocab_size": (1, 10_000_000),
-    "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "num_labels": (1, 100_000),
+    "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "task_type_vocab_size": (1, 100_000), "num_labels": (1, 100_000),
     "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
     "global_attn_every_n_layers": (1, 1_000),
     # transformers' MPNet reads 32 whatever is stated, and its table has no more rows than stated.
@@ -170,6 +171,8 @@ def _sizes(fields: Mapping[str, Any]) -> list[str]:
         value = fields.get(name, 1e-12)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             problems.append(f"{name} must be a finite number of at least 0; got {_shown(value)}")
+    if fields.get("model_type") == "ernie" and not isinstance(fields.get("use_task_id", False), bool):
+        problems.append(f"use_task_id must be true or false; got {_shown(fields['use_task_id'])}")
     padding, vocabulary = fields.get("pad_token_id"), fields.get("vocab_size")
     if padding is not None and (not _is_int(padding) or (_is_int(vocabulary) and padding >= vocabulary)):
         problems.append(f"pad_token_id must be a whole number below vocab_size; got {_shown(padding)}")

@@ -32,6 +32,7 @@ PARTS = {
     "distilbert": Parts("transformer", "attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
     "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
     "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
+    "ernie": _BERT,
 }  # fmt: skip
 #: Families without `Parts` that can run packed rows: their attention takes positions and a mask between tokens.
 ROTARY_PACKED = ("nomic_bert", "gte")
@@ -182,7 +183,7 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
 def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
     """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
     family, base = encoder.config.model_type, encoder.base_model
-    if family in ("bert", *ROTARY_PACKED):
+    if family in ("bert", "ernie", *ROTARY_PACKED):
         first = base.pooler(first)
     elif family == "albert":
         first = base.pooler_activation(base.pooler(first[:, 0]))

@@ -28,6 +28,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")
     ),
+    "ernie": ("ernie.pooler.dense", "tanh", "classifier"),
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),

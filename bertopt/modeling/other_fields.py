@@ -26,6 +26,8 @@ _FIXED: dict[str, dict[str, Any]] = {
         "activation_function": "swiglu", "prenorm": False, "causal": False, "parallel_block": False, "use_rms_norm": False,
         "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
     },
+    # PaddlePaddle's ERNIE has a choice of these.
+    "ernie": {"pool_act": "tanh", "task_id": 0},
     "gte": {"logn_attention_scale": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ _DISTILBERT = ("transformer", "layer", (
 _PARTS = {
     "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
     "distilbert": _DISTILBERT,
+    "ernie": _BERT,
 }  # fmt: skip
 
 

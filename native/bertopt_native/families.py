@@ -130,6 +130,7 @@ FAMILIES: Mapping[str, Family] = {
                      head=("predictions.dense", "predictions.LayerNorm", "predictions.decoder")),
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
+    "ernie": Family("ernie.", "encoder.layer.{}.", _BERT),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu"),
                          head=("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.decoder")),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True, head=_LM_HEAD, head_activation="gelu"),
@@ -238,6 +239,9 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     # gte-base-en-v1.5 has no types, its relatives have.
     if family.token_types and config.get("type_vocab_size") != 0:
         reader.out["embeddings.token_type"] = reader.take("embeddings.token_type_embeddings.weight", None, width)
+    if kind == "ernie" and config.get("use_task_id"):
+        # The task, which every token has, is the first where a caller states none.
+        reader.out["embeddings.token_type"] = reader.out["embeddings.token_type"] + reader.take("embeddings.task_type_embeddings.weight", None, width)[:1]
     reader.norm("embeddings.norm", family.norm, width, norm_bias)
     if family.projection and (albert or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)

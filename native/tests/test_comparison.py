@@ -12,7 +12,8 @@ from bertopt_native import layout, rotary
 from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
-KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2")
+KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
+         "ernie")  # fmt: skip
 
 
 def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:
@@ -48,6 +49,15 @@ def test_another_checkpoint_differs(name: str, precision: str, tmp_path: Path) -
     other[(5,) * other.ndim] += 0.1 * np.abs(other).max()
     _, difference = bertopt_native.compare(path, config, {**tensors, name: other})
     assert difference is not None and "is not the checkpoint's" in difference
+
+
+@pytest.mark.parametrize("name", ["embeddings.task_type_embeddings.weight", "embeddings.token_type_embeddings.weight"])
+def test_another_type_of_task_differs(name: str, tmp_path: Path) -> None:
+    path, config, tensors = packed(tmp_path, "ernie")
+    other = tensors[name].copy()
+    other[0, 5] += 0.01
+    assert "TOKEN_TYPE of layer 0 is not the checkpoint's" in str(bertopt_native.compare(path, config, {**tensors, name: other})[1])
+    assert "TOKEN_TYPE of layer 0 is not the checkpoint's" in str(bertopt_native.compare(path, {**config, "use_task_id": False}, tensors)[1])
 
 
 @pytest.mark.parametrize(("change", "said"), [({"layer_norm_eps": 1e-5}, "file's epsilon is"), ({"hidden_act": "relu"}, "file's activation is"),

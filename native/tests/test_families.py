@@ -12,7 +12,8 @@ import pytest
 from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
-KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2"]
+KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
+         "ernie"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -173,6 +174,22 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(kind: str) -> None:
 
 def test_gte_without_token_types(tmp_path: Path) -> None:
     compare(network("gte", type_vocab_size=0), tmp_path / "m", "bf16", "", 0.99995, 0.9998)
+
+
+@pytest.mark.parametrize("options", [{"use_task_id": False}, {"type_vocab_size": 1}, {"hidden_act": "relu"}, {"task_type_vocab_size": 1}], ids=str)
+def test_ernie_with_other_types_of_tokens_and_tasks(options: dict[str, Any], tmp_path: Path) -> None:
+    compare(network("ernie", **options), tmp_path / "m", "bf16", "", 0.99995, 0.9998)
+
+
+def test_every_type_of_token_has_the_task(tmp_path: Path) -> None:
+    model = network("ernie")
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
+    encoder = bertopt_native.Encoder(tmp_path / "m")
+    ids, starts = texts_of(LENGTHS)
+    for kind in range(encoder.info["token_types"]):
+        types = np.full(len(ids), kind, np.int32)
+        assert cosines(encoder.run(ids, starts, types), reference(model, ids, starts, types)).min() > 0.9998
+    assert cosines(encoder.run(ids, starts), reference(model, ids, starts)).min() > 0.9998
 
 
 def test_keep_bf16_is_between(tmp_path: Path) -> None:

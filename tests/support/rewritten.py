@@ -16,7 +16,10 @@ from tests.support import packing
 from tests.support.tiny_models import FAMILIES, TASKS
 
 AnyPass = Pass[Any, Any]
-KNOWN = (*FAMILIES, "albert", "mpnet")
+KNOWN = (
+    *FAMILIES, "albert", "mpnet",
+    "ernie",
+)  # fmt: skip
 #: A task, and how the model pools.
 MODELS = [(task, None) for task in TASKS] + [("feature-extraction", mode) for mode in ("mean", "cls", "mean_sqrt_len")]
 FIRST_ONLY = [("text-classification", None), ("feature-extraction", "cls")]

@@ -42,11 +42,15 @@ WORDS = [
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 #: Families whose layers differ: shared ones, relative positions, rotary ones with sliding windows.
-OTHER_FAMILIES = ("albert", "mpnet", "deberta-v2", "modernbert")
+OTHER_FAMILIES = (
+    "albert", "mpnet", "deberta-v2", "modernbert",
+    "ernie",
+)  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
+    "ernie": "Ernie",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
@@ -149,6 +153,9 @@ def _size(family: str) -> dict[str, Any]:
     size |= {"max_position_embeddings": 64 + offset}
     if family in ("electra", "albert"):
         size |= {"embedding_size": 32}
+    if family == "ernie":
+        # As ERNIE 3.0: a type of task that is added to every token, and more types of tokens than two.
+        size |= {"use_task_id": True, "task_type_vocab_size": 3, "type_vocab_size": 4}
     if family == "deberta-v2":
         # As DeBERTa-v3: relative positions only, in both directions, in buckets, with a key shared with the content.
         size |= {

@@ -257,6 +257,46 @@ def test_relative_positions_that_transformers_ignores_are_named(bert: Path) -> N
         checkpoint.load(bert)
 
 
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"use_task_id": False}, r"tensor 'ernie\.embeddings\.task_type_embeddings\.weight'\), .* use_task_id true; state both"),
+    ({"task_type_vocab_size": 4}, r"task_type_embeddings\.weight' has shape \[3, 32\] in the checkpoint, \[4, 32\] by config.json"),
+    ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "model_type 'ernie' and use_task_id true; state both"),
+], ids=str)  # fmt: skip
+def test_types_of_tasks_that_transformers_would_leave_out_are_named(tiny: Tiny, tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    directory = with_config(copied(tiny("ernie"), tmp_path / "ernie"), **fields)
+    if "model_type" in fields:
+        with_weights(directory, lambda tensors: tensors.update({name.replace("ernie.", "bert."): tensors.pop(name) for name in list(tensors)}))
+    with pytest.raises(IntegrityError, match=words):
+        checkpoint.load(directory)
+
+
+def test_types_of_tasks_that_are_not_there_are_named(tmp_path: Path) -> None:
+    directory = with_config(write_tiny(tmp_path / "ernie", "ernie", extra={"use_task_id": False}), use_task_id=True)
+    with pytest.raises(IntegrityError, match=r"task_type_embeddings\.weight' is missing from the checkpoint"):
+        checkpoint.load(directory)
+
+
+@pytest.mark.parametrize(("field", "value", "words"), [("pool_act", "relu", "pool_act must be 'tanh'"), ("task_id", 2, "task_id must be 0")])
+def test_what_paddlepaddle_computes_otherwise_is_named(tiny: Tiny, tmp_path: Path, field: str, value: Any, words: str) -> None:
+    with pytest.raises(Unsupported, match=f"^config.json: {words}, as transformers' ernie computes"):
+        checkpoint.load(with_config(copied(tiny("ernie"), tmp_path / "ernie"), **{field: value}))
+
+
+@pytest.mark.parametrize("use_task_id", [True, False])
+def test_old_names_and_buffers_of_ernie(tmp_path: Path, use_task_id: bool) -> None:
+    """As in files of before transformers 4.31."""
+    directory = write_tiny(tmp_path / "ernie", "ernie", extra={"use_task_id": use_task_id})
+    expected = answers(checkpoint.load(directory))
+
+    def old(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+        tensors["ernie.embeddings.position_ids"] = torch.arange(64)[None]
+
+    with_weights(directory, old)
+    assert all(torch.equal(*pair) for pair in zip(answers(checkpoint.load(directory)), expected, strict=True))
+
+
 def test_tokenizer_larger_than_the_embedding(bert: Path) -> None:
     name = "bert.embeddings.word_embeddings.weight"
 

@@ -77,6 +77,13 @@ def test_damaged_configurations(name: str, value: Any) -> None:
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "value"), [("use_task_id", "yes"), ("use_task_id", 1), ("use_task_id", None), ("task_type_vocab_size", 0), ("task_type_vocab_size", 10**9)])
+def test_damaged_types_of_tasks(name: str, value: Any) -> None:
+    with pytest.raises(IntegrityError, match=rf"^config.json: {name} must be .*restore the checkpoint$"):
+        check_config({**BERT, "model_type": "ernie", name: value})
+    check_config({**BERT, "model_type": "ernie", "use_task_id": True, "task_type_vocab_size": 3})
+
+
 def test_every_problem_is_named() -> None:
     with pytest.raises(IntegrityError, match=r"hidden_size .*vocab_size .*id2label"):
         check_config({**BERT, "hidden_size": 0, "vocab_size": "x\x1b[31m", "id2label": []})

@@ -25,7 +25,10 @@ from tests.support.specs import spec
 from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 VARLEN = PackSequences(attention="varlen")
-PACKABLE = (*FAMILIES, "albert")
+PACKABLE = (
+    *FAMILIES, "albert",
+    "ernie",
+)  # fmt: skip
 CASES = [(family, task, None) for family in PACKABLE for task in TASKS] + [
     ("bert", "feature-extraction", pooling) for pooling in ("mean", "cls", "mean_sqrt_len")
 ]

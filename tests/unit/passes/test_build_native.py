@@ -49,6 +49,8 @@ MODELS = [
     *((family, "fill-mask", None) for family in ("modernbert", "deberta-v2", "eurobert")),
     *((family, "feature-extraction", "splade") for family in ("bert", "roberta", "distilbert", "modernbert", "eurobert")),
     ("bert", "feature-extraction", "splade_log1p"),
+    *(("ernie", task, None) for task in ("text-classification", "token-classification", "question-answering", "fill-mask")),
+    ("ernie", "feature-extraction", "cls"),
 ]  # fmt: skip
 
 

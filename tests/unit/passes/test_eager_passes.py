@@ -41,7 +41,10 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [
+    *FAMILIES,
+    "ernie",
+])  # fmt: skip
 def test_pass(lab: Lab, family: str, route: str) -> None:
     wanted = ROUTES[route]
     result = lab.build(family, *wanted.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,11 +31,11 @@ class Route:
     changes: dict[str, int]
 
     def expected(self, family: str) -> dict[str, int]:
-        # RoBERTa adds its position embeddings after the token types, where the fusion finds one more sum to normalise.
+        # RoBERTa adds its position embeddings after the token types, ERNIE its task, where the fusion finds one more sum to normalise.
         return self.changes | ({"SkipLayerNormalization": 5} if self.more_norms(family) else {})
 
     def more_norms(self, family: str) -> bool:
-        return family in ("roberta", "xlm-roberta") and "SkipLayerNormalization" in self.changes
+        return family in ("roberta", "xlm-roberta", "ernie") and "SkipLayerNormalization" in self.changes
 
 
 SDPA, E23, E20 = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20)
@@ -57,8 +58,10 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "route"), [
+    *itertools.product(FAMILIES, ROUTES),
+    *(("ernie", route) for route in ("fuse23", "half20_fused", "int8_20")),
+])  # fmt: skip
 def test_pass(lab: Lab, family: str, route: str) -> None:
     wanted = ROUTES[route]
     result = lab.build(family, *wanted.steps)
