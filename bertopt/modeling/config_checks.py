@@ -13,9 +13,13 @@ FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
     "nomic_bert", "gte", "eurobert",
     "ernie",
+    "data2vec-text",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+OFFSET_POSITIONS = (
+    "roberta", "xlm-roberta", "camembert", "mpnet",
+    "data2vec-text",
+)  # fmt: skip
 #: Families with rotary positions instead of a table.
 ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert")
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
@@ -176,6 +180,8 @@ def _sizes(fields: Mapping[str, Any]) -> list[str]:
     padding, vocabulary = fields.get("pad_token_id"), fields.get("vocab_size")
     if padding is not None and (not _is_int(padding) or (_is_int(vocabulary) and padding >= vocabulary)):
         problems.append(f"pad_token_id must be a whole number below vocab_size; got {_shown(padding)}")
+    if fields.get("model_type") in OFFSET_POSITIONS and fields["model_type"] != "mpnet" and fields.get("pad_token_id", 1) is None:
+        problems.append("pad_token_id must be a whole number, from which positions are counted; got None")
     return problems
 
 

@@ -33,6 +33,7 @@ PARTS = {
     "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
     "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
     "ernie": _BERT,
+    "data2vec-text": _BERT,
 }  # fmt: skip
 #: Families without `Parts` that can run packed rows: their attention takes positions and a mask between tokens.
 ROTARY_PACKED = ("nomic_bert", "gte")

@@ -28,6 +28,7 @@ _PARTS = {
     "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
     "distilbert": _DISTILBERT,
     "ernie": _BERT,
+    "data2vec-text": _BERT,
 }  # fmt: skip
 
 

@@ -131,6 +131,7 @@ FAMILIES: Mapping[str, Family] = {
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
     "ernie": Family("ernie.", "encoder.layer.{}.", _BERT),
+    "data2vec-text": Family("data2vec_text.", "encoder.layer.{}.", _BERT, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu"),
                          head=("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.decoder")),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True, head=_LM_HEAD, head_activation="gelu"),

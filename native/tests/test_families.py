@@ -13,7 +13,8 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie"]  # fmt: skip
+         "ernie",
+         "data2vec-text"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -205,7 +206,7 @@ def test_keep_bf16_is_between(tmp_path: Path) -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("kind", ["roberta", "mpnet"])
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", "data2vec-text"])
 def test_padding_id_within_a_text_keeps_transformers_positions(kind: str, tmp_path: Path) -> None:
     import torch
 

@@ -70,7 +70,7 @@ def test_options_of_modernbert(options: dict[str, Any], tmp_path: Path) -> None:
     check(network("modernbert", head=True, **options), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "gte"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "gte", "data2vec-text"])
 def test_the_activation_is_the_heads_own(kind: str, tmp_path: Path) -> None:
     """Some heads have the layers' activation, others GELU whatever the layers have."""
     check(network(kind, head=True, hidden_act="relu"), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)

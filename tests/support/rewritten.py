@@ -19,6 +19,7 @@ AnyPass = Pass[Any, Any]
 KNOWN = (
     *FAMILIES, "albert", "mpnet",
     "ernie",
+    "data2vec-text",
 )  # fmt: skip
 #: A task, and how the model pools.
 MODELS = [(task, None) for task in TASKS] + [("feature-extraction", mode) for mode in ("mean", "cls", "mean_sqrt_len")]

@@ -45,12 +45,14 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 OTHER_FAMILIES = (
     "albert", "mpnet", "deberta-v2", "modernbert",
     "ernie",
+    "data2vec-text",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie",
+    "data2vec-text": "Data2VecText",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
@@ -149,7 +151,7 @@ def _size(family: str) -> dict[str, Any]:
         return size | {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}
     size |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     # RoBERTa's positions start after the padding index; MPNet's padding index is 1 whatever the configuration says.
-    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2}.get(family, 0)
+    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1}.get(family, 0)
     size |= {"max_position_embeddings": 64 + offset}
     if family in ("electra", "albert"):
         size |= {"embedding_size": 32}

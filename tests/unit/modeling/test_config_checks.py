@@ -84,6 +84,14 @@ def test_damaged_types_of_tasks(name: str, value: Any) -> None:
     check_config({**BERT, "model_type": "ernie", "use_task_id": True, "task_type_vocab_size": 3})
 
 
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "data2vec-text"])
+def test_positions_need_the_padding_id_that_they_are_counted_from(family: str) -> None:
+    with pytest.raises(IntegrityError, match=r"^config.json: pad_token_id must be a whole number, from which positions are counted; got None; restore"):
+        check_config({**BERT, "model_type": family, "pad_token_id": None})
+    for fields in ({"model_type": family}, {"model_type": "mpnet", "pad_token_id": None}, {"model_type": "bert", "pad_token_id": None}):
+        check_config(fields)
+
+
 def test_every_problem_is_named() -> None:
     with pytest.raises(IntegrityError, match=r"hidden_size .*vocab_size .*id2label"):
         check_config({**BERT, "hidden_size": 0, "vocab_size": "x\x1b[31m", "id2label": []})

@@ -28,6 +28,7 @@ VARLEN = PackSequences(attention="varlen")
 PACKABLE = (
     *FAMILIES, "albert",
     "ernie",
+    "data2vec-text",
 )  # fmt: skip
 CASES = [(family, task, None) for family in PACKABLE for task in TASKS] + [
     ("bert", "feature-extraction", pooling) for pooling in ("mean", "cls", "mean_sqrt_len")

@@ -44,6 +44,7 @@ ROUTES = {
 @pytest.mark.parametrize("family", [
     *FAMILIES,
     "ernie",
+    "data2vec-text",
 ])  # fmt: skip
 def test_pass(lab: Lab, family: str, route: str) -> None:
     wanted = ROUTES[route]

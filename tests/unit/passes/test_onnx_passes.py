@@ -35,7 +35,7 @@ class Route:
         return self.changes | ({"SkipLayerNormalization": 5} if self.more_norms(family) else {})
 
     def more_norms(self, family: str) -> bool:
-        return family in ("roberta", "xlm-roberta", "ernie") and "SkipLayerNormalization" in self.changes
+        return family in ("roberta", "xlm-roberta", "ernie", "data2vec-text") and "SkipLayerNormalization" in self.changes
 
 
 SDPA, E23, E20 = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20)
@@ -61,6 +61,7 @@ ROUTES = {
 @pytest.mark.parametrize(("family", "route"), [
     *itertools.product(FAMILIES, ROUTES),
     *(("ernie", route) for route in ("fuse23", "half20_fused", "int8_20")),
+    *(("data2vec-text", route) for route in ("fuse20", "half23", "int8_23_fused")),
 ])  # fmt: skip
 def test_pass(lab: Lab, family: str, route: str) -> None:
     wanted = ROUTES[route]
