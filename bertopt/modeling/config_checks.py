@@ -14,6 +14,7 @@ FAMILIES = (
     "nomic_bert", "gte", "eurobert",
     "ernie",
     "data2vec-text",
+    "megatron-bert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = (

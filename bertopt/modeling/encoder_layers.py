@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,6 +24,10 @@ class Parts:
     """Query, key, value."""
     output: str | None
     """The projection after the heads are joined, where the attention has it inside."""
+    first_norm: str | None = None
+    """In a layer, where norms are of what attention and feed-forward read: the one before attention."""
+    last_norm: str | None = None
+    """There, the norm behind all layers, in the base model."""
 
 
 _BERT = Parts("encoder", "attention.self", ("query", "key", "value"), None)
@@ -34,7 +38,10 @@ PARTS = {
     "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
     "ernie": _BERT,
     "data2vec-text": _BERT,
+    "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
 }  # fmt: skip
+#: Families with `Parts` whose attention in transformers is no function that can be exchanged: `Attention` takes its place.
+_FIXED_ATTENTION = ("megatron-bert",)
 #: Families without `Parts` that can run packed rows: their attention takes positions and a mask between tokens.
 ROTARY_PACKED = ("nomic_bert", "gte")
 
@@ -132,6 +139,22 @@ def attention(layer: Any, base: Any) -> Attention:
     return there
 
 
+def attends_by_function(encoder: Any) -> bool:
+    """Whether `attend_by` can exchange the function that a transformers model attends by."""
+    return bool(encoder._supports_attention_backend) or encoder.base_model.config.model_type in _FIXED_ATTENTION
+
+
+def attend_by(encoder: Any, name: str) -> None:
+    """Let every layer attend by the function that transformers knows as `name`."""
+    base = encoder.base_model
+    if base.config.model_type not in _FIXED_ATTENTION:
+        encoder.set_attn_implementation(name)
+        return
+    for layer in distinct(base):
+        attention(layer, base)
+    base.config._attn_implementation = name
+
+
 def chosen(modules: Mapping[str, Any], patterns: Sequence[str], option: str) -> set[str]:
     """Names of the modules that the patterns match, whole or from a dot on. Raises Unsupported for a pattern of `option` that
     matches none."""
@@ -162,6 +185,9 @@ def detach_last_layer(base: Any) -> None:
         stack.last = stack.layer[-1]
         stack.layer = stack.layer[:-1]
     attention(stack.last, base)
+    if norm := PARTS[config.model_type].last_norm:
+        stack.last_norm = base.get_submodule(norm)
+        base.set_submodule(norm, nn.Identity())
 
 
 def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any) -> torch.Tensor:
@@ -169,8 +195,14 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
 
     `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens.
     """
-    layer = getattr(base, PARTS[base.config.model_type].stack).last
-    if base.config.model_type == "mpnet":
+    parts = PARTS[base.config.model_type]
+    stack = getattr(base, parts.stack)
+    layer = stack.last
+    if parts.first_norm is not None:
+        norm = layer.get_submodule(parts.first_norm)
+        context, _ = layer.attention.self(norm(first), mask, memory=norm(hidden))
+        given = stack.last_norm(layer.feed_forward_chunk(layer.attention.output(context, first)))
+    elif base.config.model_type == "mpnet":
         bias = bias_rows(base.encoder.compute_position_bias(hidden))
         context, _ = layer.attention.attn(first, mask, bias, memory=hidden)
         attended = layer.attention.LayerNorm(context + first)
@@ -184,7 +216,7 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
 def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
     """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
     family, base = encoder.config.model_type, encoder.base_model
-    if family in ("bert", "ernie", *ROTARY_PACKED):
+    if family in ("bert", "ernie", "megatron-bert", *ROTARY_PACKED):
         first = base.pooler(first)
     elif family == "albert":
         first = base.pooler_activation(base.pooler(first[:, 0]))

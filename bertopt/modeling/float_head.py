@@ -22,6 +22,7 @@ Linear = Callable[[Any, Any, Any], Any]
 #: What each family's sequence classifier does with the first token: linear layers by name, and functions.
 _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "bert": ("bert.pooler.dense", "tanh", "classifier"),
+    "megatron-bert": ("bert.pooler.dense", "tanh", "classifier"),
     "albert": ("albert.pooler", "tanh", "classifier"),
     "distilbert": ("pre_classifier", "relu", "classifier"),
     "electra": ("classifier.dense", "gelu", "classifier.out_proj"),

@@ -90,15 +90,15 @@ class PackSequences(Pass[Eager, Eager]):
             raise Unsupported(reason)
 
     def _use_varlen(self, network: Any) -> None:
-        from bertopt.modeling import varlen
+        from bertopt.modeling import encoder_layers, varlen
 
         encoder = network.encoder
-        if network.base.config.model_type == "mpnet" or not encoder._supports_attention_backend:
+        if network.base.config.model_type == "mpnet" or not encoder_layers.attends_by_function(encoder):
             raise Unsupported(
                 f"{network.base.config.model_type} has no attention that can be replaced; use attention: masked"
             )
         varlen.register()
-        encoder.set_attn_implementation(varlen.NAME)
+        encoder_layers.attend_by(encoder, varlen.NAME)
 
     def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
         own, others = _reach(model.network)

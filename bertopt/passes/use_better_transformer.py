@@ -31,6 +31,8 @@ _PARTS = {
     "data2vec-text": _BERT,
 }  # fmt: skip
 
+_NORMS_FIRST = ("megatron-bert",)
+
 
 class UseBetterTransformer(Pass[Eager, Eager]):
     """Convert the encoder layers to nn.TransformerEncoder, whose inference fast path fuses a whole layer.
@@ -69,6 +71,8 @@ class UseBetterTransformer(Pass[Eager, Eager]):
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         base: Any = network.base
         config = base.config
+        if config.model_type in _NORMS_FIRST:
+            raise Unsupported(f"{config.model_type} layers have their norms first, for which torch's encoder has no nested tensors; leave it out")
         if config.model_type not in _PARTS:
             raise Unsupported(
                 f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_PARTS)}"

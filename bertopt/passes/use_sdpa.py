@@ -51,12 +51,14 @@ class UseSdpa(Pass[Eager, Eager]):
         return result
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
+        from bertopt.modeling import encoder_layers
+
         model: Any = network
         encoder = model.encoder
-        if not getattr(encoder, "_supports_sdpa", False):
+        if not (getattr(encoder, "_supports_sdpa", False) or encoder_layers.attends_by_function(encoder)):
             raise Unsupported(f"transformers' {type(encoder).__name__} has no SDPA implementation; leave use_sdpa out")
         before = attention_calls(network)
-        encoder.set_attn_implementation("sdpa")
+        encoder_layers.attend_by(encoder, "sdpa")
         calls = attention_calls(network) - before
         # Only now: here the network is on the CPU, which lacks kernels that the stage's device has.
         model.sdpa_backend = self._kernel()

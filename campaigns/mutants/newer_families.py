@@ -1,4 +1,4 @@
-"""Faults of what DeBERTa, ModernBERT, NomicBERT, GTE and EuroBERT have and BERT lacks: rotary and relative positions, windows, gates."""
+"""Faults of what DeBERTa, ModernBERT, NomicBERT, GTE, EuroBERT and MegatronBERT have and BERT lacks: rotary and relative positions, windows, gates, norms first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ NOMIC = Checkpoint("nomic_bert", "feature-extraction", "mean")
 GTE = Checkpoint("gte")
 EUROBERT = Checkpoint("eurobert")
 DEBERTA = Checkpoint("deberta-v2")
+MEGATRON = Checkpoint("megatron-bert")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
-_NORMS = {"modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm")}
+_NORMS = {
+    "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
+    "megatron-bert": ("attention.ln", "ln", "encoder.ln"),
+}  # fmt: skip
 
 
 def _layers(network: Any) -> Any:
@@ -93,12 +97,19 @@ def exchanged_norms(network: Any) -> None:
     """In the last layer the norms before attention and before the feed-forward change places."""
     before, behind, _ = _NORMS[network.encoder.config.model_type]
     layer = _layers(network)[-1]
-    _exchange(getattr(layer, before).weight, getattr(layer, behind).weight)
+    _exchange(layer.get_submodule(before).weight, layer.get_submodule(behind).weight)
 
 
 def last_norm_lost(network: Any) -> None:
     """The norm behind all layers has lost its weights."""
-    getattr(network.base, _NORMS[network.encoder.config.model_type][2]).weight.fill_(1)
+    network.base.get_submodule(_NORMS[network.encoder.config.model_type][2]).weight.fill_(1)
+
+
+def embeddings_normalised(network: Any) -> None:
+    """The residual stream begins behind a norm of the embeddings, as BERT's does."""
+    import torch
+
+    network.base.embeddings.dropout = torch.nn.LayerNorm(network.encoder.config.hidden_size)
 
 
 def reversed_distances(network: Any) -> None:
@@ -135,8 +146,11 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     NOMIC: _ROTARY,
     GTE: _ROTARY,
     EUROBERT: (*_ROTARY, *_PRENORM),
+    MEGATRON: (*_PRENORM, embeddings_normalised),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
 }
+#: Faults that are no other weights, of which a native file is made.
+_STRUCTURAL = (embeddings_normalised,)
 #: Where each is planted: the gate that sees it, the pass that plants it, and what comes before.
 _FORMS: dict[str, tuple[Gate, str, tuple[Step, ...]]] = {
     "in_torch": ("parity", "plant_torch", ()),
@@ -158,5 +172,5 @@ def _plant(fault: Callable[[Any], None], on: Checkpoint, form: str) -> None:
 
 for _on, _faults in FAULTS.items():
     for _fault in _faults:
-        for _form in _FORMS:
+        for _form in _FORMS if _fault not in _STRUCTURAL else ("in_torch", "behind_bf16"):
             _plant(_fault, _on, _form)

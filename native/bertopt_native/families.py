@@ -1,7 +1,8 @@
 """What transformers calls the tensors of each family, under one set of names.
 
 `read` turns a config and a state dict, as plain numpy arrays, into a `Network`. Names there: `embeddings.word`,
-`embeddings.norm.weight`, `layers.0.query.weight`, ...; see `PRODUCTS` and `NORMS`.
+`embeddings.norm.weight`, `layers.0.query.weight`, ...; see `PRODUCTS`; its norms
+are `layers.0.attention_norm` and `layers.0.ffn_norm`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from bertopt_native.reader import Floats, Reader, number
 PRODUCTS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
 #: What the activation of `ffn_in` gates, in networks that have it.
 GATED = "ffn_gated"
-NORMS = ("attention_norm", "ffn_norm")
 
 _BERT = {
     "query": "attention.self.query",
@@ -84,8 +84,11 @@ _MODERNBERT = {
     "last_norm": "final_norm",
 }
 _EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
+_MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last_norm": "encoder.ln"}
 #: Families whose norms are of what a product reads, and `Network.norm_first` of each.
-_NORMS_FIRST = {"modernbert": 1, "eurobert": 2}
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2}
+#: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
+_STATED_BIASES = ("modernbert", "eurobert")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
                          head_biases={"head.dense": ("classifier_bias", False), "head.norm": ("norm_bias", False), "decoder": ("decoder_bias", True)}),
     "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
                        activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5), head=("lm_head",), head_biases={"lm_head": ("mlp_bias", False)}),
+    "megatron-bert": Family("bert.", "encoder.layer.{}.", _MEGATRON, norm="encoder.layer.0.attention.ln"),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -232,7 +236,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     width = number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
     reader = Reader(tensors, family.prefix)
 
-    norm_bias = bool(config.get("norm_bias")) if kind in _NORMS_FIRST else True
+    norm_bias = bool(config.get("norm_bias")) if kind in _STATED_BIASES else True
     reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
     # Of the families with relative positions, DeBERTa alone may have no others.
     if not family.rotary and (kind != "deberta-v2" or config.get("position_biased_input", True)):
@@ -248,7 +252,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
         reader.linear("embeddings.projection", family.projection, hidden, width)
 
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
-    read_layers = _layers_with_norms_first if kind in _NORMS_FIRST else _layers
+    read_layers = _layers_with_stated_biases if kind in _STATED_BIASES else _layers
     read_layers(reader, config, family, sorted(set(layer_map)), hidden, inner)
 
     pad = config.get("pad_token_id")
@@ -304,11 +308,18 @@ def _layers(
         for product in (*PRODUCTS, *([GATED] if GATED in family.names else [])):
             shape = shapes.get(product, (hidden, hidden))
             reader.linear(f"layers.{i}.{product}", at + family.names[product], *shape, product not in family.without_bias)
-        for norm in NORMS:
-            reader.norm(f"layers.{i}.{norm}", at + family.names[norm], hidden)
+        reader.norm(f"layers.{i}.attention_norm", at + family.names["attention_norm"], hidden)
+        following = _following(family, i, i == layers[-1]) if "last_norm" in family.names else at + family.names["ffn_norm"]
+        reader.norm(f"layers.{i}.ffn_norm", following, hidden)
 
 
-def _layers_with_norms_first(
+def _following(family: Family, layer: int, last: bool) -> str:
+    """Return the norm behind a layer whose norms come first: the next layer's first, or the network's last. The first layer's first is the
+    embeddings'."""
+    return family.names["last_norm"] if last else family.layer.format(layer + 1) + family.names["first_norm"]
+
+
+def _layers_with_stated_biases(
     reader: Reader, config: Mapping[str, Any], family: Family, layers: Sequence[int], hidden: int, inner: int
 ) -> None:
     attention, mlp, norm = (bool(config.get(f"{part}_bias")) for part in ("attention", "mlp", "norm"))
@@ -332,9 +343,7 @@ def _layers_with_norms_first(
         reader.linear(f"{to}.attention_out", at + names["attention_out"], hidden, hidden, attention)
         reader.linear(f"{to}.ffn_out", at + names["ffn_out"], hidden, inner, mlp)
         reader.norm(f"{to}.attention_norm", at + names["attention_norm"], hidden, norm)
-        # The first layer's first norm is the embeddings'.
-        following = names["last_norm"] if i == layers[-1] else family.layer.format(i + 1) + names["first_norm"]
-        reader.norm(f"{to}.ffn_norm", following, hidden, norm)
+        reader.norm(f"{to}.ffn_norm", _following(family, i, i == layers[-1]), hidden, norm)
 
 
 def _albert_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
     with torch.no_grad():
         for name, p in model.named_parameters():
             near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv"))
-            if "norm" in name.lower():
+            if "norm" in name.lower() or ".ln." in name:
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:
                 p.copy_((0.5 if near else 0.1) * draw(p.shape))

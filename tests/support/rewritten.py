@@ -13,14 +13,10 @@ from bertopt.checks import probes
 from bertopt.core import Eager, Onnx, Pass, RuntimeFacts
 from bertopt.passes import CompileTorch, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
 from tests.support import packing
-from tests.support.tiny_models import FAMILIES, TASKS
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, TASKS
 
 AnyPass = Pass[Any, Any]
-KNOWN = (
-    *FAMILIES, "albert", "mpnet",
-    "ernie",
-    "data2vec-text",
-)  # fmt: skip
+KNOWN = (*FAMILIES, "albert", "mpnet", "ernie", "data2vec-text", *NORM_FIRST_FAMILIES)
 #: A task, and how the model pools.
 MODELS = [(task, None) for task in TASKS] + [("feature-extraction", mode) for mode in ("mean", "cls", "mean_sqrt_len")]
 FIRST_ONLY = [("text-classification", None), ("feature-extraction", "cls")]

@@ -53,9 +53,12 @@ CLASSES = {
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie",
     "data2vec-text": "Data2VecText",
+    "megatron-bert": "MegatronBert",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
+#: Families with positions from a table whose norms are of what attention and feed-forward read.
+NORM_FIRST_FAMILIES = ("megatron-bert",)
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
 HEADS = {
     "feature-extraction": "Model",
@@ -103,6 +106,8 @@ def write_tiny(
                 layers = 4.0
                 if family in ("modernbert", "eurobert"):
                     layers = 1.0 if name.startswith(("classifier", "dense")) else 16.0 if family == "modernbert" else 8.0
+                if family in NORM_FIRST_FAMILIES and ".layer." in name:
+                    layers = 8.0
                 tensor.mul_(layers if "embeddings" not in name else 10.0)
             else:
                 # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.

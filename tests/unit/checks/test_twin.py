@@ -21,7 +21,7 @@ from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
 from tests.support.specs import SEVERAL, VALUES, spec
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
 
 SPEC = spec(task="text-classification")
 DICE = np.random.default_rng(0)
@@ -400,7 +400,7 @@ def test_every_draw_of_every_precision_errs_otherwise_by_as_much(tiny: Tiny, pre
         assert not torch.equal(errors[one], errors[other]) and 0.3 < float(errors[one].norm() / errors[other].norm()) < 3
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES])
 def test_a_twin_of_every_family_and_precision_is_finite_beside_padding(tiny: Tiny, family: str) -> None:
     directory = str(tiny(family))
     ids, mask, *rest = checkpoint.load(directory, "text-classification", None).network.example(3, 12)

@@ -13,10 +13,10 @@ from bertopt.commands import init as module
 from bertopt.commands.init import init
 from bertopt.errors import UsageError
 from bertopt.recipe.parser import load
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 
-@pytest.mark.parametrize(("family", "task"), [*((family, "fill-mask") for family in (*FAMILIES, *OTHER_FAMILIES)), *(("bert", task) for task in TASKS)])  # fmt: skip
+@pytest.mark.parametrize(("family", "task"), [*((family, "fill-mask") for family in (*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES)), *(("bert", task) for task in TASKS)])  # fmt: skip
 def test_the_recipe_is_accepted_unchanged(family: str, task: str, tiny: Tiny, tmp_path: Path) -> None:
     path = init(str(tiny(family, task)), tmp_path / "r.yaml", "cpu")
     recipe = load(path)

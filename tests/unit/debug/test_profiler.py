@@ -17,7 +17,7 @@ from bertopt.passes import CompileTorch, ConvertOpenvino, ExportOnnx, FuseOrt, P
 from bertopt.report import profile_page
 from bertopt.report.profile import AFTER, BEFORE, Attention, Profile, class_of
 from tests.support.exports import Exports
-from tests.support.tiny_models import Tiny, write_tiny
+from tests.support.tiny_models import NORM_FIRST_FAMILIES, Tiny, write_tiny
 
 LAYERS = {BEFORE, "layer 0", "layer 1", AFTER}
 
@@ -73,7 +73,7 @@ def test_a_compiled_network_has_no_layers_but_kernels(tmp_path: Path) -> None:
     assert "compiled kernels" in found.by_class()
 
 
-@pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2", *NORM_FIRST_FAMILIES])
 def test_layers_of_other_families(family: str, tiny: Tiny, tmp_path: Path) -> None:
     found = profiled(checkpoint.load(tiny(family)), tiny(family), tmp_path)
     assert set(found.by_layer()) >= {BEFORE, "layer 0", "layer 1"}

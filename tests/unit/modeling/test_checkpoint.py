@@ -21,7 +21,7 @@ from bertopt.core import Eager
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
 
 Tensors = dict[str, torch.Tensor]
 
@@ -340,7 +340,7 @@ def test_models_that_are_not_for_us(bert: Path, fields: dict[str, Any], words: s
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES])
 def test_answers_are_those_of_transformers(tiny: Tiny, family: str, task: str) -> None:
     import transformers
 

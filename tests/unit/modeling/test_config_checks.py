@@ -13,7 +13,7 @@ import pytest
 from bertopt.errors import IntegrityError, UsageError
 from bertopt.modeling import config_checks, source
 from bertopt.modeling.config_checks import check_config, check_shapes, check_size, usable_positions
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 ROOT = Path(__file__).parents[3]
 BERT: dict[str, Any] = {
@@ -28,7 +28,7 @@ def bert(tiny: Tiny, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny("bert"), tmp_path / "bert"))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES])
 @pytest.mark.parametrize("task", ["feature-extraction", "token-classification"])
 def test_real_checkpoints_pass(tiny: Tiny, family: str, task: str) -> None:
     assert usable_positions(source.examine(tiny(family, task))) == 64

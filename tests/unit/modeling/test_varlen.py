@@ -22,14 +22,10 @@ from bertopt.runtime.predictor import Predictor
 from bertopt.sessions import open_session
 from tests.support.built import apply_passes
 from tests.support.specs import spec
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, TASKS, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 VARLEN = PackSequences(attention="varlen")
-PACKABLE = (
-    *FAMILIES, "albert",
-    "ernie",
-    "data2vec-text",
-)  # fmt: skip
+PACKABLE = (*FAMILIES, "albert", "ernie", "data2vec-text", *NORM_FIRST_FAMILIES)
 CASES = [(family, task, None) for family in PACKABLE for task in TASKS] + [
     ("bert", "feature-extraction", pooling) for pooling in ("mean", "cls", "mean_sqrt_len")
 ]
@@ -245,7 +241,7 @@ def refuses(step: Any, family: str, task: str) -> bool:
 
 @pytest.mark.parametrize("passes", PADDED_PASSES, ids=str)
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES])
 def test_padded_networks_make_no_tensor_on_the_cpu(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, task: str, passes: tuple[Any, ...]
 ) -> None:

@@ -26,7 +26,7 @@ from bertopt.sessions import open_session
 from bertopt.sessions.native import NativeSession
 from bertopt.stages import certificates, native_certificate
 from bertopt.system import environment
-from tests.support.tiny_models import WORDS, Tiny, write_tiny
+from tests.support.tiny_models import NORM_FIRST_FAMILIES, TASKS, WORDS, Tiny, write_tiny
 
 native = pytest.importorskip("bertopt_native", reason="bertopt-native is not installed: pip install ./native")
 pytestmark = pytest.mark.skipif(not native.supported(), reason="this CPU has no AVX2")
@@ -53,6 +53,8 @@ MODELS = [
     ("ernie", "feature-extraction", "cls"),
     *(("data2vec-text", task, None) for task in ("text-classification", "token-classification", "question-answering", "fill-mask")),
     ("data2vec-text", "feature-extraction", "mean"),
+    *((family, task, None) for family in NORM_FIRST_FAMILIES for task in TASKS),
+    *((family, "feature-extraction", pooling) for family in NORM_FIRST_FAMILIES for pooling in ("mean", "splade")),
 ]  # fmt: skip
 
 

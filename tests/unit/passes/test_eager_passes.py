@@ -91,6 +91,7 @@ def test_a_second_application_changes_nothing(lab: Lab) -> None:
     [
         ("albert", UseBetterTransformer(), "albert layers have no nn.TransformerEncoderLayer equivalent"),
         ("mpnet", UseBetterTransformer(), "mpnet layers have no nn.TransformerEncoderLayer equivalent"),
+        ("megatron-bert", UseBetterTransformer(), "megatron-bert layers have their norms first, for which torch's encoder has no nested tensors"),
         ("mpnet", SDPA, "MPNetForSequenceClassification has no SDPA implementation"),
         ("bert", UseSdpa(backend="efficient"), "no 'efficient' attention kernel"),
     ],

@@ -27,7 +27,7 @@ from tests.support.rewritten import (
     packed_error,
     run,
 )
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import NORM_FIRST_FAMILIES, Tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,7 +68,7 @@ def test_packed_examples_are_as_the_contract_says(tiny: Tiny, context: Any, fami
 # Downstream
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "albert", "mpnet"])
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "albert", "mpnet", *NORM_FIRST_FAMILIES])
 def test_export(tiny: Tiny, context: Any, family: str) -> None:
     reference = checkpoint.load(tiny(family))
     sdpa = [] if family == "mpnet" else [SDPA]

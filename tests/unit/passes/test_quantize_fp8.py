@@ -18,7 +18,7 @@ from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, Quanti
 from bertopt.sessions import open_session
 from bertopt.stages import claims, torch_certificate
 from tests.support.built import apply_passes
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 pytestmark = pytest.mark.skipif(fp8.cpu_refusal() is not None, reason=fp8.cpu_refusal() or "")
 HALF = CastHalf()
@@ -118,7 +118,7 @@ def test_a_token_depends_on_itself_alone() -> None:
     assert torch.equal(layer(given)[:2], layer(other)[:2])
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES])
 def test_the_encoders_layers_are_counted_and_shown(tiny: Tiny, tmp_path: Path, family: str) -> None:
     half = apply_passes(checkpoint.load(tiny(family)), HALF, tmp_path=tmp_path)
     result = QuantizeFp8()(half, Context(workdir=tmp_path))

@@ -30,7 +30,7 @@ from tests.support.compared import cases
 from tests.support.exports import Exports
 from tests.support.rewritten import nodes
 from tests.support.shared_workers import cheap_workers
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import NORM_FIRST_FAMILIES, Tiny
 
 SDPA, E23, E20, FUSE = UseSdpa(), ExportOnnx(), ExportOnnx(opset=20), FuseOrt()
 STATIC = QuantizeInt8(scheme="static")
@@ -76,7 +76,8 @@ ROUTES: dict[str, tuple[Pass[Any, Any], ...]] = {
     ("family", "route"),
     [("bert", route) for route in ROUTES]
     + [(family, "23") for family in ("roberta", "distilbert", "albert", "modernbert")]
-    + [(family, "eager") for family in ("mpnet", "deberta-v2")],
+    + [(family, "eager") for family in ("mpnet", "deberta-v2")]
+    + [(family, route) for family in NORM_FIRST_FAMILIES for route in ("23_fused", "smooth", "20_fused")],
 )
 def test_every_product_is_integer_in_the_session_and_the_answers_hold(built: Built, family: str, route: str) -> None:
     steps = ROUTES[route]

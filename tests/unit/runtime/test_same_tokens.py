@@ -17,7 +17,7 @@ from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
 from bertopt.runtime.tokenization import LONG_PARTS, Encoded, Tokenizer, Tokens
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
 CHANGES = {
     "lower case": ('"lowercase":true', '"lowercase":false'),
@@ -35,7 +35,7 @@ def snapshot(source: Path, out: Path) -> tuple[Eager, Tokenizer]:
     return model, Tokenizer(out, model.spec)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES])
 def test_right_tokenizers_pass(tiny: Tiny, tmp_path: Path, family: str) -> None:
     source = tiny(family)
     _, ours = snapshot(source, tmp_path / "out")
