@@ -44,6 +44,8 @@ PAIRS = 16
 RELEVANT, QUERY_WORDS = 8, 6
 #: Most prompts of an embedding model that are tried, and texts that follow each.
 PROMPTS, PROMPTED = 8, 3
+#: Families with layers whose tokens see those near them only.
+_WINDOWED = ("modernbert", "ultrabert")
 #: Texts and pairs, of all lengths, that are compared from text to output. Of the others, parity compares the outputs for given tokens.
 END_TO_END_TEXTS = 32
 #: Short texts in one call (more than the predictor tokenises at once), and most characters of each.
@@ -213,9 +215,9 @@ def packable(spec: Spec, probe: Probe) -> bool:
     Packing removes padding. It differs where a head or pooling reads the first column and left padding is there: in a padded network that
     padding token attends to the text. (Where nothing reads that column, left padding is compared; see `Spec.left_padding_invariant`.)
     Packing also closes holes, which changes the distances between tokens: these matter to the relative positions of MPNet and DeBERTa and
-    to ModernBERT's windows. Absolute positions stay with their tokens.
+    to windows (`_WINDOWED`). Absolute positions stay with their tokens.
     """
-    if spec.family in ("mpnet", "deberta-v2", "modernbert"):
+    if spec.family in ("mpnet", "deberta-v2", *_WINDOWED):
         mask = probe.inputs["attention_mask"].astype(np.int8)
         if (np.diff(mask, axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
             return False
@@ -249,7 +251,7 @@ def probe_of(
             row[:] = False
             row[[*asked, *others[spread]]] = True
     rows = np.asarray(mask.any(axis=1))
-    if spec.family == "modernbert" and spec.granularity == "text" and not spec.left_padding_invariant:
+    if spec.family in _WINDOWED and spec.granularity == "text" and not spec.left_padding_invariant:
         # Its windows are local: where the column that the head reads is padding, it may see no valid token at all,
         # which is as undefined as a fully masked row.
         rows &= mask[:, 0]

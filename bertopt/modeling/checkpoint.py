@@ -166,6 +166,7 @@ def _config(directory: Path) -> Any:
         warnings.warn(f"config.json: dropped {', '.join(sorted(set(dropped)))}: these can run code, and bertopt runs none", CheckpointWarning, stacklevel=2)
     # Networks are read by the names of their outputs, and run at every length: neither tuples nor chunks change a number.
     fields = {**fields, "return_dict": True, "chunk_size_feed_forward": 0}
+    other_fields.check_by_layer(fields)
     config = AutoConfig.for_model(fields["model_type"], **{key: value for key, value in fields.items() if key != "model_type"})
     other_fields.check(fields, config)
     return config

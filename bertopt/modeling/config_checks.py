@@ -15,6 +15,7 @@ FAMILIES = (
     "ernie",
     "data2vec-text",
     "megatron-bert",
+    "ultrabert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = (
@@ -22,9 +23,9 @@ OFFSET_POSITIONS = (
     "data2vec-text",
 )  # fmt: skip
 #: Families with rotary positions instead of a table.
-ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert")
+ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert")
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
-_CLASSIFIER_POOLING = ("modernbert", "eurobert")
+_CLASSIFIER_POOLING = ("modernbert", "eurobert", "ultrabert")
 
 _HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")
 _INTERMEDIATE = ("intermediate_size", "hidden_dim")
@@ -35,11 +36,12 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "task_type_vocab_size": (1, 100_000), "num_labels": (1, 100_000),
     "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
     "global_attn_every_n_layers": (1, 1_000),
+    "num_key_value_heads": (1, 4_096), "prediction_head_size": (1, 65_536),
     # transformers' MPNet reads 32 whatever is stated, and its table has no more rows than stated.
     "relative_attention_num_buckets": (32, 1_000_000),
 }  # fmt: skip
 #: Fields that transformers takes to be absent when they are null.
-_NULLABLE = ("num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")
+_NULLABLE = ("num_key_value_heads", "num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")
 _MAX_LABELS = 100_000
 #: What the names of transformers' classes end in, by task.
 _HEAD_TASKS = {
@@ -172,7 +174,7 @@ def _sizes(fields: Mapping[str, Any]) -> list[str]:
             continue
         if not _is_int(value) or not least <= value <= most:
             problems.append(f"{name} must be a whole number from {least} to {most:,}; got {_shown(value)}")
-    for name in ("layer_norm_eps", "norm_eps"):
+    for name in ("layer_norm_eps", "norm_eps", "rms_norm_eps"):
         value = fields.get(name, 1e-12)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             problems.append(f"{name} must be a finite number of at least 0; got {_shown(value)}")

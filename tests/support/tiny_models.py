@@ -46,6 +46,7 @@ OTHER_FAMILIES = (
     "albert", "mpnet", "deberta-v2", "modernbert",
     "ernie",
     "data2vec-text",
+    "ultrabert",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
@@ -54,6 +55,7 @@ CLASSES = {
     "ernie": "Ernie",
     "data2vec-text": "Data2VecText",
     "megatron-bert": "MegatronBert",
+    "ultrabert": "Ultrabert",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
@@ -104,7 +106,7 @@ def write_tiny(
                 # layers to the embeddings without normalising in between, where larger ones would drown them.
                 # Its classifier is initialised larger than the rest.
                 layers = 4.0
-                if family in ("modernbert", "eurobert"):
+                if family in ("modernbert", "eurobert", "ultrabert"):
                     layers = 1.0 if name.startswith(("classifier", "dense")) else 16.0 if family == "modernbert" else 8.0
                 if family in NORM_FIRST_FAMILIES and ".layer." in name:
                     layers = 8.0
@@ -174,6 +176,9 @@ def _size(family: str) -> dict[str, Any]:
         # A window of 8 tokens, so that the second layer sees less than the first.
         size |= {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]}
         size |= {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    if family == "ultrabert":
+        # A window of 4 tokens on each side, in the second layer; two queries for each key.
+        size |= {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"], "num_attention_heads": 4, "num_key_value_heads": 2, "prediction_head_size": 24}
     return size
 
 

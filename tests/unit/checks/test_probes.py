@@ -207,8 +207,9 @@ def test_a_long_row_has_one_padding_pattern_unless_the_recipe_states_it() -> Non
     assert row.padding == "right"
 
 
-def test_windows_see_nothing_where_a_head_reads_padding() -> None:
-    local = spec(family="modernbert", token_types=0, inputs=("input_ids", "attention_mask"))
+@pytest.mark.parametrize("family", ["modernbert", "ultrabert"])
+def test_windows_see_nothing_where_a_head_reads_padding(family: str) -> None:
+    local = spec(family=family, token_types=0, inputs=("input_ids", "attention_mask"))
     left = next(p for p in probes.grid(local, [(4, 8)], None) if p.padding == "left")
     assert left.rows.tolist() == [True, False, False, False]
     free = local.model_copy(update={"left_padding_invariant": True})

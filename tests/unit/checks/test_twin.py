@@ -243,7 +243,8 @@ def test_a_contradicted_certificate_fails_unless_the_recipe_says_otherwise() -> 
 
 
 #: Classifiers by what they read: the first token, the mean of all, or the mean of their answers to all.
-CLASSIFIERS = [("bert", {}), ("modernbert", {"classifier_pooling": "mean"}), ("eurobert", {"classifier_pooling": "mean"}), ("eurobert", {})]
+CLASSIFIERS = [("bert", {}), ("modernbert", {"classifier_pooling": "mean"}), ("eurobert", {"classifier_pooling": "mean"}), ("eurobert", {}),
+               ("ultrabert", {"classifier_pooling": "mean"})]  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -230,12 +230,19 @@ def test_a_predictor_answers_as_the_padded_one(tiny: Tiny, tmp_path: Path) -> No
 PADDED_PASSES = [(UseSdpa(),), (MergeQkv(),), (KeepClsOnly(),), (CastHalf(),), (UseSdpa(), MergeQkv(), CastHalf())]
 
 
+#: Families whose layers `merge_qkv` and `keep_cls_only` do not know.
+OTHER_LAYERS = (
+    "deberta-v2", "modernbert",
+    "ultrabert",
+)  # fmt: skip
+
+
 def refuses(step: Any, family: str, task: str) -> bool:
     """Whether a pass cannot take such a model; all other models it must take."""
     if isinstance(step, KeepClsOnly):
-        return task != "text-classification" or family in ("deberta-v2", "modernbert")
+        return task != "text-classification" or family in OTHER_LAYERS
     if isinstance(step, MergeQkv):
-        return family in ("deberta-v2", "modernbert")
+        return family in OTHER_LAYERS
     return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet")
 
 
