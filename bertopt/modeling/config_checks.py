@@ -16,6 +16,7 @@ FAMILIES = (
     "data2vec-text",
     "megatron-bert",
     "ultrabert",
+    "rembert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = (
@@ -32,7 +33,8 @@ _INTERMEDIATE = ("intermediate_size", "hidden_dim")
 #: The least and the most that each size may be. The largest published encoders stay far below.
 _BOUNDS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(_HIDDEN, (1, 65_536)), **dict.fromkeys(_LAYERS, (1, 1_000)), **dict.fromkeys(_HEADS, (1, 4_096)),
-    **dict.fromkeys(_INTERMEDIATE, (1, 1_000_000)), "embedding_size": (1, 65_536), "vocab_size": (1, 10_000_000),
+    **dict.fromkeys(_INTERMEDIATE, (1, 1_000_000)), "embedding_size": (1, 65_536),
+    "input_embedding_size": (1, 65_536), "output_embedding_size": (1, 65_536), "vocab_size": (1, 10_000_000),
     "max_position_embeddings": (1, 10_000_000), "type_vocab_size": (0, 100_000), "task_type_vocab_size": (1, 100_000), "num_labels": (1, 100_000),
     "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
     "global_attn_every_n_layers": (1, 1_000),
@@ -81,7 +83,7 @@ def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
     if fields["model_type"] == "albert":
         layers = int(fields.get("num_hidden_groups", 1)) * int(fields.get("inner_group_num", 1))
     intermediate = _first(fields, _INTERMEDIATE) or 0
-    embedding = int(fields.get("embedding_size") or hidden)
+    embedding = int(fields.get("input_embedding_size" if fields["model_type"] == "rembert" else "embedding_size") or hidden)
     positions = int(fields.get("max_position_embeddings") or 0)
     rows = vocabulary + (0 if fields["model_type"] in ROTARY else positions)
     parameters = rows * embedding + layers * (3 * hidden * hidden + hidden * intermediate)

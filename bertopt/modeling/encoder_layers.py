@@ -39,6 +39,7 @@ PARTS = {
     "ernie": _BERT,
     "data2vec-text": _BERT,
     "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
+    "rembert": _BERT,
 }  # fmt: skip
 #: Families with `Parts` whose attention in transformers is no function that can be exchanged: `Attention` takes its place.
 _FIXED_ATTENTION = ("megatron-bert",)
@@ -207,6 +208,10 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
         context, _ = layer.attention.attn(first, mask, bias, memory=hidden)
         attended = layer.attention.LayerNorm(context + first)
         given = layer.output(layer.intermediate(attended), attended)
+    elif base.config.model_type == "rembert":
+        # Its layer passes nothing on to the attention that it does not know.
+        context, _ = layer.attention.self(first, mask, memory=hidden)
+        given = layer.feed_forward_chunk(layer.attention.output(context, first))
     else:
         given = layer(first, mask, memory=hidden)
     assert isinstance(given, torch.Tensor)
@@ -216,7 +221,7 @@ def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mas
 def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
     """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
     family, base = encoder.config.model_type, encoder.base_model
-    if family in ("bert", "ernie", "megatron-bert", *ROTARY_PACKED):
+    if family in ("bert", "ernie", "rembert", "megatron-bert", *ROTARY_PACKED):
         first = base.pooler(first)
     elif family == "albert":
         first = base.pooler_activation(base.pooler(first[:, 0]))

@@ -30,6 +30,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
         ("roberta", "xlm-roberta", "camembert", "mpnet"), ("classifier.dense", "tanh", "classifier.out_proj")
     ),
     "ernie": ("ernie.pooler.dense", "tanh", "classifier"),
+    "rembert": ("rembert.pooler.dense", "tanh", "classifier"),
     "data2vec-text": ("classifier.dense", "tanh", "classifier.out_proj"),
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "gte": ("gte.pooler.dense", "tanh", "classifier"),

@@ -29,7 +29,10 @@ _PARTS = {
     "distilbert": _DISTILBERT,
     "ernie": _BERT,
     "data2vec-text": _BERT,
+    "rembert": _BERT,
 }  # fmt: skip
+#: What makes narrow embeddings as wide as the layers, in families whose encoder has it.
+_PROJECTION = "embedding_hidden_mapping_in"
 
 _NORMS_FIRST = ("megatron-bert",)
 
@@ -89,7 +92,7 @@ class UseBetterTransformer(Pass[Eager, Eager]):
         if not hasattr(old, layers):
             return {"layers": 0}
         converted = [_convert(layer, parts, config, activation) for layer in getattr(old, layers)]
-        setattr(base, where, _module(converted, self.nested_tensors))
+        setattr(base, where, _module(converted, self.nested_tensors, getattr(old, _PROJECTION, None)))
         return {"layers": len(converted)}
 
     def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:
@@ -148,7 +151,7 @@ def _convert(layer: Any, parts: tuple[str, ...], config: Any, activation: str) -
     return new.eval().requires_grad_(False)
 
 
-def _module(layers: list[Any], nested: bool) -> torch.nn.Module:
+def _module(layers: list[Any], nested: bool, projection: torch.nn.Module | None) -> torch.nn.Module:
     import torch
     from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -159,9 +162,13 @@ def _module(layers: list[Any], nested: bool) -> torch.nn.Module:
                 warnings.simplefilter("ignore")  # odd head counts only lose the nested tensors
                 self.encoder = torch.nn.TransformerEncoder(layers[0], len(layers), enable_nested_tensor=nested)
             self.encoder.layers = torch.nn.ModuleList(layers)
+            if projection is not None:
+                self.add_module(_PROJECTION, projection)
 
         def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> Any:
             padding = None
+            if projection is not None:
+                hidden_states = self.get_submodule(_PROJECTION)(hidden_states)
             if attention_mask is not None:
                 # transformers has widened the mask to [B, 1, S, S] with equal rows, boolean or additive.
                 row = attention_mask[:, 0, 0, :]

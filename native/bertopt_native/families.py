@@ -89,6 +89,8 @@ _MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last
 _NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2}
 #: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
 _STATED_BIASES = ("modernbert", "eurobert")
+#: What transformers takes where a config does not say.
+_REMBERT_WIDTHS = {"input_embedding_size": 256, "output_embedding_size": 1664}
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ FAMILIES: Mapping[str, Family] = {
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
     "ernie": Family("ernie.", "encoder.layer.{}.", _BERT),
+    "rembert": Family("rembert.", "encoder.layer.{}.", _BERT, projection="encoder.embedding_hidden_mapping_in",
+                      head=("cls.predictions.dense", "cls.predictions.LayerNorm", "cls.predictions.decoder")),
     "data2vec-text": Family("data2vec_text.", "encoder.layer.{}.", _BERT, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu"),
                          head=("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.decoder")),
@@ -234,6 +238,11 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
         raise ValueError(f"hidden size must be a multiple of the number of heads; got {hidden} and {heads}")
     inner, layers = number(config, "intermediate_size", "hidden_dim"), number(config, "num_hidden_layers", "n_layers")
     width = number(config, "embedding_size", "hidden_size", "dim") if family.projection else hidden
+    if kind == "rembert":
+        width = number({**_REMBERT_WIDTHS, **config}, "input_embedding_size")
+        head_width = number({**_REMBERT_WIDTHS, **config}, "output_embedding_size")
+        if vocabulary_head and head_width != width:
+            raise Unsupported(f"the head over the vocabulary must be as wide as the embeddings, {width}; got output_embedding_size {head_width}: use another runtime")
     reader = Reader(tensors, family.prefix)
 
     norm_bias = bool(config.get("norm_bias")) if kind in _STATED_BIASES else True
@@ -248,7 +257,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
         # The task, which every token has, is the first where a caller states none.
         reader.out["embeddings.token_type"] = reader.out["embeddings.token_type"] + reader.take("embeddings.task_type_embeddings.weight", None, width)[:1]
     reader.norm("embeddings.norm", family.norm, width, norm_bias)
-    if family.projection and (albert or width != hidden):
+    if family.projection and (kind in ("albert", "rembert") or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)
 
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))

@@ -55,6 +55,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
         sizes |= {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
     if kind == "ernie":  # as ERNIE 3.0
         sizes |= {"use_task_id": True, "type_vocab_size": 4}
+    if kind == "rembert":  # embeddings wider than the layers, to which they are projected
+        sizes |= {"input_embedding_size": 96, "output_embedding_size": 96, "bos_token_id": 1, "eos_token_id": 2}
     if kind == "gte":
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert"):

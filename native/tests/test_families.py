@@ -13,7 +13,7 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "megatron-bert"]  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -190,6 +190,24 @@ def test_every_type_of_token_has_the_task(tmp_path: Path) -> None:
         types = np.full(len(ids), kind, np.int32)
         assert cosines(encoder.run(ids, starts, types), reference(model, ids, starts, types)).min() > 0.9998
     assert cosines(encoder.run(ids, starts), reference(model, ids, starts)).min() > 0.9998
+
+
+@pytest.mark.parametrize("options", [
+    {"input_embedding_size": 32}, {"input_embedding_size": 64},  # the second is as wide as the layers, and projected all the same
+    {"hidden_size": 192, "num_attention_heads": 3, "input_embedding_size": 32, "output_embedding_size": 320, "num_hidden_layers": 1},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_projected_embeddings_of_rembert(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network("rembert", **options)
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
+
+
+def test_rembert_takes_the_widths_of_transformers_where_a_config_states_none() -> None:
+    model = network("rembert", input_embedding_size=256, output_embedding_size=1664, num_hidden_layers=1)
+    config = model.config.to_dict()
+    del config["input_embedding_size"], config["output_embedding_size"]
+    assert families.read(config, state(model)).tensors["embeddings.word"].shape == (300, 256)
 
 
 def test_keep_bf16_is_between(tmp_path: Path) -> None:

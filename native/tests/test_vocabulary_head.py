@@ -70,10 +70,17 @@ def test_options_of_modernbert(options: dict[str, Any], tmp_path: Path) -> None:
     check(network("modernbert", head=True, **options), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "gte", "data2vec-text"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "gte", "data2vec-text", "rembert"])
 def test_the_activation_is_the_heads_own(kind: str, tmp_path: Path) -> None:
     """Some heads have the layers' activation, others GELU whatever the layers have."""
     check(network(kind, head=True, hidden_act="relu"), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)
+
+
+def test_a_head_of_another_width_than_the_embeddings_is_refused(tmp_path: Path) -> None:
+    model = network("rembert", head=True, output_embedding_size=64)
+    with pytest.raises(Unsupported, match="must be as wide as the embeddings, 96; got output_embedding_size 64: use another runtime"):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), vocabulary_head=True)
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model))
 
 
 def test_a_head_of_its_own_weights(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support import packing
 from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, TASKS
 
 AnyPass = Pass[Any, Any]
-KNOWN = (*FAMILIES, "albert", "mpnet", "ernie", "data2vec-text", *NORM_FIRST_FAMILIES)
+KNOWN = (*FAMILIES, "albert", "mpnet", "ernie", "data2vec-text", "rembert", *NORM_FIRST_FAMILIES)
 #: A task, and how the model pools.
 MODELS = [(task, None) for task in TASKS] + [("feature-extraction", mode) for mode in ("mean", "cls", "mean_sqrt_len")]
 FIRST_ONLY = [("text-classification", None), ("feature-extraction", "cls")]

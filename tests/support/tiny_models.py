@@ -47,6 +47,7 @@ OTHER_FAMILIES = (
     "ernie",
     "data2vec-text",
     "ultrabert",
+    "rembert",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
@@ -56,6 +57,7 @@ CLASSES = {
     "data2vec-text": "Data2VecText",
     "megatron-bert": "MegatronBert",
     "ultrabert": "Ultrabert",
+    "rembert": "RemBert",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
@@ -165,6 +167,9 @@ def _size(family: str) -> dict[str, Any]:
     if family == "ernie":
         # As ERNIE 3.0: a type of task that is added to every token, and more types of tokens than two.
         size |= {"use_task_id": True, "task_type_vocab_size": 3, "type_vocab_size": 4}
+    if family == "rembert":
+        # Three widths: of the embeddings, the layers, and the head over the vocabulary. The special tokens are in the vocabulary.
+        size |= {"input_embedding_size": 64, "output_embedding_size": 96, "bos_token_id": 2, "eos_token_id": 3}
     if family == "deberta-v2":
         # As DeBERTa-v3: relative positions only, in both directions, in buckets, with a key shared with the content.
         size |= {

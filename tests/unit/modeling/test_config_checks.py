@@ -92,6 +92,23 @@ def test_positions_need_the_padding_id_that_they_are_counted_from(family: str) -
         check_config(fields)
 
 
+def test_rembert_is_as_large_as_its_weights() -> None:
+    """Of the published sizes: embeddings of 256, layers of 1,152."""
+    fields = {"model_type": "rembert", "hidden_size": 1152, "num_hidden_layers": 32, "num_attention_heads": 18, "intermediate_size": 4608,
+              "vocab_size": 250_300, "max_position_embeddings": 512, "input_embedding_size": 256, "output_embedding_size": 1664}  # fmt: skip
+    check_config(fields)
+    check_size(fields, 576_000_000)
+    with pytest.raises(IntegrityError, match="describes about 361,"):
+        check_size(fields, 160_000_000)
+
+
+@pytest.mark.parametrize("name", ["input_embedding_size", "output_embedding_size"])
+@pytest.mark.parametrize("value", [0, None, "256", 10**9])
+def test_damaged_widths_of_rembert(name: str, value: Any) -> None:
+    with pytest.raises(IntegrityError, match=rf"^config.json: {name} must be a whole number from 1 to 65,536; .*restore the checkpoint$"):
+        check_config({**BERT, "model_type": "rembert", name: value})
+
+
 def test_every_problem_is_named() -> None:
     with pytest.raises(IntegrityError, match=r"hidden_size .*vocab_size .*id2label"):
         check_config({**BERT, "hidden_size": 0, "vocab_size": "x\x1b[31m", "id2label": []})

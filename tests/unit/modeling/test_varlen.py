@@ -178,8 +178,9 @@ def test_what_a_gpu_cannot_do_is_refused(tiny: Tiny, tmp_path: Path) -> None:
         VARLEN(model, Context(workdir=tmp_path, device="cuda"))
     assert "multiples of 8" in (varlen.unsupported(torch.bfloat16, 12) or "")
     assert varlen.unsupported(torch.float16, 64) is None
-    with pytest.raises(Unsupported, match="attention: masked"):
-        VARLEN(checkpoint.load(tiny("mpnet")), Context(workdir=tmp_path))
+    for family in ("mpnet", "rembert"):
+        with pytest.raises(Unsupported, match="attention: masked"):
+            VARLEN(checkpoint.load(tiny(family)), Context(workdir=tmp_path))
 
 
 def test_orders() -> None:
@@ -243,7 +244,7 @@ def refuses(step: Any, family: str, task: str) -> bool:
         return task != "text-classification" or family in OTHER_LAYERS
     if isinstance(step, MergeQkv):
         return family in OTHER_LAYERS
-    return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet")
+    return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet", "rembert")
 
 
 @pytest.mark.parametrize("passes", PADDED_PASSES, ids=str)

@@ -51,6 +51,8 @@ MODELS = [
     ("bert", "feature-extraction", "splade_log1p"),
     *(("ernie", task, None) for task in ("text-classification", "token-classification", "question-answering", "fill-mask")),
     ("ernie", "feature-extraction", "cls"),
+    *(("rembert", task, None) for task in ("text-classification", "token-classification", "question-answering")),
+    ("rembert", "feature-extraction", "mean"),
     *(("data2vec-text", task, None) for task in ("text-classification", "token-classification", "question-answering", "fill-mask")),
     ("data2vec-text", "feature-extraction", "mean"),
     *((family, task, None) for family in NORM_FIRST_FAMILIES for task in TASKS),

@@ -93,6 +93,7 @@ def test_a_second_application_changes_nothing(lab: Lab) -> None:
         ("mpnet", UseBetterTransformer(), "mpnet layers have no nn.TransformerEncoderLayer equivalent"),
         ("megatron-bert", UseBetterTransformer(), "megatron-bert layers have their norms first, for which torch's encoder has no nested tensors"),
         ("mpnet", SDPA, "MPNetForSequenceClassification has no SDPA implementation"),
+        ("rembert", SDPA, "RemBertForSequenceClassification has no SDPA implementation"),
         ("bert", UseSdpa(backend="efficient"), "no 'efficient' attention kernel"),
     ],
 )
@@ -101,7 +102,12 @@ def test_unsupported(lab: Lab, family: str, step: AnyPass, words: str) -> None:
         step(lab.reference(family), lab.context())
 
 
-@pytest.mark.parametrize("family", ["albert", "mpnet"])
+@pytest.mark.parametrize("route", ["better", "better_unnested", "bf16_better"])
+def test_narrow_embeddings_are_projected_before_the_fast_path(lab: Lab, route: str) -> None:
+    lab.check("rembert", lab.build("rembert", *ROUTES[route].steps).model)
+
+
+@pytest.mark.parametrize("family", ["albert", "mpnet", "rembert"])
 def test_other_families_in_half_precision(lab: Lab, family: str) -> None:
     lab.check(family, lab.build(family, CastHalf()).model)
 
