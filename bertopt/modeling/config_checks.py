@@ -12,17 +12,10 @@ from bertopt.spec import Spec
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
     "nomic_bert", "gte", "eurobert",
-    "ernie",
-    "data2vec-text",
-    "megatron-bert",
-    "ultrabert",
-    "rembert",
+    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
-OFFSET_POSITIONS = (
-    "roberta", "xlm-roberta", "camembert", "mpnet",
-    "data2vec-text",
-)  # fmt: skip
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl")
 #: Families with rotary positions instead of a table.
 ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert")
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.

@@ -40,6 +40,7 @@ PARTS = {
     "data2vec-text": _BERT,
     "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
     "rembert": _BERT,
+    "xlm-roberta-xl": replace(_BERT, first_norm="attention.self_attn_layer_norm", last_norm="encoder.LayerNorm"),
 }  # fmt: skip
 #: Families with `Parts` whose attention in transformers is no function that can be exchanged: `Attention` takes its place.
 _FIXED_ATTENTION = ("megatron-bert",)

@@ -14,10 +14,11 @@ GTE = Checkpoint("gte")
 EUROBERT = Checkpoint("eurobert")
 DEBERTA = Checkpoint("deberta-v2")
 MEGATRON = Checkpoint("megatron-bert")
+XLM_ROBERTA_XL = Checkpoint("xlm-roberta-xl")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
 _NORMS = {
     "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
-    "megatron-bert": ("attention.ln", "ln", "encoder.ln"),
+    "megatron-bert": ("attention.ln", "ln", "encoder.ln"), "xlm-roberta-xl": ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm"),
 }  # fmt: skip
 
 
@@ -146,6 +147,7 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     NOMIC: _ROTARY,
     GTE: _ROTARY,
     EUROBERT: (*_ROTARY, *_PRENORM),
+    XLM_ROBERTA_XL: (*_PRENORM, embeddings_normalised),
     MEGATRON: (*_PRENORM, embeddings_normalised),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
 }

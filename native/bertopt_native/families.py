@@ -85,8 +85,9 @@ _MODERNBERT = {
 }
 _EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
 _MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last_norm": "encoder.ln"}
+_XLM_ROBERTA_XL = _BERT | {"first_norm": "attention.self_attn_layer_norm", "attention_norm": "LayerNorm", "last_norm": "encoder.LayerNorm"}
 #: Families whose norms are of what a product reads, and `Network.norm_first` of each.
-_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2}
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2}
 #: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
 _STATED_BIASES = ("modernbert", "eurobert")
 #: What transformers takes where a config does not say.
@@ -149,6 +150,8 @@ FAMILIES: Mapping[str, Family] = {
     "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
                        activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5), head=("lm_head",), head_biases={"lm_head": ("mlp_bias", False)}),
     "megatron-bert": Family("bert.", "encoder.layer.{}.", _MEGATRON, norm="encoder.layer.0.attention.ln"),
+    "xlm-roberta-xl": Family("roberta.", "encoder.layer.{}.", _XLM_ROBERTA_XL, pad_rule=True, norm="encoder.layer.0.attention.self_attn_layer_norm",
+                             epsilon=("layer_norm_eps", 1e-5), head=_LM_HEAD, head_activation="gelu"),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {

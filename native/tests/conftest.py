@@ -33,7 +33,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
 
     sizes: dict[str, Any] = {
         "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 160, "vocab_size": 300,
-        "max_position_embeddings": 80, "pad_token_id": 1 if kind in ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text") else 0,
+        "max_position_embeddings": 80,
+        "pad_token_id": 1 if kind in ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm") else 0,
     }  # fmt: skip
     if kind == "distilbert":
         sizes = {

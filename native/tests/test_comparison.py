@@ -13,7 +13,7 @@ from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert")  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl")  # fmt: skip
 
 
 def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:
@@ -106,7 +106,7 @@ def test_a_channel_without_weights_is_not_half_a_step_off(tmp_path: Path) -> Non
 def test_a_file_of_another_layout_or_cut_short_is_refused(tmp_path: Path) -> None:
     path, config, tensors = packed(tmp_path)
     whole = path.read_bytes()
-    for damaged in (whole[:-64], whole[:8] + b"\x05\0\0\0" + whole[12:], b"", b"something else" * 40):
+    for damaged in (whole[:-64], whole[:8] + b"\x06\0\0\0" + whole[12:], b"", b"something else" * 40):
         path.write_bytes(damaged)
         with pytest.raises(bertopt_native.BadFile):
             bertopt_native.compare(path, config, tensors)

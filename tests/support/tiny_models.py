@@ -43,26 +43,19 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopq
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 #: Families whose layers differ: shared ones, relative positions, rotary ones with sliding windows.
 OTHER_FAMILIES = (
-    "albert", "mpnet", "deberta-v2", "modernbert",
-    "ernie",
-    "data2vec-text",
-    "ultrabert",
-    "rembert",
+    "albert", "mpnet", "deberta-v2", "modernbert", "ernie", "data2vec-text", "rembert", "ultrabert",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
-    "ernie": "Ernie",
-    "data2vec-text": "Data2VecText",
-    "megatron-bert": "MegatronBert",
+    "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
     "ultrabert": "Ultrabert",
-    "rembert": "RemBert",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
 #: Families with positions from a table whose norms are of what attention and feed-forward read.
-NORM_FIRST_FAMILIES = ("megatron-bert",)
+NORM_FIRST_FAMILIES = ("megatron-bert", "xlm-roberta-xl")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
 HEADS = {
     "feature-extraction": "Model",
@@ -160,7 +153,7 @@ def _size(family: str) -> dict[str, Any]:
         return size | {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}
     size |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     # RoBERTa's positions start after the padding index; MPNet's padding index is 1 whatever the configuration says.
-    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1}.get(family, 0)
+    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1, "xlm-roberta-xl": 1}.get(family, 0)
     size |= {"max_position_embeddings": 64 + offset}
     if family in ("electra", "albert"):
         size |= {"embedding_size": 32}

@@ -68,8 +68,7 @@ def test_packed_examples_are_as_the_contract_says(tiny: Tiny, context: Any, fami
 # Downstream
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "albert", "mpnet", *NORM_FIRST_FAMILIES])
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "albert", "mpnet", "rembert"])
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra", "albert", "mpnet", "rembert", *NORM_FIRST_FAMILIES])
 def test_export(tiny: Tiny, context: Any, family: str) -> None:
     reference = checkpoint.load(tiny(family))
     sdpa = [] if family in ("mpnet", "rembert") else [SDPA]
