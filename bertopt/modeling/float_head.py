@@ -35,10 +35,13 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
+    "ultrabert": ("classifier",),
     "deberta-v2": ("pooler.dense", "gelu", "classifier"),
     "eurobert": ("dense", "gelu", "classifier"),
 }
 _POOLED = ("mean", "late")
+#: Families whose configuration says what a text classifier reads.
+_STATED_POOLING = ("modernbert", "eurobert", "ultrabert")
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
 _MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
 
@@ -84,7 +87,7 @@ class FloatHead:
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
-        if spec.granularity == "text" and spec.family in ("modernbert", "eurobert") and config["classifier_pooling"] in _POOLED:
+        if spec.granularity == "text" and spec.family in _STATED_POOLING and config["classifier_pooling"] in _POOLED:
             steps = (config["classifier_pooling"], *steps)
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
 

@@ -87,9 +87,11 @@ _EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
 _MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last_norm": "encoder.ln"}
 _XLM_ROBERTA_XL = _BERT | {"first_norm": "attention.self_attn_layer_norm", "attention_norm": "LayerNorm", "last_norm": "encoder.LayerNorm"}
 #: Families whose norms are of what a product reads, and `Network.norm_first` of each.
-_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2}
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2, "ultrabert": 2}
 #: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
-_STATED_BIASES = ("modernbert", "eurobert")
+_STATED_BIASES = ("modernbert", "eurobert", "ultrabert")
+#: Families whose norms do not subtract the mean.
+_UNCENTRED = ("eurobert", "ultrabert")
 #: What transformers takes where a config does not say.
 _REMBERT_WIDTHS = {"input_embedding_size": 256, "output_embedding_size": 1664}
 
@@ -116,7 +118,7 @@ class Family:
     epsilon: tuple[str, float] = ("layer_norm_eps", 1e-12)
     """The same of the norms' epsilon."""
     head: tuple[str, ...] = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder")
-    """The head over the vocabulary: dense layer, norm and decoder, or the decoder alone."""
+    """The head over the vocabulary: dense layer, norm and decoder, or the decoder alone; empty where it has another form."""
     head_activation: str = ""
     """The head's activation where it is not the layers': its name, or the config's field that has it."""
     head_biases: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
@@ -152,6 +154,8 @@ FAMILIES: Mapping[str, Family] = {
     "megatron-bert": Family("bert.", "encoder.layer.{}.", _MEGATRON, norm="encoder.layer.0.attention.ln"),
     "xlm-roberta-xl": Family("roberta.", "encoder.layer.{}.", _XLM_ROBERTA_XL, pad_rule=True, norm="encoder.layer.0.attention.self_attn_layer_norm",
                              epsilon=("layer_norm_eps", 1e-5), head=_LM_HEAD, head_activation="gelu"),
+    "ultrabert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
+                        activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-6), head=()),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -283,7 +287,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     head_activation = _head(reader, config, family, act, len(reader.out["embeddings.word"]), hidden, width) if vocabulary_head else ""
     return Network(
         kind, activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
-        norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind == "eurobert", window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
+        norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind in _UNCENTRED, window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
         head_activation=head_activation,
     )  # fmt: skip
 
@@ -291,8 +295,10 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
 def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation: str, vocabulary: int, hidden: int, width: int) -> str:
     """Read the head over the vocabulary and return its activation, the layers' or its own.
 
-    Raises `Unsupported` where the checkpoint has no such head, or one of another form (DeBERTa's without `legacy`).
+    Raises `Unsupported` where the checkpoint has no such head, or one of another form (UltraBERT's, DeBERTa's without `legacy`).
     """
+    if not family.head:
+        raise Unsupported(f"the library has no head over the vocabulary of {config['model_type']}'s form, with two dense layers: use another runtime")
     *before, decoder = family.head
     if f"{decoder}.weight" not in reader.source:
         raise Unsupported(f"expected a head over the vocabulary, with a tensor '{decoder}.weight'; the checkpoint has none: use another runtime")

@@ -12,6 +12,8 @@ from bertopt_native.errors import Unsupported
 from bertopt_native.reader import Floats, number
 
 _KINDS = ("full_attention", "sliding_attention")
+#: What a config calls its windows: with the tokens on both sides, or on each.
+_BOTH_SIDES, _EACH_SIDE = "local_attention", "sliding_window"
 
 
 def angles(config: Mapping[str, Any]) -> tuple[Floats, ...]:
@@ -20,8 +22,12 @@ def angles(config: Mapping[str, Any]) -> tuple[Floats, ...]:
 
     Raises `Unsupported` for kinds of rotary positions that the library does not run.
     """
-    given, layered = config.get("rope_parameters"), windowed(config)
-    ropes = [given.get(kind) if isinstance(given, Mapping) else None for kind in _KINDS] if layered else [given]
+    given = config.get("rope_parameters")
+    if windowed(config):
+        by_kind = given if isinstance(given, Mapping) else {}
+        ropes = [by_kind.get(kind) for kind in _KINDS if kind in by_kind or kind in config["layer_types"]]
+    else:
+        ropes = [given]
     return tuple(_angles(config, rope if isinstance(rope, Mapping) else {}) for rope in ropes)
 
 
@@ -39,7 +45,9 @@ def window(config: Mapping[str, Any]) -> int:
     """Return how many tokens on each side layers with a window attend to, 0 where there are none."""
     if not any(windowed(config)):
         return 0
-    if (both := number(config, "local_attention")) < 2:
+    if _BOTH_SIDES not in config:
+        return number(config, _EACH_SIDE)
+    if (both := number(config, _BOTH_SIDES)) < 2:
         raise ValueError(f"config's local_attention must be at least 2; got {both}")
     return both // 2
 

@@ -57,6 +57,8 @@ MODELS = [
     ("data2vec-text", "feature-extraction", "mean"),
     *((family, task, None) for family in NORM_FIRST_FAMILIES for task in TASKS),
     *((family, "feature-extraction", pooling) for family in NORM_FIRST_FAMILIES for pooling in ("mean", "splade")),
+    ("ultrabert", "feature-extraction", "mean"), ("ultrabert", "text-classification", None), ("ultrabert", "token-classification", None),
+    ("ultrabert", "question-answering", None),
 ]  # fmt: skip
 
 
@@ -118,6 +120,28 @@ def test_a_classifier_of_eurobert_reads_what_its_configuration_says(pooling: str
         if probes.packable(reference.spec, probe):
             answers = [parity.answer(each, probe, reference.spec) for each in (ours, theirs)]
             assert parity.compare(probe, reference.spec, *answers).cosine_mean > 0.999, probe.name
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_classifier_of_ultrabert_reads_what_its_configuration_says(pooling: str, tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "ultrabert", extra={"classifier_pooling": pooling}))
+    model = built(reference, tmp_path / "built", precision="bf16")
+    head = FloatHead.read(model.path.with_name(FILE))
+    assert head.pooling == {"cls": "first"}.get(pooling, pooling)
+    assert certificates.certify(model, reference).status == "certified"
+    ours, theirs = open_session(model, threads=2), open_session(reference, threads=1)
+    for probe in probes.grid(reference.spec, [(5, 24)], None):
+        if probes.packable(reference.spec, probe):
+            answers = [parity.answer(each, probe, reference.spec) for each in (ours, theirs)]
+            assert parity.compare(probe, reference.spec, *answers).cosine_mean > 0.999, probe.name
+    other = ("mean", *head.steps) if pooling == "cls" else head.steps[1:]
+    dataclasses.replace(head, steps=other).write(model.path.with_name(FILE))
+    assert certificates.certify(model, reference).status == "contradicted"
+
+
+def test_the_head_over_ultraberts_vocabulary_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="no head over the vocabulary of ultrabert's form, with two dense layers"):
+        built(checkpoint.load(tiny(family="ultrabert", task="fill-mask")), tmp_path / "built")
 
 
 def test_a_field_of_modernberts_configuration_means_nothing_in_another_family(tiny: Tiny) -> None:
