@@ -91,6 +91,8 @@ class Spec(BaseModel, frozen=True, extra="forbid"):
     """Whether a token's absolute position is its column or the number of valid ids before it; `none`: there are no absolute positions."""
     position_offset: int = 0
     """Position of a text's first token in the position embeddings: RoBERTa's padding id + 1, else 0."""
+    dropped_id: int | None = None
+    """The mask token's id where its embedding is 0 and the share of such tokens scales a text's others (ESM's token_dropout)."""
 
     @property
     def network_inputs(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertopt.checks import mask_tokens
 from bertopt.core import ShapeLimits, Spec
 from bertopt.spec import Text
 
@@ -288,6 +289,8 @@ def mask_of(padding: str, batch: int, sequence: int, rng: np.random.Generator) -
 def inputs_of(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -> dict[str, Array]:
     batch, sequence = mask.shape
     ids = spec.random_ids((batch, sequence), rng)
+    if spec.dropped_id is not None:
+        ids = mask_tokens.placed(spec, ids, mask, PADDINGS.index(padding) % 2, rng)
     if padding in ("right", "left", "masked_row"):
         ids[mask == 0] = spec.pad_id
     types = np.zeros((batch, sequence), np.int64)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from bertopt.errors import UsageError
 from bertopt.pipeline import pair
 from bertopt.pipeline.measurement_plan import mix_texts
+from bertopt.pipeline.own_texts import fitting
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget, race
 from bertopt.recipe.texts import read_or_built_in
@@ -72,11 +73,11 @@ def _timed(
     too_long = [shape for shape in grid if shape[1] > spec.max_length]
     if too_long:
         raise UsageError(f"sequence must be at most the model's {spec.max_length} usable positions; got {too_long[0]}")
-    mix = mix_texts(spec, read_or_built_in(texts))
     budget = Budget(seconds, seconds)
     rows: list[Timed] = []
     with Workers() as workers:
         first = _open(workers, opened[0])
+        mix = mix_texts(spec, fitting(first, opened[0].path, read_or_built_in(texts)))
         for number, (directory, one) in enumerate(zip(directories, opened, strict=True)):
             on_progress(f"timing {directory}")
             worker, manifest = _open(workers, one) if number else first, one.manifest

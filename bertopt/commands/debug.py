@@ -17,6 +17,7 @@ from bertopt.debug.findings import DebugFindings, Keep
 from bertopt.errors import Unsupported, UsageError
 from bertopt.modeling.source import examine, resolve
 from bertopt.pipeline import disk_errors
+from bertopt.pipeline.own_texts import fitting
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.store import Store
 from bertopt.recipe.parser import Recipe, Step
@@ -113,6 +114,7 @@ def _build(
         on_progress(f"reference: loading {recipe.model}")
         device, _ = store.choose_device(worker, recipe.device)
         paths = [store.reference(worker, recipe.model, recipe.task, recipe.revision, device).path]
+        texts = fitting(worker, paths[0], texts)
     for step in steps:
         on_progress(f"{step.name}: building")
         with workers.start() as worker:

@@ -15,7 +15,7 @@ import torch
 
 from bertopt.core import Eager, Spec, Task
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
-from bertopt.modeling import dense, other_fields
+from bertopt.modeling import dense, esm, other_fields
 from bertopt.modeling.checkpoint_files import read_json, weight_files
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.modules_json import MODULES, module_files
@@ -199,7 +199,12 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
         )  # fmt: skip
     except SafetensorError as error:
         raise IntegrityError(f"model.safetensors is damaged ({error}); fetch the checkpoint again") from error
+    if config.model_type == "esm":
+        # The first is not used, and often missing; the second follows from config.json.
+        info["missing_keys"] = {name for name in info["missing_keys"] if "contact_head." not in name and not name.endswith("rotary_embeddings.inv_freq")}
     _check_fit(info, config, task, encoder.base_model_prefix)
+    if config.model_type == "esm":
+        esm.prepare(encoder)
     return encoder
 
 
@@ -270,7 +275,8 @@ def _check_dtypes(directory: Path) -> None:
 
 
 def _check_finite(encoder: Any) -> None:
-    for name, tensor in encoder.named_parameters():
+    buffers = ((name, tensor) for name, tensor in encoder.named_buffers() if tensor.is_floating_point())
+    for name, tensor in (*encoder.named_parameters(), *buffers):
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:
             raise IntegrityError(

@@ -12,12 +12,14 @@ from bertopt.spec import Spec
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
     "nomic_bert", "gte", "eurobert",
-    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert",
+    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl")
 #: Families with rotary positions instead of a table.
 ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert")
+#: Families whose checkpoints state which of the two they have: `rotary`, or positions that start after the padding index.
+_STATED_POSITIONS = ("esm",)
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
 _CLASSIFIER_POOLING = ("modernbert", "eurobert", "ultrabert")
 
@@ -50,6 +52,23 @@ def classifier_pooling(config: Any) -> str:
     return str(config.classifier_pooling) if config.model_type in _CLASSIFIER_POOLING else "cls"
 
 
+def is_rotary(config: Any) -> bool:
+    """Whether a model has rotary positions instead of a table, by its configuration or the content of its config.json."""
+    family, stated = _stated(config)
+    return family in ROTARY or (family in _STATED_POSITIONS and stated == "rotary")
+
+
+def counts_positions(config: Any) -> bool:
+    """Whether a model's positions start after the padding index, by its configuration or the content of its config.json."""
+    family, stated = _stated(config)
+    return family in OFFSET_POSITIONS or (family in _STATED_POSITIONS and stated != "rotary")
+
+
+def _stated(config: Any) -> tuple[str, str]:
+    fields = config if isinstance(config, Mapping) else vars(config) | {"model_type": config.model_type}
+    return str(fields["model_type"]), str(fields.get("position_embedding_type", "absolute"))
+
+
 def check_config(fields: Any) -> dict[str, Any]:
     """Return `fields`, the content of config.json, if bertopt can work with it.
 
@@ -58,7 +77,7 @@ def check_config(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise IntegrityError(f"config.json must be a JSON object; got {_shown(fields)}; restore the checkpoint")
     _check_family(fields)
-    problems = [*_sizes(fields), *_labels(fields)]
+    problems = [*_sizes(fields), *_labels(fields), *(_of_esm(fields) if fields["model_type"] == "esm" else [])]
     hidden, heads = (_first(fields, names) for names in (_HIDDEN, _HEADS))
     if not problems and hidden and heads and hidden % heads:
         problems.append(f"hidden size must be a multiple of the number of attention heads; got {hidden} and {heads}")
@@ -78,7 +97,7 @@ def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
     intermediate = _first(fields, _INTERMEDIATE) or 0
     embedding = int(fields.get("input_embedding_size" if fields["model_type"] == "rembert" else "embedding_size") or hidden)
     positions = int(fields.get("max_position_embeddings") or 0)
-    rows = vocabulary + (0 if fields["model_type"] in ROTARY else positions)
+    rows = vocabulary + (0 if is_rotary(fields) else positions)
     parameters = rows * embedding + layers * (3 * hidden * hidden + hidden * intermediate)
     # A parameter takes one byte at least. Half as a margin: some families share or leave out a few matrices.
     if parameters > 2 * weight_bytes + 1_000_000:
@@ -96,7 +115,7 @@ def usable_positions(fields: Mapping[str, Any]) -> int | None:
     if fields["model_type"] == "mpnet":
         # MPNet's padding index is 1 whatever the configuration says.
         return int(positions) - 2
-    if fields["model_type"] in OFFSET_POSITIONS:
+    if counts_positions(fields):
         padding = fields.get("pad_token_id", 1)
         return None if padding is None else int(positions) - int(padding) - 1
     return int(positions)
@@ -157,6 +176,8 @@ def _check_family(fields: Mapping[str, Any]) -> None:
         raise UsageError("config.json says is_decoder or add_cross_attention: bertopt is for encoders only")
     if fields.get("quantization_config"):
         raise UsageError("config.json has a quantization_config: give bertopt the full-precision checkpoint instead")
+    if fields.get("is_folding_model"):
+        raise UsageError("config.json says is_folding_model: ESMFold gives structures, and bertopt runs encoders only; give an ESM-2 checkpoint, such as facebook/esm2_t33_650M_UR50D")
     if named := fields.get("transformers_weights"):
         raise UsageError(f"config.json has transformers_weights: rename {_shown(named)} model.safetensors and take the field out, so that all read the same weights")
 
@@ -180,6 +201,19 @@ def _sizes(fields: Mapping[str, Any]) -> list[str]:
         problems.append(f"pad_token_id must be a whole number below vocab_size; got {_shown(padding)}")
     if fields.get("model_type") in OFFSET_POSITIONS and fields["model_type"] != "mpnet" and fields.get("pad_token_id", 1) is None:
         problems.append("pad_token_id must be a whole number, from which positions are counted; got None")
+    return problems
+
+
+def _of_esm(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the fields that transformers' ESM has no defaults for."""
+    needed = ["vocab_size", "pad_token_id", *(["mask_token_id"] if fields.get("token_dropout") else [])]
+    problems = [f"{name} must be stated for {fields['model_type']}" for name in needed if fields.get(name) is None]
+    mask, vocabulary = fields.get("mask_token_id"), fields.get("vocab_size")
+    if mask is not None and not (_is_int(mask) and mask >= 0 and _is_int(vocabulary) and mask < vocabulary):
+        problems.append(f"mask_token_id must be a whole number below vocab_size; got {_shown(mask)}")
+    theta = fields.get("rope_theta", 10_000.0)
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta < math.inf:
+        problems.append(f"rope_theta must be a finite number above 0; got {_shown(theta)}")
     return problems
 
 

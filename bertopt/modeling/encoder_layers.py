@@ -41,6 +41,7 @@ PARTS = {
     "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
     "rembert": _BERT,
     "xlm-roberta-xl": replace(_BERT, first_norm="attention.self_attn_layer_norm", last_norm="encoder.LayerNorm"),
+    "esm": replace(_BERT, first_norm="attention.LayerNorm", last_norm="encoder.emb_layer_norm_after"),
 }  # fmt: skip
 #: Families with `Parts` whose attention in transformers is no function that can be exchanged: `Attention` takes its place.
 _FIXED_ATTENTION = ("megatron-bert",)
@@ -48,11 +49,16 @@ _FIXED_ATTENTION = ("megatron-bert",)
 ROTARY_PACKED = ("nomic_bert", "gte")
 
 
+#: Cosines and sines of rotary positions.
+Turns = tuple[torch.Tensor, torch.Tensor]
+
+
 class Attention(nn.Module):
     """A family's self-attention under the family's names, whose projections can be merged.
 
     Tokens [R, Q, H] attend to `memory` [R, L, H], which is themselves unless given. The mask [R, 1, Q, L] is boolean
-    or added to the scores, as the attention of the configuration takes it.
+    or added to the scores, as the attention of the configuration takes it. With rotary positions, `position_embeddings` are the cosines and
+    sines [R, L, D] of `memory`, `asking_embeddings` those of the tokens where they are others.
     """
 
     def __init__(self, old: Any, config: Any) -> None:
@@ -82,12 +88,15 @@ class Attention(nn.Module):
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None,
-        position_bias: torch.Tensor | None = None, memory: torch.Tensor | None = None, **_: Any,
+        position_bias: torch.Tensor | None = None, memory: torch.Tensor | None = None, position_embeddings: Turns | None = None,
+        asking_embeddings: Turns | None = None, **_: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         projected = self._projected(hidden_states, hidden_states if memory is None else memory)
         query, key, value = (each.view(*each.shape[:-1], -1, self.head_size).transpose(1, 2) for each in projected)
+        if position_embeddings is not None:
+            query, key = _turned(query, asking_embeddings or position_embeddings), _turned(key, position_embeddings)
         if position_bias is not None:
             attention_mask = position_bias if attention_mask is None else position_bias + attention_mask
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, _eager)
@@ -109,6 +118,13 @@ class Attention(nn.Module):
         if "kv" in self._modules:
             return (asked, *self.get_submodule("kv")(memory).chunk(2, dim=-1))
         return asked, self.get_submodule(key)(memory), self.get_submodule(value)(memory)
+
+
+def _turned(vectors: torch.Tensor, by: Turns) -> torch.Tensor:
+    """Queries or keys [R, heads, L, D] turned by their positions, in float32 as transformers does it."""
+    cosine, sine = (each.unsqueeze(1) for each in by)
+    front, back = vectors.float().chunk(2, dim=-1)
+    return (vectors.float() * cosine + torch.cat((-back, front), dim=-1) * sine).to(vectors.dtype)
 
 
 def _eager(
@@ -192,17 +208,19 @@ def detach_last_layer(base: Any) -> None:
         base.set_submodule(norm, nn.Identity())
 
 
-def run_detached_layer(base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any) -> torch.Tensor:
+def run_detached_layer(
+    base: Any, hidden: torch.Tensor, first: torch.Tensor, mask: Any, bias_rows: Any, turns: tuple[Turns, Turns] | None = None
+) -> torch.Tensor:
     """The layer that `detach_last_layer` took out, for the tokens `first` [R, Q, H] of `hidden` [R, L, H] alone.
 
-    `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens.
+    `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens; `turns` are those of all tokens and of these.
     """
     parts = PARTS[base.config.model_type]
     stack = getattr(base, parts.stack)
     layer = stack.last
     if parts.first_norm is not None:
-        norm = layer.get_submodule(parts.first_norm)
-        context, _ = layer.attention.self(norm(first), mask, memory=norm(hidden))
+        norm, (every, asking) = layer.get_submodule(parts.first_norm), turns or (None, None)
+        context, _ = layer.attention.self(norm(first), mask, memory=norm(hidden), position_embeddings=every, asking_embeddings=asking)
         given = stack.last_norm(layer.feed_forward_chunk(layer.attention.output(context, first)))
     elif base.config.model_type == "mpnet":
         bias = bias_rows(base.encoder.compute_position_bias(hidden))

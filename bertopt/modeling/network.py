@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import encoder_layers, query_blocks
-from bertopt.modeling.config_checks import ROTARY, classifier_pooling
+from bertopt.modeling.config_checks import classifier_pooling, is_rotary
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Network(nn.Module):
         self.graphs_ahead = False
         self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
-        self.states_positions = spec.family in ROTARY
+        self.states_positions = is_rotary(encoder.config)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -140,10 +140,20 @@ class Network(nn.Module):
         hidden = self.base(**inputs).last_hidden_state
         first = rows.first(hidden)
         if self.first_only:
-            first = encoder_layers.run_detached_layer(self.base, hidden, first, rows.first_mask(hidden), rows.first_rows)
+            first = encoder_layers.run_detached_layer(
+                self.base, hidden, first, rows.first_mask(hidden), rows.first_rows, self._turns(hidden, inputs.get("position_ids"), rows)
+            )
         if not classifies:
             return first
         return encoder_layers.classify(self.encoder, first.flatten(0, 1).unsqueeze(1)).view(*first.shape[:2], -1)
+
+    def _turns(self, hidden: torch.Tensor, positions: torch.Tensor | None, rows: Padded | Packed) -> Any:
+        """Rotary positions of all tokens and of the texts' first, where a layer is given any: cosines and sines [R, L, D]."""
+        rotary = getattr(self.base, "rotary_embeddings", None)
+        if rotary is None:
+            return None
+        every = rotary(hidden, positions)
+        return every, tuple(rows.first(each) for each in every)
 
     def _mean_classified(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """The head of ModernBERT or EuroBERT over the mean of a row's tokens, or the mean of the head's answers to them, as

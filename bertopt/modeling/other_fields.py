@@ -29,6 +29,7 @@ _FIXED: dict[str, dict[str, Any]] = {
     # PaddlePaddle's ERNIE has a choice of these.
     "ernie": {"pool_act": "tanh", "task_id": 0},
     "gte": {"logn_attention_scale": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
+    "esm": {"hidden_act": "gelu", "add_bias_fnn": True, "rope_scaling": None},
 }  # fmt: skip
 #: UltraBERT's kinds of layers, and what to state instead of lists by layer.
 _KINDS = {"full_attention", "sliding_attention"}
@@ -49,6 +50,11 @@ def check(fields: Mapping[str, Any], config: Any) -> None:
     for name, only in _FIXED.get(family, {}).items():
         if name in fields and fields[name] not in (None, only):
             raise Unsupported(f"config.json: {name} must be {_shown(only)}, as transformers' {family} computes; got {_shown(fields[name])}: give another checkpoint")
+    if family == "esm" and config.position_embedding_type not in ("absolute", "rotary"):
+        raise Unsupported(
+            f"config.json: position_embedding_type must be absolute or rotary; got {_shown(config.position_embedding_type)}, without which "
+            "transformers' esm has no positions: give another checkpoint"
+        )
     _check_rotations(config)
     longest = fields.get("n_positions") if family == "nomic_bert" else None
     if isinstance(longest, int) and longest > config.max_position_embeddings:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from bertopt.core import Spec, Task
 from bertopt.errors import CheckpointWarning, IntegrityError, UsageError
-from bertopt.modeling.config_checks import OFFSET_POSITIONS, ROTARY, classifier_pooling
+from bertopt.modeling.config_checks import classifier_pooling, counts_positions, is_rotary
 from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
 
@@ -65,7 +65,7 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, mo
         NormalizedConfigManager.get_normalized_config_class(config.model_type) if known else NormalizedTextConfig
     )(config)
     usable = int(config.max_position_embeddings)
-    if config.model_type in OFFSET_POSITIONS:
+    if counts_positions(config):
         # MPNet's padding index is 1 whatever the configuration says.
         usable -= int(encoder.base_model.embeddings.padding_idx) + 1
     accepted = inspect.signature(encoder.forward).parameters
@@ -85,6 +85,7 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, mo
         max_length=usable, text_length=min(usable, limit), pooling=modules.pooling, dense=modules.dense, normalize=modules.normalize,
         labels=_labels(config.id2label) if classes else (),
         multi_label=config.problem_type == "multi_label_classification", regression=config.problem_type == "regression",
+        dropped_id=int(config.mask_token_id) if getattr(config, "token_dropout", False) else None,
         parameters=sum(p.numel() for p in encoder.parameters()),
         left_padding_invariant=_left_padding_invariant(config, task, encoder, pad_id, modules.pooling), **_positions(config, encoder),
     )  # fmt: skip
@@ -108,9 +109,9 @@ def _labels(names: Mapping[int, Any]) -> tuple[str, ...]:
 
 def _positions(config: Any, encoder: Any) -> dict[str, Any]:
     """`positions` and `position_offset` of `Spec`."""
-    if config.model_type in OFFSET_POSITIONS:
+    if counts_positions(config):
         return {"positions": "counted", "position_offset": int(encoder.base_model.embeddings.padding_idx) + 1}
-    relative = config.model_type in ROTARY or not getattr(config, "position_biased_input", True)
+    relative = is_rotary(config) or not getattr(config, "position_biased_input", True)
     return {"positions": "none" if relative else "column"}
 
 
@@ -118,9 +119,9 @@ def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, 
     """See `Spec.left_padding_invariant`."""
     if pooling == "cls" or (task == "text-classification" and classifier_pooling(config) in ("cls", "bos")):
         return False
-    if config.model_type in OFFSET_POSITIONS:
+    if counts_positions(config):
         # Positions are counted over the ids that are not the embedding's padding index, which is MPNet's own.
         return int(encoder.base_model.embeddings.padding_idx) == pad_id
     if config.model_type == "deberta-v2":
         return bool(config.relative_attention and not config.position_biased_input)
-    return bool(config.model_type in ROTARY)
+    return is_rotary(config)

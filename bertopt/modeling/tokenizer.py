@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertopt.errors import IntegrityError, Unsupported, UsageError, missing_library
-from bertopt.modeling import sentence_transformers
+from bertopt.modeling import esm_tokenizer, sentence_transformers
 from bertopt.modeling.checkpoint_files import read_json
 from bertopt.modeling.source import scrub
 from bertopt.system import temporary_directory
@@ -22,8 +22,8 @@ _SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "token
 def open_tokenizer(directory: Path) -> Any:
     """Return the checkpoint's fast tokenizer, as transformers (or sentence-transformers) builds it, from a configuration that names no code.
 
-    Raises UsageError where there is none, Unsupported where it runs in Python alone or a library to read it is missing, IntegrityError without
-    a pad token.
+    Raises UsageError where there is none, Unsupported where it runs in Python alone (ESM's is converted) or a library to read it is missing,
+    IntegrityError without a pad token.
     """
     from transformers import AutoTokenizer
 
@@ -42,6 +42,8 @@ def open_tokenizer(directory: Path) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
             raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(first_line(error))}); give one with tokenizer.json") from error
+    if type(tokenizer).__name__ == "EsmTokenizer":
+        tokenizer = esm_tokenizer.convert(tokenizer)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise Unsupported(
             f"{type(tokenizer).__name__} runs in Python alone, and transformers cannot make the tokenizer.json of it that an artefact needs; "

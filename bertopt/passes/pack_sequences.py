@@ -97,6 +97,8 @@ class PackSequences(Pass[Eager, Eager]):
             raise Unsupported(
                 f"{network.base.config.model_type} has no attention that can be replaced; use attention: masked"
             )
+        if network.spec.dropped_id is not None:
+            raise Unsupported(f"{network.base.config.model_type} scales a text by its mask tokens, which are counted by a mask between tokens; use attention: masked")
         varlen.register()
         encoder_layers.attend_by(encoder, varlen.NAME)
 

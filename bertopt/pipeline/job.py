@@ -26,6 +26,7 @@ from bertopt.errors import (
 from bertopt.pipeline import baselines, clean_run, head_to_head, labelled, pass_errors, rows
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.own_texts import OWN_WORDS, fitting
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.pipeline.rows import Done, StageBuild
@@ -79,12 +80,12 @@ class Job:
             if self.device == "cuda" and (missing := gpu_conflict(recipe, environment.versions())):
                 raise Unsupported(f"'{recipe.device}' chose cuda, since {seen}, but {missing}; or --set device=cpu")
             stage = self.store.reference(worker, recipe.model, recipe.task, recipe.revision, self.device)
-        path, manifest = stage.path, stage.manifest
-        self.spec = manifest.spec
+            self.texts = fitting(worker, stage.path, self.texts)
+        path, manifest, self.spec = stage.path, stage.manifest, stage.manifest.spec
         self._check_inputs()
         self.report.model = {
             "source": recipe.model, "revision": recipe.revision, "commit": manifest.checkpoint_commit, "sha256": manifest.checkpoint_sha256,
-            "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": [*manifest.warnings],
+            "family": self.spec.family, "task": self.spec.task, "parameters": self.spec.parameters, "warnings": [*manifest.warnings, *([OWN_WORDS] if self.texts.built_in else [])],
         }  # fmt: skip
         build = StageBuild.of(manifest, self._relative(path), stage.reused)
         machine = {"environment": environment.describe(), "cuda": self.report.environment["cuda"]}

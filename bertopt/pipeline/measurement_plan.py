@@ -45,7 +45,7 @@ class MeasurementPlan:
             texts, own = list(self.texts.texts), []
         else:
             chosen = [asked[i] for i in sorted(np.random.default_rng(0).permutation(len(asked))[:OWN_TEXTS])]
-            built_in = probes.built_in_texts()[:: 1 if len(chosen) < OWN_TEXTS else 2]
+            built_in = (self.texts.built_in or probes.built_in_texts())[:: 1 if len(chosen) < OWN_TEXTS else 2]
             texts = list(dict.fromkeys([*(text for text in chosen if isinstance(text, str)), *built_in]))
             own = list(dict.fromkeys(text for text in chosen if not isinstance(text, str)))
         return texts, [*own, *probes.pairs(self.spec, texts)]

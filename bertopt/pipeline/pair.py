@@ -12,6 +12,7 @@ from bertopt.errors import UsageError, WrongAnswer
 from bertopt.modeling.sentence_transformers import read_prompts
 from bertopt.pipeline.examiner import Examiner
 from bertopt.pipeline.measurement_plan import MeasurementPlan
+from bertopt.pipeline.own_texts import fitting
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.pipeline.race import Budget
 from bertopt.recipe.texts import Texts
@@ -47,6 +48,8 @@ def measure(
             f"one is for {ours.device}, the other for {theirs.device}; compare models for one device"
         )
     texts.check_labels(spec)
+    with workers.start() as worker:
+        texts = fitting(worker, first.resolve(), texts)
     plan = MeasurementPlan.of(spec, shapes, texts, budget or Budget())
     examiner = Examiner(workers, first.resolve(), theirs.device, plan, records, {}, on_progress)
     try:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,14 @@ class Texts:
     source: str | None = None
     second: tuple[str, ...] | None = None
     """The second text of each pair, where every line is one."""
+    built_in: tuple[str, ...] = ()
+    """Texts of the tokenizer's own words, which take the place of the built-in ones where it knows few of those."""
+
+    def for_tokenizer(self, own: Sequence[str]) -> Texts:
+        """Return these texts with the built-in ones replaced by `own`, texts of a tokenizer's own words, if there are any."""
+        if not own:
+            return self
+        return replace(self, texts=self.texts if self.source else tuple(own), built_in=tuple(own))
 
     @property
     def digest(self) -> str:

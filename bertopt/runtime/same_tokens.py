@@ -1,7 +1,8 @@
 """Compare the shipped tokenizer with transformers' own on difficult texts.
 
 All stages have the same tokenizer, and parity gives all of them the same ids, so a tokenisation mistake would show nowhere else. Not
-compared: other texts, and the offsets of tokenizers that transformers runs without the tokenizers library.
+compared: other texts, and of tokenizers that transformers runs without the tokenizers library the offsets, and pairs that are too long, of
+which such a tokenizer may cut the other text by one token more.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class _Reading:
 def check(ours: Tokenizer, theirs: Any) -> None:
     """Raise WrongAnswer where `ours` tokenises a text differently from `theirs`, transformers' tokenizer of the same checkpoint."""
     texts = _texts(ours.limit, sorted(theirs.get_added_vocab())[:ADDED])
+    if not theirs.is_fast:
+        texts = [text for text in texts if isinstance(text, str) or (theirs.eos_token_id is not None and len(ours.whole.encode(*text)) <= ours.limit)]
     readings = [_read(ours, theirs, text) for text in texts]
     for text, expected in zip(texts, readings, strict=True):
         (got,) = ours.encode([text])
@@ -74,7 +77,7 @@ def warn_of_class(directory: Path, theirs: Any) -> None:
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
-    if not (directory / "tokenizer.json").is_file() or type(theirs) is PreTrainedTokenizerFast:
+    if not (directory / "tokenizer.json").is_file() or not theirs.is_fast or type(theirs) is PreTrainedTokenizerFast:
         return
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -54,6 +54,7 @@ class BuildOps:
             model = checkpoint.load(source, task)
             checkpoint.write_snapshot(model, out)
             theirs = open_tokenizer(model.checkpoint)
+            theirs = getattr(theirs, "converted_from", theirs)
             same_tokens.check(Tokenizer(out, model.spec), theirs)
             same_tokens.warn_of_class(model.checkpoint, theirs)
         (out / "rewrites.json").write_text("[]\n")

@@ -16,6 +16,7 @@ from bertopt.checks import timed_steps
 from bertopt.core import Device, Eager, Int8Rounding, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import text_inputs
+from bertopt.runtime.own_texts import own_texts
 from bertopt.runtime.predictor import Predictor, mask_id
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.stages.opening import opening
@@ -111,6 +112,11 @@ class Ops(BuildOps):
         assert self.tokenizer is not None, "op_tokenizer comes first"
         number = mask_id(Path(directory), self.tokenizer)
         return [str(self.tokenizer.fast.id_to_token(number)), number], {}
+
+    def op_own_texts(self, arrays: Any, directory: str) -> Reply:
+        """Return texts of the tokenizer's own words, where it knows few of the built-in ones; see `vocabulary_texts`."""
+        with opening(Path(directory)) as opened, reading("tokenizer.json", "export again"):
+            return own_texts(opened.path, opened.manifest.spec), {}
 
     def op_word(self, arrays: Any, token: int) -> Reply:
         assert self.tokenizer is not None, "op_tokenizer comes first"

@@ -50,10 +50,10 @@ CLASSES = {
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
-    "ultrabert": "Ultrabert",
+    "ultrabert": "Ultrabert", "esm": "Esm",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
-ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert")
+ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert", "esm")
 #: Families with positions from a table whose norms are of what attention and feed-forward read.
 NORM_FIRST_FAMILIES = ("megatron-bert", "xlm-roberta-xl")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
@@ -155,6 +155,8 @@ def _size(family: str) -> dict[str, Any]:
     # RoBERTa's positions start after the padding index; MPNet's padding index is 1 whatever the configuration says.
     offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1, "xlm-roberta-xl": 1}.get(family, 0)
     size |= {"max_position_embeddings": 64 + offset}
+    if family == "esm":  # as ESM-2
+        size |= {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 4, "layer_norm_eps": 1e-5}
     if family in ("electra", "albert"):
         size |= {"embedding_size": 32}
     if family == "ernie":

@@ -38,10 +38,11 @@ def test_real_checkpoints_pass(tiny: Tiny, family: str, task: str) -> None:
 def test_the_families_own_defaults_pass(family: str) -> None:
     from transformers import AutoConfig
 
-    fields = AutoConfig.for_model(family).to_dict()
+    without_default = {"vocab_size": 33, "pad_token_id": 1} if family == "esm" else {}
+    fields = AutoConfig.for_model(family).to_dict() | without_default
     assert check_config(fields) is fields
     # A checkpoint may leave out whatever has a default.
-    check_config({"model_type": family})
+    check_config({"model_type": family, **without_default})
 
 
 def test_a_base_model_is_as_large_as_its_weights() -> None:
