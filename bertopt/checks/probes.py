@@ -218,7 +218,7 @@ def packable(spec: Spec, probe: Probe) -> bool:
     Packing also closes holes, which changes the distances between tokens: these matter to the relative positions of MPNet and DeBERTa and
     to windows (`_WINDOWED`). Absolute positions stay with their tokens.
     """
-    if spec.family in ("mpnet", "deberta-v2", *_WINDOWED):
+    if spec.family in ("mpnet", "deberta", "deberta-v2", *_WINDOWED):
         mask = probe.inputs["attention_mask"].astype(np.int8)
         if (np.diff(mask, axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
             return False

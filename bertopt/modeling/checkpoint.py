@@ -234,6 +234,8 @@ def _check_fit(info: Mapping[str, Any], config: Any, task: Task, prefix: str) ->
     if problems := _misfits(info, prefix):
         head = (found[0] for name, found, expected in info["mismatched_keys"] if not name.startswith(f"{prefix}.") and expected[0] == config.num_labels)
         classes = next(head, None) if task.endswith("classification") else None
+        if task == "fill-mask" and any(name.startswith("lm_predictions.lm_head.") for name in info["unexpected_keys"]):
+            raise IntegrityError('the head over the vocabulary is DeBERTa\'s own, lm_predictions, and config.json asks for another: it must have "legacy": false')
         raise IntegrityError(
             "weights and configuration must fit each other; " + "; ".join(problems[:5])
             + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")

@@ -10,8 +10,8 @@ from bertopt.errors import IntegrityError, UsageError
 from bertopt.spec import Spec
 
 FAMILIES = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta-v2", "modernbert",
-    "nomic_bert", "gte", "eurobert",
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta", "deberta-v2",
+    "modernbert", "nomic_bert", "gte", "eurobert",
     "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
@@ -36,6 +36,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "num_key_value_heads": (1, 4_096), "prediction_head_size": (1, 65_536),
     # transformers' MPNet reads 32 whatever is stated, and its table has no more rows than stated.
     "relative_attention_num_buckets": (32, 1_000_000),
+    "max_relative_positions": (-1, 10_000_000),
 }  # fmt: skip
 #: Fields that transformers takes to be absent when they are null.
 _NULLABLE = ("num_key_value_heads", "num_labels", "type_vocab_size", "pad_token_id", "id2label", "label2id")
@@ -98,6 +99,10 @@ def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
     embedding = int(fields.get("input_embedding_size" if fields["model_type"] == "rembert" else "embedding_size") or hidden)
     positions = int(fields.get("max_position_embeddings") or 0)
     rows = vocabulary + (0 if is_rotary(fields) else positions)
+    if fields["model_type"] == "deberta" and fields.get("relative_attention"):
+        # A row for each distance, before and behind.
+        distances = int(fields.get("max_relative_positions", -1))
+        rows += 2 * (distances if distances > 0 else positions)
     parameters = rows * embedding + layers * (3 * hidden * hidden + hidden * intermediate)
     # A parameter takes one byte at least. Half as a margin: some families share or leave out a few matrices.
     if parameters > 2 * weight_bytes + 1_000_000:

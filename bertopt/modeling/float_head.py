@@ -37,6 +37,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "ultrabert": ("classifier",),
     "deberta-v2": ("pooler.dense", "gelu", "classifier"),
+    **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "gelu", "classifier")),
     "eurobert": ("dense", "gelu", "classifier"),
 }
 _POOLED = ("mean", "late")
@@ -81,7 +82,7 @@ class FloatHead:
         steps = heads[spec.task]
         if spec.family == "modernbert":
             tensors = _modernbert(tensors, config)
-        if spec.family == "deberta-v2" and spec.granularity == "text":
+        if spec.family in ("deberta", "deberta-v2") and spec.granularity == "text":
             _only_gelu(config, "pooler_hidden_act")
         names = [f"{step}.{part}" for step in steps if step not in _FUNCTIONS for part in ("weight", "bias")]
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
-from bertopt.modeling import encoder_layers, query_blocks
+from bertopt.modeling import deberta, encoder_layers, query_blocks
 from bertopt.modeling.config_checks import classifier_pooling, is_rotary
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
@@ -54,6 +54,8 @@ class Network(nn.Module):
         self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
         self.states_positions = is_rotary(encoder.config)
+        if spec.family == "deberta":
+            deberta.prepare(encoder)
 
     @property
     def inputs(self) -> tuple[str, ...]:

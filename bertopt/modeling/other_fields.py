@@ -30,6 +30,8 @@ _FIXED: dict[str, dict[str, Any]] = {
     "ernie": {"pool_act": "tanh", "task_id": 0},
     "gte": {"logn_attention_scale": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
     "esm": {"hidden_act": "gelu", "add_bias_fnn": True, "rope_scaling": None},
+    # Of deberta-v2, whose weights may fit.
+    "deberta": {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none", "conv_kernel_size": 0},
 }  # fmt: skip
 #: UltraBERT's kinds of layers, and what to state instead of lists by layer.
 _KINDS = {"full_attention", "sliding_attention"}

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from bertopt.core import Int8Rounding, Precision
+from bertopt.modeling import deberta
 
 
 def simulate(
@@ -38,6 +39,8 @@ def simulate(
     for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
         if tensor.is_floating_point():
             tensor.data = _rounded(tensor.data, dtype, generator)
+    if network.base.config.model_type == "deberta":
+        deberta.norm_at_once(network.encoder)
     run = network.encode
 
     def rounding(*args: Any, **named: Any) -> Any:

@@ -122,6 +122,6 @@ def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, 
     if counts_positions(config):
         # Positions are counted over the ids that are not the embedding's padding index, which is MPNet's own.
         return int(encoder.base_model.embeddings.padding_idx) == pad_id
-    if config.model_type == "deberta-v2":
+    if config.model_type in ("deberta", "deberta-v2"):
         return bool(config.relative_attention and not config.position_biased_input)
     return is_rotary(config)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _REASONS = {
     "modernbert": "ModernBERT's query, key and value are one product already; leave merge_qkv out",
+    "deberta": "DeBERTa's query, key and value are one product already; leave merge_qkv out",
     "deberta-v2": "DeBERTa-v2 projects its relative positions with the query and key matrices too; leave merge_qkv out",
 }
 

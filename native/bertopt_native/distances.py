@@ -31,11 +31,17 @@ def refuse(config: Mapping[str, Any]) -> None:
     if not config.get("relative_attention"):
         raise Unsupported(f"relative_attention must be true; got {config.get('relative_attention')!r}: use another runtime")
     kinds = config.get("pos_att_type") or ()
-    found = {kind.strip() for kind in (kinds.lower().split("|") if isinstance(kinds, str) else kinds)}
-    if found != {"c2p", "p2c"}:
+    found = [kind.strip() for kind in (kinds.lower().split("|") if isinstance(kinds, str) else kinds)]
+    first = config.get("model_type") == "deberta"
+    # The first version divides scores by the number of kinds, known or not.
+    if (sorted(found) if first else sorted(set(found))) != ["c2p", "p2c"]:
         raise Unsupported(f"pos_att_type must be c2p and p2c; got {sorted(found) or None}: use another runtime")
+    if first and config.get("talking_head"):
+        raise Unsupported(f"talking_head must be false; got {config['talking_head']!r}: use another runtime")
     hidden = number(config, "hidden_size")
-    sizes = {"embedding_size": hidden, "attention_head_size": hidden // number(config, "num_attention_heads"), "conv_kernel_size": 0}
+    sizes = {"embedding_size": hidden} if first else {
+        "embedding_size": hidden, "attention_head_size": hidden // number(config, "num_attention_heads"), "conv_kernel_size": 0,
+    }  # fmt: skip
     for name, expected in sizes.items():
         if (value := config.get(name)) not in (None, expected):
             raise Unsupported(f"{name} must be {expected}; got {value!r}: use another runtime")
@@ -46,22 +52,25 @@ def read(reader: Reader, config: Mapping[str, Any], layers: Sequence[int], hidde
     longest = number(config, "max_position_embeddings")
     given = config.get("max_relative_positions", -1)
     most = given if isinstance(given, int) and given >= 1 else longest
-    buckets = config.get("position_buckets", -1)
+    first = config.get("model_type") == "deberta"
+    # The first version knows neither buckets nor norms of the table, nor products shared with tokens.
+    buckets = -1 if first else config.get("position_buckets", -1)
     span = buckets if isinstance(buckets, int) and buckets > 0 else most
     distance = np.arange(1 - longest, longest)
     places = np.clip(span - 1 + (_bucket(distance, span, most) if span == buckets else distance), 0, 2 * span - 1)
     if np.diff(places).max(initial=0) > 1:
         raise Unsupported(f"position_buckets must put neighbouring distances into neighbouring buckets; got {buckets} for {most}: use another runtime")
     table = reader.take("encoder.rel_embeddings.weight", 2 * span, hidden)[::-1].astype(np.float64)
-    if "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower():
+    if not first and "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower():
         table = _normalised(table, reader.take("encoder.LayerNorm.weight", hidden), reader.take("encoder.LayerNorm.bias", hidden), epsilon)
     tables: list[dict[int, Floats]] = []
-    for own, shared in (("pos_key_proj", "key"), ("pos_query_proj", "query")):
+    names = ("pos_proj", "pos_q_proj") if first else ("pos_key_proj", "pos_query_proj")
+    for own, shared in zip(names, ("key", "query"), strict=True):
         tables.append({})
         for i in layers:
             name = f"layers.{i}.{shared}"
-            if not config.get("share_att_key"):
-                reader.linear(name := f"layers.{i}.{own}", f"encoder.layer.{i}.attention.self.{own}", hidden, hidden)
+            if first or not config.get("share_att_key"):
+                reader.linear(name := f"layers.{i}.{own}", f"encoder.layer.{i}.attention.self.{own}", hidden, hidden, own != "pos_proj")
             tables[-1][i] = (table @ reader.out[f"{name}.weight"].T + reader.out[f"{name}.bias"]).astype(np.float32)
     return Distances(places, *tables)
 

@@ -60,7 +60,9 @@ _MPNET = _BERT | {
     "attention_out": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
 }
-_DEBERTA = _BERT | {name: f"attention.self.{name}_proj" for name in ("query", "key", "value")}
+_DEBERTA_V2 = _BERT | {name: f"attention.self.{name}_proj" for name in ("query", "key", "value")}
+_DEBERTA = {name: theirs for name, theirs in _BERT.items() if name not in ("query", "key", "value")} | {"by_head": "attention.self"}
+_DISTANT = ("deberta", "deberta-v2")
 #: Heads over the vocabulary.
 _LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 _ROTARY = {
@@ -137,11 +139,12 @@ FAMILIES: Mapping[str, Family] = {
                      projection="encoder.embedding_hidden_mapping_in", activation=("hidden_act", "gelu_new"),
                      head=("predictions.dense", "predictions.LayerNorm", "predictions.decoder")),
     "mpnet": Family("mpnet.", "encoder.layer.{}.", _MPNET, token_types=False, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
-    "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
     "ernie": Family("ernie.", "encoder.layer.{}.", _BERT),
     "rembert": Family("rembert.", "encoder.layer.{}.", _BERT, projection="encoder.embedding_hidden_mapping_in",
                       head=("cls.predictions.dense", "cls.predictions.LayerNorm", "cls.predictions.decoder")),
     "data2vec-text": Family("data2vec_text.", "encoder.layer.{}.", _BERT, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
+    "deberta": Family("deberta.", "encoder.layer.{}.", _DEBERTA, epsilon=("layer_norm_eps", 1e-7)),
+    "deberta-v2": Family("deberta.", "encoder.layer.{}.", _DEBERTA_V2, epsilon=("layer_norm_eps", 1e-7)),
     "nomic_bert": Family("nomic_bert.", "layers.{}.", _ROTARY, without_bias=(*PRODUCTS, GATED), rotary=True, activation=("hidden_act", "silu"),
                          head=("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm", "cls.predictions.decoder")),
     "gte": Family("gte.", "layers.{}.", _ROTARY, without_bias=("ffn_in", GATED), rotary=True, head=_LM_HEAD, head_activation="gelu"),
@@ -234,7 +237,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     if kind not in FAMILIES:
         raise Unsupported(f"model_type must be one of {sorted(FAMILIES)}; got {kind!r}: use another runtime")
     _refuse(config)
-    if kind == "deberta-v2":
+    if kind in _DISTANT:
         distances.refuse(config)
     family, albert = FAMILIES[kind], kind == "albert"
     (act_name, usual_act), (epsilon_name, usual_epsilon) = family.activation, family.epsilon
@@ -255,7 +258,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     norm_bias = bool(config.get("norm_bias")) if kind in _STATED_BIASES else True
     reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
     # Of the families with relative positions, DeBERTa alone may have no others.
-    if not family.rotary and (kind != "deberta-v2" or config.get("position_biased_input", True)):
+    if not family.rotary and (kind not in _DISTANT or config.get("position_biased_input", True)):
         reader.out["embeddings.position"] = reader.take("embeddings.position_embeddings.weight", None, width)
     # gte-base-en-v1.5 has no types, its relatives have.
     if family.token_types and config.get("type_vocab_size") != 0:
@@ -283,7 +286,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     if kind == "mpnet":
         bias = _mpnet_bias(reader.take("encoder.relative_attention_bias.weight", None, heads), positions - offset)
     epsilon = usual_epsilon if kind == "distilbert" else float(config.get(epsilon_name) or usual_epsilon)
-    by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind == "deberta-v2" else None
+    by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind in _DISTANT else None
     head_activation = _head(reader, config, family, act, len(reader.out["embeddings.word"]), hidden, width) if vocabulary_head else ""
     return Network(
         kind, activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
@@ -296,10 +299,16 @@ def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation:
     """Read the head over the vocabulary and return its activation, the layers' or its own.
 
     Raises `Unsupported` where the checkpoint has no such head, or one of another form (UltraBERT's, DeBERTa's without `legacy`).
+    Raises `Unsupported` where the checkpoint has no such head.
     """
     if not family.head:
         raise Unsupported(f"the library has no head over the vocabulary of {config['model_type']}'s form, with two dense layers: use another runtime")
     *before, decoder = family.head
+    if family.names in (_DEBERTA, _DEBERTA_V2) and config.get("legacy") is False:
+        # Its decoder is the table of embeddings, which the checkpoint names once.
+        own = "lm_predictions.lm_head"
+        before, decoder = [f"{own}.dense", f"{own}.LayerNorm"], f"{own}.decoder"
+        reader.source |= {f"{decoder}.weight": reader.out["embeddings.word"], f"{decoder}.bias": reader.take(f"{own}.bias", vocabulary)}
     if f"{decoder}.weight" not in reader.source:
         raise Unsupported(f"expected a head over the vocabulary, with a tensor '{decoder}.weight'; the checkpoint has none: use another runtime")
 
@@ -323,7 +332,9 @@ def _layers(
     for i in layers:
         # Of ALBERT's groups; one with one layer is what other families have.
         at = family.layer.format(i // per_group, i % per_group)
-        for product in (*PRODUCTS, *([GATED] if GATED in family.names else [])):
+        if "by_head" in family.names:
+            reader.by_head(f"layers.{i}", at + family.names["by_head"], hidden, number(config, "num_attention_heads"))
+        for product in (name for name in (*PRODUCTS, GATED) if name in family.names):
             shape = shapes.get(product, (hidden, hidden))
             reader.linear(f"layers.{i}.{product}", at + family.names[product], *shape, product not in family.without_bias)
         reader.norm(f"layers.{i}.attention_norm", at + family.names["attention_norm"], hidden)

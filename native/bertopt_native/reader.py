@@ -52,6 +52,14 @@ class Reader:
         for part, whole in parts.items():
             self.out |= {f"{one}.{part}": values for one, values in zip(names, np.split(whole, len(names)), strict=True)}
 
+    def by_head(self, to: str, name: str, hidden: int, heads: int) -> None:
+        """Take the query, key and value of a DeBERTa, whose rows lie in one tensor head by head, and biases of two of them."""
+        rows = self.take(f"{name}.in_proj.weight", 3 * hidden, hidden).reshape(heads, 3, -1, hidden)
+        biases = self.take(f"{name}.q_bias", hidden), np.zeros(hidden, np.float32), self.take(f"{name}.v_bias", hidden)
+        for at, (product, bias) in enumerate(zip(("query", "key", "value"), biases, strict=True)):
+            self.out[f"{to}.{product}.weight"] = np.ascontiguousarray(rows[:, at].reshape(hidden, hidden))
+            self.out[f"{to}.{product}.bias"] = bias
+
     def repeat_heads(self, name: str, heads: int, times: int) -> None:
         """Repeat each of a product's `heads`, which as many heads of queries share."""
         for part in ("weight", "bias"):

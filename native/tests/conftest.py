@@ -52,6 +52,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
             "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
             "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
         }  # fmt: skip
+    if kind == "deberta":  # as microsoft/deberta-base, a row for every distance
+        sizes |= {"relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c", "type_vocab_size": 0}
     if kind == "eurobert":  # two heads of queries share one of keys
         sizes |= {"num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
     if kind == "ernie":  # as ERNIE 3.0
@@ -76,7 +78,7 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
 
     with torch.no_grad():
         for name, p in model.named_parameters():
-            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv"))
+            near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv", "in_proj"))
             if "norm" in name.lower() or ".ln." in name:
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:

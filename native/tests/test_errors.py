@@ -181,6 +181,22 @@ def test_pack_refuses_relative_positions(change: dict[str, Any], error: type[Exc
         bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))
 
 
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"pos_att_type": "c2p"}, Unsupported, r"pos_att_type must be c2p and p2c; got \['c2p'\]"),
+    ({"pos_att_type": "c2p|p2c|p2p"}, Unsupported, r"pos_att_type must be c2p and p2c; got \['c2p', 'p2c', 'p2p'\]"),
+    ({"pos_att_type": "c2p|p2c|p2c"}, Unsupported, r"pos_att_type must be c2p and p2c; got \['c2p', 'p2c', 'p2c'\]"),
+    ({"talking_head": True}, Unsupported, "talking_head must be false; got True"),
+    ({"relative_attention": False}, Unsupported, "relative_attention must be true; got False"),
+    ({"embedding_size": 32}, Unsupported, "embedding_size must be 64; got 32"),
+    ({"max_relative_positions": 16}, ValueError, r"must have shape \[32, 64\]; got \[160, 64\]"),
+    ({"num_hidden_layers": 4}, ValueError, r"expected a tensor 'encoder.layer.3.attention.self.in_proj.weight'"),
+], ids=str)  # fmt: skip
+def test_pack_refuses_the_first_deberta(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    model = network("deberta")
+    with pytest.raises(error, match=message):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))
+
+
 @pytest.mark.parametrize("rows", [(5, 4), (3, 5), (16, 17), (2**31, 2**31)])
 def test_rows_by_distance_that_leave_the_table_or_jump_are_refused(rows: tuple[int, int], packed: Packed, tmp_path: Path) -> None:
     whole = bytearray(packed("deberta-v2").read_bytes())

@@ -13,7 +13,7 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert"]  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -145,6 +145,24 @@ def test_windows_and_norms_first(options: dict[str, Any], isa: str, tmp_path: Pa
 def test_relative_positions(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
     """Texts of every length around a panel's end, and beyond the distances that share no row."""
     model = network("deberta-v2", **options)
+    lengths = [*LENGTHS, 130, 257, 8, 9, 17, 63, 65, 95, 96, 97, 159, 160, 161, 300, 512]
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998, lengths=lengths)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997, lengths=lengths)
+
+
+@pytest.mark.parametrize("options", [
+    {"max_position_embeddings": 512},  # a row for every distance
+    {"max_position_embeddings": 300, "max_relative_positions": 24},  # far ones share the last
+    {"max_position_embeddings": 100, "max_relative_positions": 512},
+    {"position_biased_input": True, "type_vocab_size": 2},
+    {"pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True},  # which the first version does not read
+    {"hidden_size": 96, "num_attention_heads": 4},  # heads of 24
+    {"hidden_size": 256, "num_attention_heads": 2, "num_hidden_layers": 1},  # heads of 128
+    {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1, "max_position_embeddings": 512},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_relative_positions_of_the_first_deberta(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network("deberta", **options)
     lengths = [*LENGTHS, 130, 257, 8, 9, 17, 63, 65, 95, 96, 97, 159, 160, 161, 300, 512]
     compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998, lengths=lengths)
     compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997, lengths=lengths)

@@ -70,7 +70,7 @@ def test_options_of_modernbert(options: dict[str, Any], tmp_path: Path) -> None:
     check(network("modernbert", head=True, **options), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "gte", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "albert", "mpnet", "nomic_bert", "deberta-v2", "deberta", "gte", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl"])
 def test_the_activation_is_the_heads_own(kind: str, tmp_path: Path) -> None:
     """Some heads have the layers' activation, others GELU whatever the layers have."""
     check(network(kind, head=True, hidden_act="relu"), tmp_path / "m", "bf16", ISAS[0], *BF16_LIMITS)
@@ -81,6 +81,13 @@ def test_a_head_of_another_width_than_the_embeddings_is_refused(tmp_path: Path) 
     with pytest.raises(Unsupported, match="must be as wide as the embeddings, 96; got output_embedding_size 64: use another runtime"):
         bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), vocabulary_head=True)
     bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model))
+
+
+@pytest.mark.parametrize("kind", ["deberta", "deberta-v2"])
+def test_a_head_that_reads_the_embeddings(kind: str, tmp_path: Path) -> None:
+    """DeBERTa's own, `legacy: false`, has no decoder."""
+    for precision, limits in (("bf16", BF16_LIMITS), ("int8", INT8_LIMITS)):
+        check(network(kind, head=True, legacy=False), tmp_path / "m", precision, ISAS[0], *limits)
 
 
 def test_a_head_of_its_own_weights(tmp_path: Path) -> None:

@@ -43,14 +43,14 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopq
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 #: Families whose layers differ: shared ones, relative positions, rotary ones with sliding windows.
 OTHER_FAMILIES = (
-    "albert", "mpnet", "deberta-v2", "modernbert", "ernie", "data2vec-text", "rembert", "ultrabert",
+    "albert", "mpnet", "deberta-v2", "modernbert", "deberta", "ernie", "data2vec-text", "rembert", "ultrabert",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
-    "ultrabert": "Ultrabert", "esm": "Esm",
+    "ultrabert": "Ultrabert", "esm": "Esm", "deberta": "Deberta",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert", "esm")
@@ -170,6 +170,12 @@ def _size(family: str) -> dict[str, Any]:
         size |= {
             "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"],
             "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "max_relative_positions": -1,
+            "type_vocab_size": 0,
+        }  # fmt: skip
+    if family == "deberta":
+        # As microsoft/deberta-base: relative positions only, in both directions, each distance apart.
+        size |= {
+            "relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c", "max_relative_positions": -1,
             "type_vocab_size": 0,
         }  # fmt: skip
     if family == "modernbert":

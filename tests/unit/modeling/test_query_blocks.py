@@ -48,7 +48,7 @@ def test_a_long_row_is_attended_in_blocks(family: str, masked: bool, tiny: Tiny,
     assert network.base.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("family", ["mpnet", "deberta-v2", "rembert", "megatron-bert"])
+@pytest.mark.parametrize("family", ["mpnet", "deberta", "deberta-v2", "rembert", "megatron-bert"])
 def test_families_without_an_interface_attend_as_ever(family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     network = checkpoint.load(tiny(family)).network
     whole, _ = run(network, True)

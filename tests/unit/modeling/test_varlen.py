@@ -233,8 +233,7 @@ PADDED_PASSES = [(UseSdpa(),), (MergeQkv(),), (KeepClsOnly(),), (CastHalf(),), (
 
 #: Families whose layers `merge_qkv` and `keep_cls_only` do not know.
 OTHER_LAYERS = (
-    "deberta-v2", "modernbert",
-    "ultrabert",
+    "deberta", "deberta-v2", "modernbert", "ultrabert",
 )  # fmt: skip
 
 
@@ -244,7 +243,7 @@ def refuses(step: Any, family: str, task: str) -> bool:
         return task != "text-classification" or family in OTHER_LAYERS
     if isinstance(step, MergeQkv):
         return family in OTHER_LAYERS
-    return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet", "rembert")
+    return isinstance(step, UseSdpa) and family in ("deberta", "deberta-v2", "mpnet", "rembert")
 
 
 @pytest.mark.parametrize("passes", PADDED_PASSES, ids=str)

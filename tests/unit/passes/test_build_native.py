@@ -47,6 +47,8 @@ MODELS = [
     ("eurobert", "token-classification", None),
     *((family, "fill-mask", None) for family in ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte")),
     *((family, "fill-mask", None) for family in ("modernbert", "deberta-v2", "eurobert")),
+    ("deberta", "feature-extraction", "mean"), ("deberta", "text-classification", None), ("deberta", "token-classification", None),
+    ("deberta", "question-answering", None), ("deberta", "fill-mask", None), ("deberta", "feature-extraction", "splade"),
     *((family, "feature-extraction", "splade") for family in ("bert", "roberta", "distilbert", "modernbert", "eurobert")),
     ("bert", "feature-extraction", "splade_log1p"),
     *(("ernie", task, None) for task in ("text-classification", "token-classification", "question-answering", "fill-mask")),
@@ -151,10 +153,29 @@ def test_a_field_of_modernberts_configuration_means_nothing_in_another_family(ti
     assert head is not None and head.pooling == "first"
 
 
-@pytest.mark.parametrize(("family", "field"), [("modernbert", "classifier_activation"), ("deberta-v2", "pooler_hidden_act")])
+@pytest.mark.parametrize(("family", "field"), [("modernbert", "classifier_activation"), ("deberta-v2", "pooler_hidden_act"), ("deberta", "pooler_hidden_act")])
 def test_another_function_in_the_head_is_unsupported(family: str, field: str, tmp_path: Path) -> None:
     reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", family, extra={field: "relu"}))
     with pytest.raises(Unsupported, match=f"{field} 'gelu'; got 'relu'"):
+        built(reference, tmp_path / "built")
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
+def test_debertas_own_head_over_the_vocabulary(family: str, tmp_path: Path) -> None:
+    """`legacy: false`, as microsoft/deberta-base and deberta-v3-base were trained: its decoder is the table of embeddings."""
+    folder = write_tiny(tmp_path / "checkpoint", family, "fill-mask", extra={"legacy": False})
+    reference = checkpoint.load(folder)
+    model = built(reference, tmp_path / "built", precision="bf16")
+    assert certificates.certify(model, reference).status == "certified"
+    got, wanted = (Predictor(open_session(each), each.spec, folder)(TEXTS) for each in (model, reference))
+    near = [float(np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in zip(got, wanted, strict=True)]
+    assert min(near) > 0.999
+
+
+@pytest.mark.parametrize("extra", [{"talking_head": True}, {"pos_att_type": "p2c"}, {"pos_att_type": "c2p|p2c|p2p"}, {"relative_attention": False}], ids=str)
+def test_other_kinds_of_the_first_deberta_are_unsupported(extra: dict[str, Any], tmp_path: Path) -> None:
+    reference = checkpoint.load(write_tiny(tmp_path / "checkpoint", "deberta", extra=extra))
+    with pytest.raises(Unsupported, match=f"{next(iter(extra))} must be"):
         built(reference, tmp_path / "built")
 
 
@@ -382,10 +403,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Tiny, tmp_path: Path) -> 
         built(reference, tmp_path / "nan")
 
 
-def test_unknown_families_and_tasks_are_unsupported(tiny: Tiny, tmp_path: Path) -> None:
-    other_head = checkpoint.load(write_tiny(tmp_path / "checkpoint", "deberta-v2", "fill-mask", extra={"legacy": False}))
-    with pytest.raises(Unsupported, match=r"a head over the vocabulary, with a tensor 'cls\.predictions\.decoder\.weight'; the checkpoint has none"):
-        built(other_head, tmp_path / "out")
+def test_unknown_families_are_unsupported(tiny: Tiny) -> None:
     spec = checkpoint.load(tiny(family="bert")).spec.model_copy(update={"family": "funnel"})
     with pytest.raises(Unsupported, match=r"native encoder runs .*, eurobert; got funnel: use convert_openvino"):
         FloatHead.of(spec, {}, {})

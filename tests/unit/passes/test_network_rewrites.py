@@ -136,6 +136,9 @@ def test_export_of_padded_rows(tiny: Tiny, context: Any, family: str, opset: int
     [
         (MERGE, "modernbert", "fill-mask", None, "one product already"),
         (MERGE, "deberta-v2", "fill-mask", None, "relative positions"),
+        (MERGE, "deberta", "fill-mask", None, "one product already"),
+        (KEEP, "deberta", "text-classification", None, "does not know the layers of deberta;"),
+        (PACK, "deberta", "text-classification", None, "relative positions"),
         (KEEP, "bert", "feature-extraction", "mean", "'mean' pooling reads every token"),
         (KEEP, "bert", "feature-extraction", None, "feature-extraction answers for every token"),
         (KEEP, "bert", "token-classification", None, "answers for every token"),

@@ -18,7 +18,7 @@ from bertopt.passes import CastHalf, ExportOnnx, MergeQkv, PackSequences, Quanti
 from bertopt.sessions import open_session
 from bertopt.stages import claims, torch_certificate
 from tests.support.built import apply_passes
-from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny, write_tiny
 
 pytestmark = pytest.mark.skipif(fp8.cpu_refusal() is not None, reason=fp8.cpu_refusal() or "")
 HALF = CastHalf()
@@ -179,6 +179,18 @@ def test_the_last_layers_stay_in_bfloat16(tiny: Tiny, tmp_path: Path, count: int
     assert step.rewrite(network) == {"linear_layers": 6 * quantised}
     kinds = [any(isinstance(module, fp8.Fp8Linear) for module in layer.modules()) for layer in network.base.encoder.layer]
     assert kinds == [True] * quantised + [False] * (count - quantised)
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "modernbert"])
+def test_the_last_layer_of_other_families_stays_too(tmp_path: Path, family: str) -> None:
+    """DeBERTa's layers were not found, and all of them multiplied in fp8."""
+    fields: dict[str, Any] = {"num_hidden_layers": 3, **({"layer_types": ["full_attention"] * 3} if family == "modernbert" else {})}
+    half = apply_passes(checkpoint.load(write_tiny(tmp_path / "checkpoint", family, extra=fields)), HALF, tmp_path=tmp_path)
+    network = copy.deepcopy(half.network)
+    QuantizeFp8().rewrite(network)
+    base: Any = network.base
+    layers = base.layers if family == "modernbert" else base.encoder.layer
+    assert [any(isinstance(module, fp8.Fp8Linear) for module in layer.modules()) for layer in layers] == [True, True, False]
 
 
 def test_its_weights_are_certified_as_the_parents_rounded(tiny: Tiny, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_tokens_of_a_batch_are_a_count(value: Any, tmp_path: Path) -> None:
         bertopt.load(tmp_path, max_batch_tokens=value)
 
 
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "deberta", "modernbert"])
 @pytest.mark.parametrize("device", ["meta", "cpu:0"])
 def test_a_default_device_of_the_users_program(device: str, family: str, tiny: Tiny, tmp_path: Path) -> None:
     """torch.set_default_device("cuda") is usual. An intact artefact was said to be damaged, and DeBERTa made tensors there when it ran."""
