@@ -41,6 +41,7 @@ BUFFERS = ("position_ids", "token_type_ids")
 COMPANIONS = (
     MODULES, *SETTINGS, PROMPTS, "special_tokens_map.json",
     "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "added_tokens.json",
+    "sentencepiece.model",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ ADAPTER = "adapter_config.json"
 #: Any of these is a tokenizer that transformers can load.
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model",
+    "sentencepiece.model",
 )  # fmt: skip
 _NO_MODEL = "model '{}' is neither a directory nor a hub id such as 'org/name'; check the path or the name"
 #: Seconds that the hub may take for a first answer; HF_HUB_ETAG_TIMEOUT overrides it.

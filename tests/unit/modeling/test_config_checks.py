@@ -139,6 +139,12 @@ def test_missing_files(bert: Path, missing: str, words: str) -> None:
         source.examine(bert)
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "spiece.model", "sentencepiece.model"])
+def test_the_tokenizers_file_may_be_its_familys(bert: Path, name: str) -> None:
+    (bert / "tokenizer.json").rename(bert / name)
+    source.examine(bert)
+
+
 @pytest.mark.parametrize("other", ["model-best.safetensors", "model.safetensors.incomplete", "model-q8.gguf", "onnx/model.onnx"])
 def test_what_lies_there_in_place_of_the_weights_is_named(bert: Path, other: str) -> None:
     (bert / "onnx").mkdir()

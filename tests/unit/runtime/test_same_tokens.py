@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
+from transformers import RemBertTokenizer
 
 from bertopt.core import Eager
 from bertopt.errors import WrongAnswer
@@ -18,6 +21,7 @@ from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
 from bertopt.runtime.tokenization import LONG_PARTS, Encoded, Tokenizer, Tokens
 from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
+from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, VOCABULARY, Tiny
 
 CHANGES = {
     "lower case": ('"lowercase":true', '"lowercase":false'),
@@ -40,6 +44,37 @@ def test_right_tokenizers_pass(tiny: Tiny, tmp_path: Path, family: str) -> None:
     source = tiny(family)
     _, ours = snapshot(source, tmp_path / "out")
     same_tokens.check(ours, open_tokenizer(source))
+
+
+def write_ernie(out: Path) -> None:
+    """A vocabulary alone, which is all that many of its checkpoints have."""
+    (out / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+
+
+def write_data2vec(out: Path) -> None:
+    special, letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], sorted(pre_tokenizers.ByteLevel.alphabet())[:80]
+    (out / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate([*special, *letters])}))
+    (out / "merges.txt").write_text("#version: 0.2\n")
+
+
+def write_rembert(out: Path) -> None:
+    letters = [(letter, -5 - number / 10) for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz")]
+    RemBertTokenizer(vocab=[*((token, 0.0) for token in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")), *letters, ("▁the", -2.0)]).save_pretrained(out)
+
+
+@pytest.mark.parametrize(("family", "write", "types"), [
+    ("ernie", write_ernie, {0, 1}), ("data2vec-text", write_data2vec, {0}),
+    # Those of its files; transformers' class gives none since version 5.
+    ("rembert", write_rembert, {0, 1}),
+])  # fmt: skip
+def test_tokenizers_of_a_familys_class_pass(tiny: Tiny, tmp_path: Path, family: str, write: Callable[[Path], None], types: set[int]) -> None:
+    source = shutil.copytree(tiny(family), tmp_path / "checkpoint")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).unlink()
+    write(source)
+    _, ours = snapshot(source, tmp_path / "out")
+    same_tokens.check(ours, open_tokenizer(source))
+    assert set(ours.encode([("a cat", "the dog")])[0].types) == types
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering"])
