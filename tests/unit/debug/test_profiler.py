@@ -75,6 +75,10 @@ def test_a_compiled_network_has_no_layers_but_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2", *NORM_FIRST_FAMILIES])
 @pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2", "deberta"])
+@pytest.mark.parametrize("family", [
+    "albert", "distilbert", "modernbert", "deberta-v2",
+    "ernie", "rembert",
+])  # fmt: skip
 def test_layers_of_other_families(family: str, tiny: Tiny, tmp_path: Path) -> None:
     found = profiled(checkpoint.load(tiny(family)), tiny(family), tmp_path)
     assert set(found.by_layer()) >= {BEFORE, "layer 0", "layer 1"}
@@ -119,12 +123,13 @@ def test_classes() -> None:
     assert class_of("aten::something_new") == "other"
 
 
-def test_attention_is_the_references_and_sums_to_one(tiny: Tiny) -> None:
-    found = attention(checkpoint.load(tiny()), tiny(), "the cat sat on the mat")
+@pytest.mark.parametrize("family", ["bert", "ernie", "data2vec-text", "rembert"])
+def test_attention_is_the_references_and_sums_to_one(tiny: Tiny, family: str) -> None:
+    found = attention(checkpoint.load(tiny(family)), tiny(family), "the cat sat on the mat")
     assert found.tokens == ["[CLS]", "the", "cat", "sat", "on", "the", "mat", "[SEP]"]
     assert (len(found.layers), len(found.layers[0]), len(found.layers[0][0])) == (2, 8, 8)
     assert all(sum(row) == pytest.approx(1, abs=1e-2) for layer in found.layers for row in layer)
-    long = attention(checkpoint.load(tiny()), tiny(), "the cat " * 60)
+    long = attention(checkpoint.load(tiny(family)), tiny(family), "the cat " * 60)
     assert len(long.tokens) == MOST_TOKENS
 
 
