@@ -37,6 +37,8 @@ from bertopt.system.untrusted import plain
 
 #: Integer tensors that older versions of transformers stored with the weights; no network needs them.
 BUFFERS = ("position_ids", "token_type_ids")
+#: RoFormer's sines and cosines, which transformers makes anew where a checkpoint lacks them.
+_SINES = "encoder.embed_positions.weight"
 #: Files beside the weights that say how to use them; they are copied into every stage.
 COMPANIONS = (
     MODULES, *SETTINGS, PROMPTS, "special_tokens_map.json",
@@ -251,7 +253,7 @@ def _misfits(info: Mapping[str, Any], prefix: str) -> list[str]:
     left = (name.removeprefix(f"{prefix}.") for name in sorted(info["unexpected_keys"]) if not name.endswith(BUFFERS))
     return [
         *(f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json" for name, found, expected in info["mismatched_keys"]),
-        *(f"tensor '{name}' is missing from the checkpoint and would be freshly initialised" for name in sorted(set(info["missing_keys"]) - mismatched)),
+        *(f"tensor '{name}' is missing from the checkpoint and would be freshly initialised" for name in sorted(set(info["missing_keys"]) - mismatched) if not name.endswith(_SINES)),
         *(f"tensor '{name}' is in the checkpoint but not in the model of config.json"
           for name in left if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers")),
     ]  # fmt: skip

@@ -12,14 +12,14 @@ from bertopt.spec import Spec
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta", "deberta-v2",
     "modernbert", "nomic_bert", "gte", "eurobert",
-    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm",
+    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm", "roformer",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl")
 #: Families with rotary positions instead of a table.
-ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert")
 #: Families whose checkpoints state which of the two they have: `rotary`, or positions that start after the padding index.
 _STATED_POSITIONS = ("esm",)
+ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert", "roformer")
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
 _CLASSIFIER_POOLING = ("modernbert", "eurobert", "ultrabert")
 

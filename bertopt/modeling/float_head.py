@@ -36,6 +36,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "ultrabert": ("classifier",),
+    "roformer": ("classifier.dense", "gelu", "classifier.out_proj"),
     "deberta-v2": ("pooler.dense", "gelu", "classifier"),
     **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "gelu", "classifier")),
     "eurobert": ("dense", "gelu", "classifier"),
@@ -84,6 +85,8 @@ class FloatHead:
             tensors = _modernbert(tensors, config)
         if spec.family in ("deberta", "deberta-v2") and spec.granularity == "text":
             _only_gelu(config, "pooler_hidden_act")
+        if spec.family == "roformer" and spec.granularity == "text":
+            _only_gelu(config, "hidden_act")
         names = [f"{step}.{part}" for step in steps if step not in _FUNCTIONS for part in ("weight", "bias")]
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:

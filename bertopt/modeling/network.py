@@ -53,7 +53,8 @@ class Network(nn.Module):
         self.graphs_ahead = False
         self.gives_tokens = False
         # The same numbers that the model would make, but one row a text: ONNX's RotaryEmbedding takes no broadcast row.
-        self.states_positions = is_rotary(encoder.config)
+        # RoFormer takes none and numbers columns itself.
+        self.states_positions = is_rotary(encoder.config) and spec.family != "roformer"
         if spec.family == "deberta":
             deberta.prepare(encoder)
 

@@ -28,6 +28,7 @@ _FIXED: dict[str, dict[str, Any]] = {
     },
     # PaddlePaddle's ERNIE has a choice of these.
     "ernie": {"pool_act": "tanh", "task_id": 0},
+    "roformer": {"norm_type": "layer_norm", "use_bias": True, "attention_scale": True},
     "gte": {"logn_attention_scale": False, "layer_norm_type": "layer_norm", "position_embedding_type": "rope"},
     "esm": {"hidden_act": "gelu", "add_bias_fnn": True, "rope_scaling": None},
     # Of deberta-v2, whose weights may fit.

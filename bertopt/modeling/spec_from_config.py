@@ -111,7 +111,7 @@ def _positions(config: Any, encoder: Any) -> dict[str, Any]:
     """`positions` and `position_offset` of `Spec`."""
     if counts_positions(config):
         return {"positions": "counted", "position_offset": int(encoder.base_model.embeddings.padding_idx) + 1}
-    relative = is_rotary(config) or not getattr(config, "position_biased_input", True)
+    relative = _turns_no_values(config) or not getattr(config, "position_biased_input", True)
     return {"positions": "none" if relative else "column"}
 
 
@@ -124,4 +124,9 @@ def _left_padding_invariant(config: Any, task: Task, encoder: Any, pad_id: int, 
         return int(encoder.base_model.embeddings.padding_idx) == pad_id
     if config.model_type in ("deberta", "deberta-v2"):
         return bool(config.relative_attention and not config.position_biased_input)
-    return is_rotary(config)
+    return _turns_no_values(config)
+
+
+def _turns_no_values(config: Any) -> bool:
+    """Whether positions turn queries and keys alone, so that only distances matter. RoFormer may turn values too, which makes them absolute."""
+    return is_rotary(config) and not getattr(config, "rotary_value", False)

@@ -17,6 +17,11 @@ from bertopt.system.untrusted import first_line, plain
 
 #: Names under which checkpoints have a SentencePiece model.
 _SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+#: What a tokenizer.json of that class states in place of the program is another splitting, which gives other tokens.
+_JIEBA = (
+    "RoFormerTokenizer splits texts into Chinese words with a Python program (rjieba), which no tokenizer.json holds, and artefacts run no such programs; for a "
+    "checkpoint that was trained with another tokenizer, state its class in tokenizer_config.json: tokenizer_class BertTokenizer with vocab.txt, or PreTrainedTokenizerFast with tokenizer.json"
+)
 
 
 def open_tokenizer(directory: Path) -> Any:
@@ -41,6 +46,8 @@ def open_tokenizer(directory: Path) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
+            if "rjieba" in str(error):
+                raise Unsupported(_JIEBA) from error
             raise UsageError(f"'{directory}' has no tokenizer that transformers can load ({plain(first_line(error))}); give one with tokenizer.json") from error
     if type(tokenizer).__name__ == "EsmTokenizer":
         tokenizer = esm_tokenizer.convert(tokenizer)
@@ -49,6 +56,8 @@ def open_tokenizer(directory: Path) -> Any:
             f"{type(tokenizer).__name__} runs in Python alone, and transformers cannot make the tokenizer.json of it that an artefact needs; "
             "give a copy of the checkpoint that has one, whose ids are those that the model was trained with"
         )
+    if type(tokenizer).__name__.startswith("RoFormerTokenizer"):
+        raise Unsupported(_JIEBA)
     if sentence_transformers.lowers(directory):
         sentence_transformers.lower(tokenizer.backend_tokenizer)
     if tokenizer.pad_token_id is None:

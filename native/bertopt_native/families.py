@@ -157,6 +157,7 @@ FAMILIES: Mapping[str, Family] = {
     "megatron-bert": Family("bert.", "encoder.layer.{}.", _MEGATRON, norm="encoder.layer.0.attention.ln"),
     "xlm-roberta-xl": Family("roberta.", "encoder.layer.{}.", _XLM_ROBERTA_XL, pad_rule=True, norm="encoder.layer.0.attention.self_attn_layer_norm",
                              epsilon=("layer_norm_eps", 1e-5), head=_LM_HEAD, head_activation="gelu"),
+    "roformer": Family("roformer.", "encoder.layer.{}.", _BERT, projection="embeddings_project", rotary=True),
     "ultrabert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
                         activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-6), head=()),
 }  # fmt: skip
@@ -220,9 +221,9 @@ def _activation(name: str) -> str:
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
-    for name in ("is_decoder", "add_cross_attention"):
+    for name in ("is_decoder", "add_cross_attention", "rotary_value"):
         if config.get(name):
-            raise Unsupported(f"expected an encoder; config has {name}: use another runtime")
+            raise Unsupported(f"expected an encoder whose positions turn no values; config has {name}: use another runtime")
     if (kind := config.get("position_embedding_type") or "absolute") != "absolute":
         raise Unsupported(f"position_embedding_type must be 'absolute'; got {kind!r}: use another runtime")
 
@@ -255,21 +256,9 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
             raise Unsupported(f"the head over the vocabulary must be as wide as the embeddings, {width}; got output_embedding_size {head_width}: use another runtime")
     reader = Reader(tensors, family.prefix)
 
-    norm_bias = bool(config.get("norm_bias")) if kind in _STATED_BIASES else True
-    reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
-    # Of the families with relative positions, DeBERTa alone may have no others.
-    if not family.rotary and (kind not in _DISTANT or config.get("position_biased_input", True)):
-        reader.out["embeddings.position"] = reader.take("embeddings.position_embeddings.weight", None, width)
-    # gte-base-en-v1.5 has no types, its relatives have.
-    if family.token_types and config.get("type_vocab_size") != 0:
-        reader.out["embeddings.token_type"] = reader.take("embeddings.token_type_embeddings.weight", None, width)
-    if kind == "ernie" and config.get("use_task_id"):
-        # The task, which every token has, is the first where a caller states none.
-        reader.out["embeddings.token_type"] = reader.out["embeddings.token_type"] + reader.take("embeddings.task_type_embeddings.weight", None, width)[:1]
-    reader.norm("embeddings.norm", family.norm, width, norm_bias)
-    if family.projection and (kind in ("albert", "rembert") or width != hidden):
-        reader.linear("embeddings.projection", family.projection, hidden, width)
-
+    _embeddings(reader, config, kind, hidden, width)
+    if kind == "roformer":
+        rotary.check_sines(config, reader)
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
     read_layers = _layers_with_stated_biases if kind in _STATED_BIASES else _layers
     read_layers(reader, config, family, sorted(set(layer_map)), hidden, inner)
@@ -295,11 +284,28 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     )  # fmt: skip
 
 
+def _embeddings(reader: Reader, config: Mapping[str, Any], kind: str, hidden: int, width: int) -> None:
+    """Read what a token begins as: its word, position and type, of a `width`, their norm, and the product that makes them `hidden` wide."""
+    family = FAMILIES[kind]
+    reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
+    # Of the families with relative positions, DeBERTa alone may have no others.
+    if not family.rotary and (kind not in _DISTANT or config.get("position_biased_input", True)):
+        reader.out["embeddings.position"] = reader.take("embeddings.position_embeddings.weight", None, width)
+    # gte-base-en-v1.5 has no types, its relatives have.
+    if family.token_types and config.get("type_vocab_size") != 0:
+        reader.out["embeddings.token_type"] = reader.take("embeddings.token_type_embeddings.weight", None, width)
+    if kind == "ernie" and config.get("use_task_id"):
+        # The task, which every token has, is the first where a caller states none.
+        reader.out["embeddings.token_type"] = reader.out["embeddings.token_type"] + reader.take("embeddings.task_type_embeddings.weight", None, width)[:1]
+    reader.norm("embeddings.norm", family.norm, width, kind not in _STATED_BIASES or bool(config.get("norm_bias")))
+    if family.projection and (kind in ("albert", "rembert") or width != hidden):
+        reader.linear("embeddings.projection", family.projection, hidden, width)
+
+
 def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation: str, vocabulary: int, hidden: int, width: int) -> str:
     """Read the head over the vocabulary and return its activation, the layers' or its own.
 
-    Raises `Unsupported` where the checkpoint has no such head, or one of another form (UltraBERT's, DeBERTa's without `legacy`).
-    Raises `Unsupported` where the checkpoint has no such head.
+    Raises `Unsupported` where the checkpoint has no such head, or one of another form (UltraBERT's).
     """
     if not family.head:
         raise Unsupported(f"the library has no head over the vocabulary of {config['model_type']}'s form, with two dense layers: use another runtime")
@@ -340,6 +346,9 @@ def _layers(
         reader.norm(f"layers.{i}.attention_norm", at + family.names["attention_norm"], hidden)
         following = _following(family, i, i == layers[-1]) if "last_norm" in family.names else at + family.names["ffn_norm"]
         reader.norm(f"layers.{i}.ffn_norm", following, hidden)
+        if rotary.in_neighbours(config):
+            for name in ("query", "key"):
+                reader.part_neighbours(f"layers.{i}.{name}", number(config, "num_attention_heads"))
 
 
 def _following(family: Family, layer: int, last: bool) -> str:

@@ -66,6 +66,13 @@ class Reader:
             values = self.out[f"{name}.{part}"]
             self.out[f"{name}.{part}"] = np.repeat(values.reshape(heads, -1, *values.shape[1:]), times, axis=0).reshape(-1, *values.shape[1:])
 
+    def part_neighbours(self, name: str, heads: int) -> None:
+        """Put each head's channels 0, 2, 4, … of a product before its channels 1, 3, 5, …. Scores stay if queries' and keys' are moved alike."""
+        for part in ("weight", "bias"):
+            values = self.out[f"{name}.{part}"]
+            pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+            self.out[f"{name}.{part}"] = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
 
 def number(config: Mapping[str, Any], *names: str) -> int:
     for name in names:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from bertopt_native.errors import Unsupported
-from bertopt_native.reader import Floats, number
+from bertopt_native.reader import Floats, Reader, number
 
 _KINDS = ("full_attention", "sliding_attention")
+#: RoFormer's, which no config states.
+_SINUSOIDAL = {"rope_type": "default", "rope_theta": 10000.0}
 #: What a config calls its windows: with the tokens on both sides, or on each.
 _BOTH_SIDES, _EACH_SIDE = "local_attention", "sliding_window"
 
@@ -22,13 +24,27 @@ def angles(config: Mapping[str, Any]) -> tuple[Floats, ...]:
 
     Raises `Unsupported` for kinds of rotary positions that the library does not run.
     """
-    given = config.get("rope_parameters")
+    given = _SINUSOIDAL if in_neighbours(config) else config.get("rope_parameters")
     if windowed(config):
         by_kind = given if isinstance(given, Mapping) else {}
         ropes = [by_kind.get(kind) for kind in _KINDS if kind in by_kind or kind in config["layer_types"]]
     else:
         ropes = [given]
     return tuple(_angles(config, rope if isinstance(rope, Mapping) else {}) for rope in ropes)
+
+
+def in_neighbours(config: Mapping[str, Any]) -> bool:
+    """Return whether positions turn a head's channels 2i and 2i + 1, not those half a head apart."""
+    return config.get("model_type") == "roformer"
+
+
+def check_sines(config: Mapping[str, Any], reader: Reader) -> None:
+    """Raise `Unsupported` where RoFormer's table of sines and cosines, which is stored with the weights, is not that of its positions."""
+    (turned,) = angles(config)
+    stored = reader.take("encoder.embed_positions.weight", len(turned), 2 * turned.shape[1])
+    # Half precision keeps them to 5e-4, bfloat16 to 4e-3; float32's angles of 10,000 positions are off by 1e-3.
+    if not np.abs(stored - np.concatenate([np.sin(turned), np.cos(turned)], 1)).max() < 5e-3:
+        raise Unsupported("tensor 'encoder.embed_positions.weight' must have the sines and cosines of positions with base 10000; it has others: use another runtime")
 
 
 def windowed(config: Mapping[str, Any]) -> tuple[bool, ...]:

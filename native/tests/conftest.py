@@ -64,7 +64,7 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
         sizes |= {"num_key_value_heads": 1, "sliding_window": 5}
     if kind == "gte":
         sizes["type_vocab_size"] = 2
-    if kind in ("electra", "albert"):
+    if kind in ("electra", "albert", "roformer"):
         sizes["embedding_size"] = 32
     if kind == "albert":
         sizes |= {"num_hidden_groups": 2, "num_hidden_layers": 4, "inner_group_num": 2, "hidden_act": "gelu_new"}
@@ -79,6 +79,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
     with torch.no_grad():
         for name, p in model.named_parameters():
             near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv", "in_proj"))
+            if "embed_positions" in name:
+                continue
             if "norm" in name.lower() or ".ln." in name:
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:

@@ -13,7 +13,7 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta"]  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -181,6 +181,31 @@ def test_norms_without_mean_and_shared_heads(options: dict[str, Any], isa: str, 
     model = network("eurobert", **options)
     compare(model, tmp_path / "m", "bf16", isa, *bf16_limits("eurobert", isa))
     compare(model, tmp_path / "m", "int8", isa, 0.999, 0.995)
+
+
+@pytest.mark.parametrize("options", [
+    {"embedding_size": 64},
+    {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 100},  # heads of 24
+    {"hidden_size": 256, "num_attention_heads": 2, "num_hidden_layers": 1},  # heads of 128
+    {"hidden_act": "relu"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_positions_that_turn_neighbouring_channels(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network("roformer", **options)
+    compare(model, tmp_path / "m", "bf16", isa, 0.99995, 0.9998)
+    compare(model, tmp_path / "m", "int8", isa, 0.9995, 0.997)
+
+
+def test_other_sines_and_turned_values_are_unsupported(tmp_path: Path) -> None:
+    model = network("roformer")
+    tensors = state(model)
+    name = "encoder.embed_positions.weight"
+    halves = {**tensors, name: tensors[name].astype(np.float16)}
+    families.read(model.config.to_dict(), halves)
+    with pytest.raises(bertopt_native.Unsupported, match="sines and cosines of positions with base 10000"):
+        families.read(model.config.to_dict(), {**tensors, name: tensors[name][::-1]})
+    with pytest.raises(bertopt_native.Unsupported, match="rotary_value"):
+        families.read({**model.config.to_dict(), "rotary_value": True}, tensors)
 
 
 _BASE = {"rope_type": "default", "rope_theta": 1000.0}

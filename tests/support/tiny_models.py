@@ -43,14 +43,14 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopq
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
 #: Families whose layers differ: shared ones, relative positions, rotary ones with sliding windows.
 OTHER_FAMILIES = (
-    "albert", "mpnet", "deberta-v2", "modernbert", "deberta", "ernie", "data2vec-text", "rembert", "ultrabert",
+    "albert", "mpnet", "deberta-v2", "modernbert", "deberta", "ernie", "data2vec-text", "rembert", "ultrabert", "roformer",
 )  # fmt: skip
 CLASSES = {
     "bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "distilbert": "DistilBert", "electra": "Electra",
     "albert": "Albert", "mpnet": "MPNet", "deberta-v2": "DebertaV2", "modernbert": "ModernBert",
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
-    "ultrabert": "Ultrabert", "esm": "Esm", "deberta": "Deberta",
+    "ultrabert": "Ultrabert", "esm": "Esm", "deberta": "Deberta", "roformer": "RoFormer",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert", "esm")
@@ -96,6 +96,8 @@ def write_tiny(
     model = getattr(transformers, prefix + HEADS["fill-mask" if sparse else task])(config).eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
+            if "embed_positions" in name:
+                continue  # sines and cosines
             if tensor.dim() > 1:
                 # Initialised at 0.02, attention would be uniform and no mask mistake would show. ModernBERT adds its
                 # layers to the embeddings without normalising in between, where larger ones would drown them.
@@ -182,6 +184,8 @@ def _size(family: str) -> dict[str, Any]:
         # A window of 8 tokens, so that the second layer sees less than the first.
         size |= {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]}
         size |= {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    if family == "roformer":
+        size |= {"embedding_size": 64}
     if family == "ultrabert":
         # A window of 4 tokens on each side, in the second layer; two queries for each key.
         size |= {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"], "num_attention_heads": 4, "num_key_value_heads": 2, "prediction_head_size": 24}

@@ -234,6 +234,9 @@ PADDED_PASSES = [(UseSdpa(),), (MergeQkv(),), (KeepClsOnly(),), (CastHalf(),), (
 #: Families whose layers `merge_qkv` and `keep_cls_only` do not know.
 OTHER_LAYERS = (
     "deberta", "deberta-v2", "modernbert", "ultrabert",
+    "deberta-v2", "modernbert",
+    "ultrabert",
+    "roformer",
 )  # fmt: skip
 
 
@@ -244,6 +247,7 @@ def refuses(step: Any, family: str, task: str) -> bool:
     if isinstance(step, MergeQkv):
         return family in OTHER_LAYERS
     return isinstance(step, UseSdpa) and family in ("deberta", "deberta-v2", "mpnet", "rembert")
+    return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet", "roformer")
 
 
 @pytest.mark.parametrize("passes", PADDED_PASSES, ids=str)

@@ -61,6 +61,7 @@ MODELS = [
     *((family, "feature-extraction", pooling) for family in NORM_FIRST_FAMILIES for pooling in ("mean", "splade")),
     ("ultrabert", "feature-extraction", "mean"), ("ultrabert", "text-classification", None), ("ultrabert", "token-classification", None),
     ("ultrabert", "question-answering", None),
+    *(("roformer", task, None) for task in ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")),
 ]  # fmt: skip
 
 
@@ -139,6 +140,13 @@ def test_a_classifier_of_ultrabert_reads_what_its_configuration_says(pooling: st
     other = ("mean", *head.steps) if pooling == "cls" else head.steps[1:]
     dataclasses.replace(head, steps=other).write(model.path.with_name(FILE))
     assert certificates.certify(model, reference).status == "contradicted"
+
+
+def test_roformers_that_the_encoder_does_not_run_are_unsupported(tmp_path: Path) -> None:
+    for number, (extra, why) in enumerate((({"hidden_act": "relu"}, "hidden_act 'gelu'; got 'relu'"), ({"rotary_value": True}, "config has rotary_value"))):
+        reference = checkpoint.load(write_tiny(tmp_path / f"checkpoint{number}", "roformer", extra=extra))
+        with pytest.raises(Unsupported, match=why):
+            built(reference, tmp_path / f"built{number}")
 
 
 def test_the_head_over_ultraberts_vocabulary_is_unsupported(tiny: Tiny, tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from bertopt.modeling import checkpoint
 from bertopt.modeling.tokenizer import open_tokenizer
 from bertopt.runtime import same_tokens
 from bertopt.runtime.tokenization import LONG_PARTS, Encoded, Tokenizer, Tokens
-from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
-from tests.support.tiny_models import FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, VOCABULARY, Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, VOCABULARY, Tiny
 
 CHANGES = {
     "lower case": ('"lowercase":true', '"lowercase":false'),
