@@ -40,6 +40,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "deberta-v2": ("pooler.dense", "gelu", "classifier"),
     **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "gelu", "classifier")),
     "eurobert": ("dense", "gelu", "classifier"),
+    "esm": ("classifier.dense", "tanh", "classifier.out_proj"),
 }
 _POOLED = ("mean", "late")
 #: Families whose configuration says what a text classifier reads.
@@ -134,6 +135,8 @@ def plain(network: Any) -> tuple[dict[str, Any], dict[str, Array], dict[str, Arr
     or torch's. A layer after pooling has zeros where it has no bias."""
     encoder, pooling = network.encoder, network.pooling
     tensors = {name: _array(tensor) for name, tensor in encoder.state_dict().items()}
+    # Of ESM they may be others than config.json's; see `esm.prepare`.
+    tensors |= {name: _array(tensor) for name, tensor in encoder.named_buffers() if name.endswith("rotary_embeddings.inv_freq")}
     products = pooling.dense.products if pooling is not None and pooling.dense is not None else ()
     after: dict[str, Array] = {}
     for layer, product in zip(network.spec.dense, products, strict=True):

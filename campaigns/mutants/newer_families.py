@@ -15,6 +15,7 @@ EUROBERT = Checkpoint("eurobert")
 DEBERTA = Checkpoint("deberta-v2")
 MEGATRON = Checkpoint("megatron-bert")
 XLM_ROBERTA_XL = Checkpoint("xlm-roberta-xl")
+ESM = Checkpoint("esm", "token-classification")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
 _NORMS = {
     "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
@@ -140,6 +141,30 @@ def unnormed_distances(network: Any) -> None:
     network.base.encoder.LayerNorm.weight.fill_(1)
 
 
+def mask_tokens_not_counted(network: Any) -> None:
+    """A text's tokens are scaled as if it had no mask tokens; these are 0, as they should be."""
+    embeddings = network.base.embeddings
+    kept = type(embeddings)._kept
+    embeddings._kept = lambda dropped, mask: kept(embeddings, dropped & False, mask)
+
+
+def padding_counted(network: Any) -> None:
+    """The share of mask tokens is that among all columns of a batch, not among the text's tokens."""
+    embeddings = network.base.embeddings
+    kept = type(embeddings)._kept
+    embeddings._kept = lambda dropped, mask: kept(embeddings, dropped, mask * 0 + 1)
+
+
+def slower_rotation(network: Any) -> None:
+    """Rotary positions turn a tenth more slowly than the checkpoint's frequencies say."""
+    network.base.rotary_embeddings.inv_freq.mul_(0.9)
+
+
+def norm_behind_layers_lost(network: Any) -> None:
+    """The norm behind all layers has lost its weights."""
+    network.base.encoder.emb_layer_norm_after.weight.fill_(1)
+
+
 _ROTARY = (exchanged_gate, rotated_in_neighbours, another_rotation_base)
 _PRENORM = (exchanged_norms, last_norm_lost)
 FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
@@ -150,9 +175,10 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     XLM_ROBERTA_XL: (*_PRENORM, embeddings_normalised),
     MEGATRON: (*_PRENORM, embeddings_normalised),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
+    ESM: (mask_tokens_not_counted, padding_counted, slower_rotation, norm_behind_layers_lost),
 }
 #: Faults that are no other weights, of which a native file is made.
-_STRUCTURAL = (embeddings_normalised,)
+_STRUCTURAL = (embeddings_normalised, mask_tokens_not_counted, padding_counted)
 #: Where each is planted: the gate that sees it, the pass that plants it, and what comes before.
 _FORMS: dict[str, tuple[Gate, str, tuple[Step, ...]]] = {
     "in_torch": ("parity", "plant_torch", ()),

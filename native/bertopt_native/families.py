@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -85,11 +85,12 @@ _MODERNBERT = {
     "first_norm": "attn_norm",
     "last_norm": "final_norm",
 }
+_ESM = _BERT | {"attention_norm": "LayerNorm", "ffn_norm": "", "first_norm": "attention.LayerNorm", "last_norm": "encoder.emb_layer_norm_after"}
 _EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
 _MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last_norm": "encoder.ln"}
 _XLM_ROBERTA_XL = _BERT | {"first_norm": "attention.self_attn_layer_norm", "attention_norm": "LayerNorm", "last_norm": "encoder.LayerNorm"}
 #: Families whose norms are of what a product reads, and `Network.norm_first` of each.
-_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2, "ultrabert": 2}
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2, "ultrabert": 2, "esm": 2}
 #: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
 _STATED_BIASES = ("modernbert", "eurobert", "ultrabert")
 #: Families whose norms do not subtract the mean.
@@ -160,6 +161,8 @@ FAMILIES: Mapping[str, Family] = {
     "roformer": Family("roformer.", "encoder.layer.{}.", _BERT, projection="embeddings_project", rotary=True),
     "ultrabert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
                         activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-6), head=()),
+    # No field states the activation.
+    "esm": Family("esm.", "encoder.layer.{}.", _ESM, token_types=False, norm="encoder.layer.0.attention.LayerNorm", activation=("", "gelu"), head=_LM_HEAD),
 }  # fmt: skip
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -206,6 +209,8 @@ class Network:
     distances: Distances | None = None
     head_activation: str = ""
     """Of the head over the vocabulary, where it has one."""
+    dropped: int = 0
+    """1 + the id of tokens that are 0 and by whose share a text's others are scaled; 0: there are none."""
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -224,7 +229,10 @@ def _refuse(config: Mapping[str, Any]) -> None:
     for name in ("is_decoder", "add_cross_attention", "rotary_value"):
         if config.get(name):
             raise Unsupported(f"expected an encoder whose positions turn no values; config has {name}: use another runtime")
-    if (kind := config.get("position_embedding_type") or "absolute") != "absolute":
+    esm = config.get("model_type") == "esm"
+    if esm and config.get("emb_layer_norm_before"):
+        raise Unsupported("emb_layer_norm_before must be false; got True: use another runtime")
+    if (kind := config.get("position_embedding_type") or "absolute") != "absolute" and not (esm and kind == "rotary"):
         raise Unsupported(f"position_embedding_type must be 'absolute'; got {kind!r}: use another runtime")
 
 
@@ -241,6 +249,9 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     if kind in _DISTANT:
         distances.refuse(config)
     family, albert = FAMILIES[kind], kind == "albert"
+    if kind == "esm":  # a checkpoint states which it has
+        turned = config.get("position_embedding_type") == "rotary"
+        family = replace(family, rotary=turned, pad_rule=not turned)
     (act_name, usual_act), (epsilon_name, usual_epsilon) = family.activation, family.epsilon
     act = str(config.get(act_name) or usual_act)
     activation = _activation(act)
@@ -256,7 +267,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
             raise Unsupported(f"the head over the vocabulary must be as wide as the embeddings, {width}; got output_embedding_size {head_width}: use another runtime")
     reader = Reader(tensors, family.prefix)
 
-    _embeddings(reader, config, kind, hidden, width)
+    _embeddings(reader, config, kind, family, hidden, width)
     if kind == "roformer":
         rotary.check_sines(config, reader)
     layer_map = _albert_layers(config, layers) if albert else tuple(range(layers))
@@ -266,7 +277,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     pad = config.get("pad_token_id")
     pad_id = (1 if kind == "mpnet" or pad is None else int(pad)) if family.pad_rule else 0
     offset = pad_id + 1 if family.pad_rule else 0
-    angles = rotary.angles(config) if family.rotary else ()
+    angles = () if not family.rotary else (rotary.of_frequencies(reader, config),) if kind == "esm" else rotary.angles(config)
     table = angles[0] if angles else reader.out.get("embeddings.position")
     positions = number(config, "max_position_embeddings") if table is None else len(table)
     if positions <= offset:
@@ -280,13 +291,12 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     return Network(
         kind, activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
         norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind in _UNCENTRED, window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
-        head_activation=head_activation,
+        head_activation=head_activation, dropped=_dropped(config) if kind == "esm" else 0,
     )  # fmt: skip
 
 
-def _embeddings(reader: Reader, config: Mapping[str, Any], kind: str, hidden: int, width: int) -> None:
+def _embeddings(reader: Reader, config: Mapping[str, Any], kind: str, family: Family, hidden: int, width: int) -> None:
     """Read what a token begins as: its word, position and type, of a `width`, their norm, and the product that makes them `hidden` wide."""
-    family = FAMILIES[kind]
     reader.out["embeddings.word"] = reader.take(f"{family.word}.weight", None, width)
     # Of the families with relative positions, DeBERTa alone may have no others.
     if not family.rotary and (kind not in _DISTANT or config.get("position_biased_input", True)):
@@ -300,6 +310,15 @@ def _embeddings(reader: Reader, config: Mapping[str, Any], kind: str, hidden: in
     reader.norm("embeddings.norm", family.norm, width, kind not in _STATED_BIASES or bool(config.get("norm_bias")))
     if family.projection and (kind in ("albert", "rembert") or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)
+
+
+def _dropped(config: Mapping[str, Any]) -> int:
+    if not config.get("token_dropout"):
+        return 0
+    mask = config.get("mask_token_id")
+    if not isinstance(mask, int) or isinstance(mask, bool) or not 0 <= mask < number(config, "vocab_size"):
+        raise ValueError(f"config's mask_token_id must be a whole number below vocab_size; got {mask!r}")
+    return mask + 1
 
 
 def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation: str, vocabulary: int, hidden: int, width: int) -> str:
@@ -321,6 +340,8 @@ def _head(reader: Reader, config: Mapping[str, Any], family: Family, activation:
     def has_bias(name: str) -> bool:
         return name not in family.head_biases or bool(config.get(*family.head_biases[name]))
 
+    if (alone := decoder.replace("decoder", "bias")) in reader.source and f"{decoder}.bias" not in reader.source:  # ESM's
+        reader.source[f"{decoder}.bias"] = reader.source[alone]
     if before:
         dense, norm = before
         reader.linear("head.dense", dense, width, hidden, has_bias(dense))

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from bertopt_native.errors import BadFile
 
 MAGIC = b"BERTNAT\n"
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 _FIRST_VERSION = 1
 ALIGNMENT = 64
 PANEL = 32
 #: What products have of inputs at most, so that the sums of an INT8 product fit int32.
 WIDEST = 65536
-HEADER = struct.Struct("<8sIIQQ17If16s8I104s")
+HEADER = struct.Struct("<8sIIQQ17If16s9I100s")
 ENTRY = struct.Struct("<6IQQ")
 assert (HEADER.size, ENTRY.size) == (256, 40)
 
@@ -128,12 +128,15 @@ class Sizes:
     uncentred: int = 0
     vocabulary_head: int = 0
     head_activation: int = 0
+    dropped: int = 0
 
     @property
     def version(self) -> int:
         """The oldest layout that has what the network needs, so that older libraries open it."""
-        if self.vocabulary_head:
+        if self.dropped:
             return LAYOUT_VERSION
+        if self.vocabulary_head:
+            return 4
         if self.distances or self.uncentred or self.norm_first > 1:
             return 3
         return 2 if self.rotary or self.gated or self.norm_first or self.window else _FIRST_VERSION
@@ -166,7 +169,7 @@ def write(path: Path, sizes: Sizes, tensors: Sequence[Stored]) -> None:
         for t, offset in zip(tensors, offsets, strict=True)
     )
     fields = [value.encode() if isinstance(value, str) else value for value in astuple(sizes)]
-    head = HEADER.pack(MAGIC, sizes.version, HEADER.size, at, HEADER.size, len(tensors), *fields, bytes(104))
+    head = HEADER.pack(MAGIC, sizes.version, HEADER.size, at, HEADER.size, len(tensors), *fields, bytes(100))
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open("wb") as file:

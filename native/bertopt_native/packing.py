@@ -222,6 +222,7 @@ def _sizes(network: families.Network, copies: bool) -> Sizes:
         uncentred=int(network.uncentred),
         vocabulary_head=sum(f"head.{product}.weight" in t for product in HEAD_PRODUCTS),
         head_activation=_ACTIVATIONS.index(network.head_activation) if network.head_activation else 0,
+        dropped=network.dropped,
     )
 
 

@@ -45,6 +45,16 @@ def check_sines(config: Mapping[str, Any], reader: Reader) -> None:
     # Half precision keeps them to 5e-4, bfloat16 to 4e-3; float32's angles of 10,000 positions are off by 1e-3.
     if not np.abs(stored - np.concatenate([np.sin(turned), np.cos(turned)], 1)).max() < 5e-3:
         raise Unsupported("tensor 'encoder.embed_positions.weight' must have the sines and cosines of positions with base 10000; it has others: use another runtime")
+def of_frequencies(reader: Reader, config: Mapping[str, Any]) -> Floats:
+    """Return the same for ESM, whose checkpoints store frequencies, of training in half precision rounded ones."""
+    head = number(config, "hidden_size") // number(config, "num_attention_heads")
+    if head % 2:
+        raise Unsupported(f"head size must be even; got {head}: use another runtime")
+    stored = next((name for name in reader.source if name.endswith("rotary_embeddings.inv_freq")), None)
+    if stored is not None:
+        positions = np.arange(number(config, "max_position_embeddings"), dtype=np.float32)
+        return np.asarray(positions[:, None] * reader.take(stored, head // 2), np.float32)
+    return _angles(config, {"rope_type": "default", "rope_theta": config.get("rope_theta", 10_000.0)})
 
 
 def windowed(config: Mapping[str, Any]) -> tuple[bool, ...]:

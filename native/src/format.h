@@ -6,7 +6,7 @@
 namespace bertopt_native {
 
 inline constexpr char MAGIC[8] = {'B', 'E', 'R', 'T', 'N', 'A', 'T', '\n'};
-inline constexpr uint32_t LAYOUT_VERSION = 4;  // the newest; fields that a file's version does not know are 0
+inline constexpr uint32_t LAYOUT_VERSION = 5;  // the newest; fields that a file's version does not know are 0
 inline constexpr uint64_t ALIGNMENT = 64;
 inline constexpr uint32_t PANEL = 32;  // columns of a weight panel
 
@@ -48,7 +48,8 @@ struct Header {
     uint32_t uncentred;   // 1: norms do not subtract the mean (root mean square)
     uint32_t vocabulary_head;  // products of the head over the vocabulary: 1 (the decoder), 2 (a dense layer, an activation and a norm before), or 0
     uint32_t head_activation;
-    uint8_t reserved[104];
+    uint32_t dropped;  // 1 + the id whose tokens are 0 and by whose share a text's other tokens are scaled (ESM's mask tokens); 0: there is none
+    uint8_t reserved[100];
 };
 static_assert(sizeof(Header) == 256, "layout.py writes 256 bytes");
 

@@ -103,6 +103,7 @@ void Model::check_header() {
     within("window", h.window, 0, MOST);
     within("number of the head's products", h.vocabulary_head, 0, 2);
     within("activation of the head", h.head_activation, 0, 3);
+    within("dropped token", h.dropped, 0, h.vocabulary);
     if (h.distances) multiple_of_32("number of rows by distance", h.distances);
     within("number of rows by distance", h.distances, 0, h.relative_bias ? 0 : 1 << 20);
     for (const char c : h.family)
@@ -182,6 +183,7 @@ void Model::connect(bool huge_pages) {
     n.layers = h.layers;
     n.vocabulary = h.vocabulary;
     n.token_types = h.token_types;
+    n.dropped = h.dropped;
     n.positions = h.positions;
     n.position_offset = h.position_offset;
     n.longest = n.positions - n.position_offset;

@@ -40,6 +40,7 @@ struct VocabularyHead {
 struct Network {
     size_t hidden, embedding, heads, head_stride, intermediate, layers;
     size_t vocabulary, token_types, positions, position_offset;
+    size_t dropped;      // 1 + the id of tokens that are 0 and by whose share a text's others are scaled; or 0
     size_t longest;      // tokens of the longest text: positions - position_offset
     size_t bias_stride;  // floats of a head's row of the relative bias
     Activation activation;

@@ -62,6 +62,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
         sizes |= {"input_embedding_size": 96, "output_embedding_size": 96, "bos_token_id": 1, "eos_token_id": 2}
     if kind == "ultrabert":  # the same, and windows of 5 on each side, in the first two layers
         sizes |= {"num_key_value_heads": 1, "sliding_window": 5}
+    if kind == "esm":  # as ESM-2
+        sizes |= {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 7, "pad_token_id": 1, "layer_norm_eps": 1e-5}
     if kind == "gte":
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert", "roformer"):

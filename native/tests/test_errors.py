@@ -95,7 +95,7 @@ def test_cut_files(packed: Packed, tmp_path: Path) -> None:
 def test_other_magic_and_version(packed: Packed, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="first bytes"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(0, 0)))
-    with pytest.raises(BadFile, match="layout version must be from 1 to 4; the file has 5: pack the checkpoint again"):
+    with pytest.raises(BadFile, match="layout version must be from 1 to 5; the file has 6: pack the checkpoint again"):
         Encoder(damaged(packed, tmp_path, lambda raw: raw.__setitem__(8, layout.LAYOUT_VERSION + 1)))
 
 
@@ -160,6 +160,7 @@ def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> No
     """An older library opens the others."""
     assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert", "deberta-v2")] == [1, 2, 3]
     assert Encoder(packed("bert", head=True)).info["layout_version"] == 4
+    assert Encoder(packed("esm")).info["layout_version"] == layout.LAYOUT_VERSION == 5
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [

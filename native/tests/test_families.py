@@ -13,7 +13,7 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer"]  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer", "esm"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -28,7 +28,7 @@ def bf16_limits(kind: str, isa: str) -> tuple[float, float]:
     """Mean and least cosine."""
     if kind == "ultrabert":  # torch's own bf16: 0.9998 and 0.9985; the encoder: 0.99998 and 0.9997 without products in bf16
         return 0.99995, 0.9993
-    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
+    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl", "esm") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
         return 0.99995, 0.9998
     return 0.99995 if kind == "modernbert" else 0.99993, 0.9993
 
@@ -333,3 +333,46 @@ def test_prefix_and_old_names(prefix: str, tmp_path: Path) -> None:
     bertopt_native.pack(tmp_path / "a", model.config.to_dict(), state(model))
     bertopt_native.pack(tmp_path / "b", model.config.to_dict(), tensors)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+#: As ESM-2, with frequencies as half precision leaves them, ESM-1v, and without scaling.
+ESM = [{}, {"rounded": True}, {"position_embedding_type": "absolute"}, {"token_dropout": False}]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("options", ESM, ids=str)
+def test_esm_scales_each_text_by_its_mask_tokens(options: dict[str, Any], isa: str, tmp_path: Path) -> None:
+    model = network("esm", **{name: value for name, value in options.items() if name != "rounded"})
+    if "rounded" in options:
+        model.rotary_embeddings.inv_freq.mul_(1.01)
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "bf16")
+    encoder = bertopt_native.Encoder(tmp_path / "m", threads=2, isa=isa)
+    ids, starts = texts_of([5, 1, 33, 64, 12, 2, 70, 31, 32, 20])
+    ids[ids == 7] = 8
+    masks = [0, 0, 6, 1, 11, 1, 0, 20, 31, 0]
+    for count, a, b in zip(masks, starts, starts[1:], strict=False):
+        ids[np.random.default_rng(count).permutation(np.arange(a, b))[:count]] = 7
+    got, want = encoder.run(ids, starts), reference(model, ids, starts)
+    c = cosines(got, want)
+    assert c.mean() >= bf16_limits("eurobert", isa)[0] and c.min() >= bf16_limits("eurobert", isa)[1], (c.mean(), c.min())
+    for a, b in pairwise(starts):
+        assert (encoder.run(ids[a:b], np.array([0, b - a])) == got[a:b]).all(), "a text's scale is its own"
+
+
+def test_a_text_of_mask_tokens_alone_is_finite(tmp_path: Path) -> None:
+    model = network("esm")
+    bertopt_native.pack(tmp_path / "m", model.config.to_dict(), state(model), "int8")
+    found = bertopt_native.Encoder(tmp_path / "m").run(np.full(4, 7, np.int32), np.array([0, 4]))
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("change", "error", "match"), [
+    ({"emb_layer_norm_before": True}, bertopt_native.Unsupported, "emb_layer_norm_before must be false; got True"),
+    ({"position_embedding_type": "relative_key"}, bertopt_native.Unsupported, "position_embedding_type must be 'absolute'; got 'relative_key'"),
+    ({"mask_token_id": None}, ValueError, "mask_token_id must be a whole number below vocab_size; got None"),
+    ({"mask_token_id": 300}, ValueError, "mask_token_id must be a whole number below vocab_size; got 300"),
+], ids=str)  # fmt: skip
+def test_other_esms_are_refused(change: dict[str, Any], error: type[Exception], match: str, tmp_path: Path) -> None:
+    model = network("esm")
+    with pytest.raises(error, match=match):
+        bertopt_native.pack(tmp_path / "m", model.config.to_dict() | change, state(model))

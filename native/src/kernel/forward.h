@@ -1,5 +1,6 @@
 // One group of texts through all layers. Alone (team null) on one thread, or shared by a team in steps of tasks.
 
+constexpr float TRAINED_SHARE = 1 - 0.15f * 0.8f;  // share of the tokens that ESM's training kept
 constexpr size_t ROWS_A_THREAD = 32;  // from so many rows a thread, threads share rows, not columns
 constexpr size_t PANELS_AT_ONCE = 64;  // of the vocabulary: a text's part of the answer stays in the cache until it is done
 
@@ -32,13 +33,23 @@ struct ForwardPass {
         }
     }
 
+    // The share of a text's tokens that are not dropped; 1 where all are.
+    float kept_share(size_t text) const {
+        size_t dropped = 0;
+        for (size_t r = start(text); r < start(text + 1); r++) dropped += static_cast<size_t>(batch.ids[base + r]) + 1 == net.dropped;
+        const size_t length = start(text + 1) - start(text);
+        return dropped == length ? 1 : 1 - static_cast<float>(dropped) / static_cast<float>(length);
+    }
+
     void embed() {
         const size_t width = net.embedding;
         const bool int8 = !net.projection && net.layer[0].qkv.int8;
         by_rows(tokens, [&](size_t r0, size_t r1) {
             size_t text = text0;
+            float kept = 1;
             for (size_t r = r0; r < r1; r++) {
                 while (r >= start(text + 1)) text++;
+                if (net.dropped && (r == r0 || r == start(text))) kept = kept_share(text);
                 const size_t token = base + r, place = net.position_offset + r - start(text);
                 const float* word = net.word + static_cast<size_t>(batch.ids[token]) * width;
                 work.position[r] = batch.positions ? batch.positions[token] : static_cast<int32_t>(place);
@@ -50,8 +61,10 @@ struct ForwardPass {
                 const float* type = nullptr;
                 if (net.token_type) type = net.token_type + (batch.token_types ? static_cast<size_t>(batch.token_types[token]) : 0) * width;
                 const float* position = net.position ? net.position + static_cast<size_t>(work.position[r]) * width : nullptr;
+                const float scale = !net.dropped ? 1 : static_cast<size_t>(batch.ids[token]) + 1 == net.dropped ? 0 : TRAINED_SHARE / kept;
                 for (size_t i = 0; i < width; i += 16) {
                     Vec sum = load(word + i);
+                    if (net.dropped) sum = mul(sum, all(scale));
                     if (type) sum = add(sum, load(type + i));
                     if (position) sum = add(sum, load(position + i));
                     store(out + i, sum);

@@ -62,6 +62,7 @@ MODELS = [
     ("ultrabert", "feature-extraction", "mean"), ("ultrabert", "text-classification", None), ("ultrabert", "token-classification", None),
     ("ultrabert", "question-answering", None),
     *(("roformer", task, None) for task in ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")),
+    ("esm", "feature-extraction", "mean"), ("esm", "text-classification", None), ("esm", "token-classification", None), ("esm", "fill-mask", None),
 ]  # fmt: skip
 
 
