@@ -38,16 +38,7 @@ from bertopt.sessions import open_session
 from bertopt.system import environment
 from bertopt.workers.client import Workers
 from bertopt.workers.operations import Ops
-from tests.support.tiny_models import (
-    CLASSES,
-    FAMILIES,
-    HEADS,
-    NORM_FIRST_FAMILIES,
-    OTHER_FAMILIES,
-    ROTARY_FAMILIES,
-    TASKS,
-    write_tiny,
-)
+from tests.support.tiny_models import CLASSES, HEADS, TASKS, write_tiny
 
 #: The steps before each pass: what its line looks like in a recipe. One that a family cannot take is left out.
 LINES: dict[str, tuple[str, ...]] = {
@@ -251,7 +242,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
     now = {cell.key: asdict(cell) for cell in found}
     if old.get("environment") == environment.describe():
         now = {(cell["family"], cell["task"], cell["pass_"]): cell for cell in old["cells"]} | now
-    order = [(f, t, p) for f in (*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES) for t in (*TASKS, *POOLED) for p in LINES]
+    order = [(f, t, p) for f in CLASSES for t in (*TASKS, *POOLED) for p in LINES]
     return {
         "environment": environment.describe(),
         "limits": {
@@ -264,7 +255,7 @@ def document(found: Sequence[Cell], kept: Path) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m campaigns.matrix", description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default=",".join([*FAMILIES, *OTHER_FAMILIES, *ROTARY_FAMILIES, *NORM_FIRST_FAMILIES]))
+    parser.add_argument("--families", default=",".join(CLASSES))
     parser.add_argument("--tasks", default=",".join([*TASKS, *POOLED]))
     parser.add_argument("--passes", default=",".join(LINES))
     parser.add_argument("--json", type=Path, help="file to keep the cells in, beside those it has already")

@@ -15,7 +15,7 @@ import torch
 
 from bertopt.core import Eager, Spec, Task
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
-from bertopt.modeling import dense, esm, other_fields
+from bertopt.modeling import dense, esm, neighbours, other_fields
 from bertopt.modeling.checkpoint_files import read_json, weight_files
 from bertopt.modeling.config_checks import check_config
 from bertopt.modeling.modules_json import MODULES, module_files
@@ -107,6 +107,12 @@ def open_directory(directory: Path, task: str = "auto") -> Eager:
             warnings.warn(
                 f"tokenizer_config.json: padding_side is left, so that other libraries' answers to a text of {spec.family} depend on the texts beside "
                 "it, whose length shifts its positions; an artefact's are those of the text alone",
+                CheckpointWarning, stacklevel=2,
+            )  # fmt: skip
+        if neighbours.reads_padding(config):
+            warnings.warn(
+                f"tokens of {spec.family} read those beside them, so that other libraries' answers to a text depend on the padding behind it; an "
+                "artefact's are those of the text alone",
                 CheckpointWarning, stacklevel=2,
             )  # fmt: skip
     after_pooling = dense.load(directory, spec.dense, spec.hidden)
@@ -208,6 +214,7 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
     _check_fit(info, config, task, encoder.base_model_prefix)
     if config.model_type == "esm":
         esm.prepare(encoder)
+    neighbours.mask_convolutions(encoder.base_model)
     return encoder
 
 
@@ -255,7 +262,7 @@ def _misfits(info: Mapping[str, Any], prefix: str) -> list[str]:
         *(f"tensor '{name}' has shape {list(found)} in the checkpoint, {list(expected)} by config.json" for name, found, expected in info["mismatched_keys"]),
         *(f"tensor '{name}' is missing from the checkpoint and would be freshly initialised" for name in sorted(set(info["missing_keys"]) - mismatched) if not name.endswith(_SINES)),
         *(f"tensor '{name}' is in the checkpoint but not in the model of config.json"
-          for name in left if name.split(".")[0] in ("encoder", "embeddings", "transformer", "layers")),
+          for name in left if name.split(".")[0] in ("encoder", "embeddings", "embeddings_project", "transformer", "layers")),
     ]  # fmt: skip
 
 

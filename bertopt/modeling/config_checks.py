@@ -13,6 +13,7 @@ FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta", "deberta-v2",
     "modernbert", "nomic_bert", "gte", "eurobert",
     "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm", "roformer",
+    "mobilebert", "convbert", "squeezebert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl")
@@ -34,6 +35,9 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "num_hidden_groups": (1, 1_000), "inner_group_num": (1, 1_000),
     "global_attn_every_n_layers": (1, 1_000),
     "num_key_value_heads": (1, 4_096), "prediction_head_size": (1, 65_536),
+    "intra_bottleneck_size": (1, 65_536), "num_feedforward_networks": (1, 100),
+    "head_ratio": (1, 4_096), "conv_kernel_size": (1, 1_001), "num_groups": (1, 4_096),
+    **dict.fromkeys(("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"), (1, 65_536)),
     # transformers' MPNet reads 32 whatever is stated, and its table has no more rows than stated.
     "relative_attention_num_buckets": (32, 1_000_000),
     "max_relative_positions": (-1, 10_000_000),
@@ -82,6 +86,8 @@ def check_config(fields: Any) -> dict[str, Any]:
     hidden, heads = (_first(fields, names) for names in (_HIDDEN, _HEADS))
     if not problems and hidden and heads and hidden % heads:
         problems.append(f"hidden size must be a multiple of the number of attention heads; got {hidden} and {heads}")
+    if not problems:
+        problems += _convolutions(fields)
     if problems:
         raise IntegrityError(f"config.json: {'; '.join(problems[:5])}; restore the checkpoint")
     return fields
@@ -219,6 +225,43 @@ def _of_esm(fields: Mapping[str, Any]) -> list[str]:
     theta = fields.get("rope_theta", 10_000.0)
     if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta < math.inf:
         problems.append(f"rope_theta must be a finite number above 0; got {_shown(theta)}")
+    return problems
+
+
+#: SqueezeBERT's counts of groups, and whether each divides the intermediate size too.
+_GROUPS = {
+    "q_groups": False, "k_groups": False, "v_groups": False, "post_attention_groups": False, "intermediate_groups": True, "output_groups": True,
+}  # fmt: skip
+
+
+def _convolutions(fields: Mapping[str, Any]) -> list[str]:
+    """What does not fit in a network with bottlenecks or convolutions whose sizes are sane each by itself."""
+    family, hidden = fields["model_type"], fields.get("hidden_size")
+    heads = fields.get("num_attention_heads", 4 if family == "mobilebert" else 12)
+    problems = []
+    if family == "mobilebert" and fields.get("use_bottleneck", True):
+        inner = fields.get("intra_bottleneck_size", 128)
+        if inner % heads:
+            problems.append(f"intra_bottleneck_size must be a multiple of the number of attention heads; got {inner} and {heads}")
+        shared = fields.get("use_bottleneck_attention", False) or fields.get("key_query_shared_bottleneck", True)
+        if not shared and inner != (hidden or 512):
+            problems.append("use_bottleneck_attention or key_query_shared_bottleneck must be true, as transformers' layers have no other input for the query; both are false")
+    if family == "convbert":
+        ratio, kernel, groups = fields.get("head_ratio", 2), fields.get("conv_kernel_size", 9), fields.get("num_groups", 1)
+        # As transformers counts them: half of each head's channels attend, the others are convolutions.
+        if (hidden or 768) % (2 * max(1, heads // ratio)):
+            problems.append(f"hidden size must be a multiple of twice num_attention_heads / head_ratio; got {hidden}, {heads} and {ratio}")
+        if kernel % 2 == 0:
+            problems.append(f"conv_kernel_size must be odd, so that a token is in the middle; got {kernel}")
+        if any(fields.get(name, groups) % groups for name in ("hidden_size", "intermediate_size")):
+            problems.append(f"hidden and intermediate size must be multiples of num_groups; got {groups}")
+    if family == "squeezebert":
+        if fields.get("embedding_size", 768) != (hidden or 768):
+            problems.append(f"embedding_size must be the hidden size, as transformers' network has no layer between; got {fields.get('embedding_size', 768)} and {hidden}")
+        for name, wide in _GROUPS.items():
+            groups = fields.get(name, 1)
+            if any(fields.get(size, groups) % groups for size in ("hidden_size", *(["intermediate_size"] if wide else []))):
+                problems.append(f"{name} must divide the sizes of its layer; got {groups}")
     return problems
 
 

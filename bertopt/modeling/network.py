@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
-from bertopt.modeling import deberta, encoder_layers, query_blocks
+from bertopt.modeling import deberta, encoder_layers, neighbours, query_blocks
 from bertopt.modeling.config_checks import classifier_pooling, is_rotary
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
@@ -136,6 +136,7 @@ class Network(nn.Module):
         if self.states_positions and "position_ids" not in inputs:
             ids = inputs["input_ids"]
             inputs = {**inputs, "position_ids": torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)}
+        inputs = neighbours.without_padding(self.base, inputs)
         if classifies and self.layout is Padded and classifier_pooling(self.base.config) in ("mean", "late"):
             return self._mean_classified(inputs)
         if not (self.first_only or (classifies and self.layout is not Padded)):

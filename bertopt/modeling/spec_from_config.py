@@ -80,7 +80,7 @@ def make_spec(config: Any, task: Task, encoder: Any, pad_id: int, limit: int, mo
         family=config.model_type, task=task,
         inputs=("input_ids", "attention_mask", *(["token_type_ids"] if with_types else [])), outputs=outputs,
         # ALBERT may run several inner layers for each that it counts.
-        layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=normal.num_attention_heads, hidden=normal.hidden_size,
+        layers=normal.num_layers * int(getattr(config, "inner_group_num", 1)), heads=_heads(config, normal), hidden=normal.hidden_size,
         vocabulary=normal.vocab_size, token_types=types if with_types else 0, pad_id=pad_id,
         max_length=usable, text_length=min(usable, limit), pooling=modules.pooling, dense=modules.dense, normalize=modules.normalize,
         labels=_labels(config.id2label) if classes else (),
@@ -105,6 +105,12 @@ def _labels(names: Mapping[int, Any]) -> tuple[str, ...]:
         shown = ", ".join(plain(ascii(label))[:60] for label in again[:3])
         warnings.warn(f"config.json: id2label names several classes {shown}: answers do not tell them apart, and labels of texts mean the first of them", CheckpointWarning, stacklevel=2)
     return labels
+
+
+def _heads(config: Any, normal: Any) -> int:
+    """Heads that attend: ConvBERT's convolutions take the place of the others."""
+    heads = int(normal.num_attention_heads)
+    return max(1, heads // int(config.head_ratio)) if config.model_type == "convbert" else heads
 
 
 def _positions(config: Any, encoder: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: A module with this many direct linear layers is an attention: query, key, value.
 _ATTENTION_PROJECTIONS = 3
+#: Modules that multiply by their children's weights themselves: kept whole, if in part.
+_READERS = ("MobileBertLMPredictionHead",)
 
 
 class CastHalf(Pass[Eager, Eager]):
@@ -56,7 +58,7 @@ class CastHalf(Pass[Eager, Eager]):
         encoder: Any = network.encoder
         if self.mode == "autocast":
             network.autocast_dtype = dtype
-            return {"linear_layers": sum(isinstance(module, torch.nn.Linear) for module in encoder.modules())}
+            return {"linear_layers": sum(isinstance(module, torch.nn.Linear | torch.nn.Conv1d) for module in encoder.modules())}
         kept = kept_modules(encoder, self.keep_fp32)
         spared = {id(tensor) for module in kept for tensor in _floats(module)}
         tensors = [t for t in _floats(encoder) if t.dtype != dtype and id(t) not in spared]
@@ -85,7 +87,7 @@ class CastHalf(Pass[Eager, Eager]):
 
 
 def kept_modules(encoder: Any, patterns: Sequence[str]) -> list[Any]:
-    """The outermost modules that the patterns name, and those that share a weight with one of them.
+    """The outermost modules that the patterns name, those that share a weight with one of them, and those that read such a weight.
 
     Raises Unsupported for a pattern that names none.
     """
@@ -95,6 +97,7 @@ def kept_modules(encoder: Any, patterns: Sequence[str]) -> list[Any]:
     named = chosen(modules, patterns, "keep_fp32")
     weights = {id(tensor) for name in named for tensor in _floats(modules[name])}
     named |= {name for name, module in modules.items() if weights & {id(t) for t in module.parameters(recurse=False)}}
+    named |= {name for name, module in modules.items() if type(module).__name__ in _READERS and any(f"{name}.{child}" in named for child, _ in module.named_children())}
     parts = {name: name.split(".") for name in named}
     inner = {name for name in named for length in range(1, len(parts[name])) if ".".join(parts[name][:length]) in named}
     return [modules[name] for name in modules if name in named - inner]
@@ -120,7 +123,7 @@ def _bridge(encoder: Any, kept: Sequence[Any], dtype: torch.dtype) -> None:
             continue
         weighs = any(t.is_floating_point() for t in module.parameters(recurse=False))
         module.register_forward_pre_hook(half if weighs else masks, with_kwargs=True)
-        linear = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
+        linear = [child for child in module.children() if isinstance(child, torch.nn.Linear | torch.nn.Conv1d)]
         for child in linear if len(linear) >= _ATTENTION_PROJECTIONS else ():
             if id(child) in inside:
                 child.register_forward_hook(functools.partial(_cast_answer, to=dtype))
@@ -158,7 +161,7 @@ def _linear_dtypes(network: Any) -> list[torch.dtype]:
     hooks = [
         module.register_forward_hook(lambda _, __, answer: given.append(answer.dtype))
         for module in network.encoder.modules()
-        if isinstance(module, torch.nn.Linear)
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv1d)
     ]
     network.run_example(hooks=hooks)
     return given

@@ -99,6 +99,8 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
                 "OpenVINO has no bfloat16 kernels for this CPU (they need avx512_bf16 or amx_bf16) and would run float32 instead; "
                 "use precision: f32 or int8"
             )
+        if self.precision == "int8":
+            _check_matrices(model)
         graph = _read(ov, model)
         guards = _drop_guards(ov, graph)
         changes: dict[str, int] = {}
@@ -134,6 +136,14 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
             # OpenVINO may run one product twice rather than keep its result in two types.
             "products that run in INT8": (expected, min(expected, runs.get("i8", 0) + runs.get("u8", 0))),
         }
+
+
+def _check_matrices(model: Onnx) -> None:
+    import onnx_ir as ir
+
+    from bertopt.quantization import qdq
+
+    qdq.check_matrices(ir.load(model.path).graph, model.spec.family)
 
 
 def _after_pooling(model: Onnx, products: Sequence[Any]) -> list[str]:

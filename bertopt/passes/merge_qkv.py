@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 _REASONS = {
     "modernbert": "ModernBERT's query, key and value are one product already; leave merge_qkv out",
     "deberta": "DeBERTa's query, key and value are one product already; leave merge_qkv out",
+    "mobilebert": "MobileBERT's value is projected from another tensor than its query and key; leave merge_qkv out",
+    "convbert": "ConvBERT's query is multiplied into its convolutions too; leave merge_qkv out",
+    "squeezebert": "SqueezeBERT's query, key and value are grouped convolutions, which do not merge into one; leave merge_qkv out",
     "deberta-v2": "DeBERTa-v2 projects its relative positions with the query and key matrices too; leave merge_qkv out",
 }
 

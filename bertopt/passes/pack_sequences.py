@@ -60,11 +60,13 @@ class PackSequences(Pass[Eager, Eager]):
         return Result(replace(result.model, spec=self._packed(model.spec)), result.changes)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt.modeling import encoder_layers
+        from bertopt.modeling import encoder_layers, neighbours
 
         model: Any = network
         family, pooling = model.base.config.model_type, model.spec.pooling
         packed = (*encoder_layers.PARTS, *encoder_layers.ROTARY_PACKED)
+        if family in neighbours.FAMILIES:
+            raise Unsupported(f"tokens of {family} read those beside them, which in a packed row may be another text's; leave pack_sequences out")
         if family not in packed:
             raise Unsupported(
                 f"{family} takes no mask between tokens that keeps its relative positions, or its head reads all tokens; "

@@ -90,6 +90,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
         from bertopt.quantization import qdq
 
         graph = onnx_ir.load(model.path).graph
+        qdq.check_matrices(graph, model.spec.family)
         kept = {node.name for node in qdq.excluded(qdq.products(graph), self.keep_fp32)}
         if self.scheme == "static":
             return self._static(model, ctx, kept)

@@ -22,6 +22,8 @@ ROUNDS = 4
 #: NNCF takes no channel's largest weight for less than this share of the matrix's largest, nor for less than this
 #: (nncf/quantization/fake_quantize.py, fix_zero_filters_symmetric).
 _LEAST_SHARE, _LEAST_WEIGHT = 0.01, 8e-5
+#: ConvBERT's are over neighbouring tokens, each channel by itself: they stay float32, as they do in ONNX Runtime.
+_CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _once(graph: Any, samples: list[Any], kept: tuple[str, ...], options: Option
         for node in graph.get_ops()
         if node.get_type_name() == "MatMul" and node.get_friendly_name() not in weighted
     ]
-    ignored = nncf.IgnoredScope(names=[*kept, *others], types=["ScaledDotProductAttention"], validate=False)
+    ignored = nncf.IgnoredScope(names=[*kept, *others], types=["ScaledDotProductAttention", *_CONVOLUTIONS], validate=False)
     with contextlib.redirect_stdout(io.StringIO()):
         return nncf.quantize(
             graph, nncf.Dataset(samples), subset_size=len(samples), model_type=nncf.ModelType.TRANSFORMER,

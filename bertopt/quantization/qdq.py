@@ -57,6 +57,26 @@ def _plain(node: Any) -> bool:
     return constant and len(constants[0].shape or ()) == 2 and not scaled and not _flag(node, "transA")
 
 
+def check_matrices(graph: Any, family: str) -> None:
+    """Raise Unsupported where products of a graph multiply by a matrix for each group of channels: those have no kernels in INT8 here, and
+    what quantises the others alone would leave most of the network in float32."""
+    grouped = [node for node in fed(graph) if _grouped(node)]
+    if grouped:
+        every = len(grouped) + len(products(graph))
+        raise Unsupported(
+            f"INT8 is for products with one matrix; {len(grouped)} of {every} products of this {family} have one for each group of channels, such as "
+            f"{grouped[0].op_type} '{grouped[0].name}': use convert_openvino with precision: bf16 or f32"
+        )
+
+
+def _grouped(node: Any) -> bool:
+    """Whether a node multiplies every token by constant matrices of its groups: [G, H, N], or [N, H, 1] of a convolution over one token."""
+    weight = node.inputs[1] if node.op_type in ("MatMul", "Conv") else None
+    if weight is None or not weight.is_initializer() or len(shape := [*weight.shape]) != 3:
+        return False
+    return node.op_type == "MatMul" or bool(shape[2] == 1 and shape[1] > 1)
+
+
 def excluded(nodes: Sequence[Any], patterns: Sequence[str]) -> list[Any]:
     """The nodes that some pattern names. Raises Unsupported for a pattern that names none."""
     for pattern in patterns:

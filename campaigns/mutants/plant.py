@@ -91,6 +91,7 @@ MUTANTS: dict[str, Mutant] = {}
 NEW = (
     "loose_limits", "bought_claims", "unseen_inputs", "conditions", "borrowed_code", "as_read", "tampered", "other_runtimes", "almost_alike",
     "newer_families", "batch_forms", "unseen_calls", "heads", "labels", "own_passes", "reported", "outsiders", "shipped_bugs", "shipped_graphs",
+    "convolution_families",
     "service_batches", "graph_constants", "resealed", "resealed_weights", "sparse", "batch_lengths",
     "bert_relatives",
 )  # fmt: skip

@@ -51,11 +51,15 @@ CLASSES = {
     "nomic_bert": "NomicBert", "gte": "Gte", "eurobert": "EuroBert",
     "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
     "ultrabert": "Ultrabert", "esm": "Esm", "deberta": "Deberta", "roformer": "RoFormer",
+    "mobilebert": "MobileBert", "convbert": "ConvBert", "squeezebert": "SqueezeBert",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert", "esm")
 #: Families with positions from a table whose norms are of what attention and feed-forward read.
 NORM_FIRST_FAMILIES = ("megatron-bert", "xlm-roberta-xl")
+#: Families whose tokens read those beside them.
+NEIGHBOUR_FAMILIES = ("mobilebert", "convbert")
+CONVOLUTION_FAMILIES = (*NEIGHBOUR_FAMILIES, "squeezebert")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
 HEADS = {
     "feature-extraction": "Model",
@@ -111,6 +115,9 @@ def write_tiny(
             else:
                 # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.
                 tensor.add_(torch.randn(tensor.shape), alpha=0.1)
+        if family == "mobilebert":
+            # Published ones have trained without transformers, which would have kept the padding's embedding 0.
+            model.get_input_embeddings().weight[0].normal_()
         if sparse and model.get_output_embeddings().bias is not None:
             # Of a trained one most weights of a text are 0, but not all.
             largest = model(torch.randint(5, config.vocab_size, (8, 12))).logits.amax(dim=1)
@@ -167,6 +174,13 @@ def _size(family: str) -> dict[str, Any]:
     if family == "rembert":
         # Three widths: of the embeddings, the layers, and the head over the vocabulary. The special tokens are in the vocabulary.
         size |= {"input_embedding_size": 64, "output_embedding_size": 96, "bos_token_id": 2, "eos_token_id": 3}
+    if family == "squeezebert":
+        size |= {"embedding_size": 32}
+    if family == "convbert":
+        # As the published ones of small size: fewer heads than stated, and a projection of embeddings.
+        size |= {"num_attention_heads": 4, "head_ratio": 2, "embedding_size": 16, "conv_kernel_size": 5}
+    if family == "mobilebert":
+        size |= {"embedding_size": 16, "intra_bottleneck_size": 32, "num_feedforward_networks": 3}
     if family == "deberta-v2":
         # As DeBERTa-v3: relative positions only, in both directions, in buckets, with a key shared with the content.
         size |= {
