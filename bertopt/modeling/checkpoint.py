@@ -30,7 +30,7 @@ from bertopt.modeling.sentence_transformers import (
 )
 from bertopt.modeling.source import resolve, scrub
 from bertopt.modeling.spec_from_config import find_task, make_spec
-from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told
+from bertopt.modeling.tokenizer import check_tokenizer, open_tokenizer, told, warn_of_two_separators
 from bertopt.spec import SPLADE
 from bertopt.system import environment
 from bertopt.system.untrusted import plain
@@ -102,6 +102,8 @@ def open_directory(directory: Path, task: str = "auto") -> Eager:
         limit = modules.max_seq_length or int(tokenizer.model_max_length)
         if task == "text-classification":
             warn_of_other_scores(config, directory)
+        if config.model_type == "deberta" and task in ("text-classification", "question-answering"):
+            warn_of_two_separators(tokenizer)
         spec = make_spec(config, task, encoder, tokenizer.pad_token_id, limit, modules)
         if tokenizer.padding_side == "left" and not spec.left_padding_invariant:
             warnings.warn(

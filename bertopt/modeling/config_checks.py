@@ -12,11 +12,11 @@ from bertopt.spec import Spec
 FAMILIES = (
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta", "deberta-v2",
     "modernbert", "nomic_bert", "gte", "eurobert",
-    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "esm", "roformer",
+    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "ultrabert", "esm", "roformer",
     "mobilebert", "convbert", "squeezebert",
 )  # fmt: skip
 #: Families whose positions start after the padding index.
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl")
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm")
 #: Families with rotary positions instead of a table.
 #: Families whose checkpoints state which of the two they have: `rotary`, or positions that start after the padding index.
 _STATED_POSITIONS = ("esm",)

@@ -40,6 +40,7 @@ PARTS = {
     "data2vec-text": _BERT,
     "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
     "rembert": _BERT,
+    "roberta-prelayernorm": replace(_BERT, first_norm="attention.LayerNorm", last_norm="LayerNorm"),
     "xlm-roberta-xl": replace(_BERT, first_norm="attention.self_attn_layer_norm", last_norm="encoder.LayerNorm"),
     "esm": replace(_BERT, first_norm="attention.LayerNorm", last_norm="encoder.emb_layer_norm_after"),
 }  # fmt: skip

@@ -27,7 +27,7 @@ _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
     "distilbert": ("pre_classifier", "relu", "classifier"),
     "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
     **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl"), ("classifier.dense", "tanh", "classifier.out_proj")
+        ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "roberta-prelayernorm"), ("classifier.dense", "tanh", "classifier.out_proj")
     ),
     "ernie": ("ernie.pooler.dense", "tanh", "classifier"),
     "rembert": ("rembert.pooler.dense", "tanh", "classifier"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bertopt.errors import IntegrityError, Unsupported, UsageError, missing_library
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError, missing_library
 from bertopt.modeling import esm_tokenizer, sentence_transformers
 from bertopt.modeling.checkpoint_files import read_json
 from bertopt.modeling.source import scrub
@@ -89,6 +91,19 @@ def special_token(directory: Path, key: str) -> str:
     for path in (directory / "tokenizer_config.json", directory / "special_tokens_map.json"):
         token = token or (read_json(path).get(key) if path.is_file() else None)
     return str((token["content"] if isinstance(token, dict) else token) or _USUAL[key])
+
+
+def warn_of_two_separators(tokenizer: Any) -> None:
+    """Warn where a DeBERTa's tokenizer puts two separators between the texts of a pair: transformers' class does since version 5, whatever
+    tokenizer.json says, and the published models were trained with one."""
+    ids, separator = tokenizer("a", "b")["input_ids"], tokenizer.sep_token_id
+    if any(one == other == separator for one, other in pairwise(ids)):
+        warnings.warn(
+            f"the installed transformers' {type(tokenizer).__name__} puts two {plain(str(tokenizer.sep_token))} between the texts of a pair, as in every answer to one here; "
+            "before version 5 it put one, as in training: for those answers save tokenizer.json with transformers 4 and state "
+            '"tokenizer_class": "PreTrainedTokenizerFast" in tokenizer_config.json',
+            CheckpointWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def told(tokenizer: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _PARTS = {
 #: What makes narrow embeddings as wide as the layers, in families whose encoder has it.
 _PROJECTION = "embedding_hidden_mapping_in"
 
-_NORMS_FIRST = ("megatron-bert", "xlm-roberta-xl")
+_NORMS_FIRST = ("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm")
 
 
 class UseBetterTransformer(Pass[Eager, Eager]):

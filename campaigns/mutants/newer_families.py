@@ -16,10 +16,12 @@ DEBERTA = Checkpoint("deberta-v2")
 MEGATRON = Checkpoint("megatron-bert")
 XLM_ROBERTA_XL = Checkpoint("xlm-roberta-xl")
 ESM = Checkpoint("esm", "token-classification")
+ROBERTA_PRELAYERNORM = Checkpoint("roberta-prelayernorm")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
 _NORMS = {
     "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
     "megatron-bert": ("attention.ln", "ln", "encoder.ln"), "xlm-roberta-xl": ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm"),
+    "roberta-prelayernorm": ("attention.LayerNorm", "intermediate.LayerNorm", "LayerNorm"),
 }  # fmt: skip
 
 
@@ -114,6 +116,11 @@ def embeddings_normalised(network: Any) -> None:
     network.base.embeddings.dropout = torch.nn.LayerNorm(network.encoder.config.hidden_size)
 
 
+def first_norm_lost(network: Any) -> None:
+    """The first layer's norm before attention has lost its weights: its input is normalised as the embeddings are."""
+    _layers(network)[0].get_submodule(_NORMS[network.encoder.config.model_type][0]).weight.fill_(1)
+
+
 def reversed_distances(network: Any) -> None:
     """The table of distances is read from its other end: what is before a token counts as behind it."""
     table = network.base.encoder.rel_embeddings.weight
@@ -172,6 +179,7 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     NOMIC: _ROTARY,
     GTE: _ROTARY,
     EUROBERT: (*_ROTARY, *_PRENORM),
+    ROBERTA_PRELAYERNORM: (*_PRENORM, first_norm_lost),
     XLM_ROBERTA_XL: (*_PRENORM, embeddings_normalised),
     MEGATRON: (*_PRENORM, embeddings_normalised),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),

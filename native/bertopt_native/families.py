@@ -89,8 +89,11 @@ _ESM = _BERT | {"attention_norm": "LayerNorm", "ffn_norm": "", "first_norm": "at
 _EUROBERT = _ROTARY | {"first_norm": "input_layernorm", "last_norm": "norm"}
 _MEGATRON = _BERT | {"first_norm": "attention.ln", "attention_norm": "ln", "last_norm": "encoder.ln"}
 _XLM_ROBERTA_XL = _BERT | {"first_norm": "attention.self_attn_layer_norm", "attention_norm": "LayerNorm", "last_norm": "encoder.LayerNorm"}
+_ROBERTA_PRELAYERNORM = _BERT | {"first_norm": "attention.LayerNorm", "attention_norm": "intermediate.LayerNorm", "last_norm": "LayerNorm"}
 #: Families whose norms are of what a product reads, and `Network.norm_first` of each.
-_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2, "ultrabert": 2, "esm": 2}
+_NORMS_FIRST = {"modernbert": 1, "eurobert": 2, "megatron-bert": 2, "xlm-roberta-xl": 2, "ultrabert": 2, "esm": 2, "roberta-prelayernorm": 3}
+#: What the file calls families whose names are longer than its 16 letters.
+_SHORT = {"roberta-prelayernorm": "roberta-prelayer"}
 #: Those of them whose configurations say which products and norms have a bias, and whose feed-forward is gated.
 _STATED_BIASES = ("modernbert", "eurobert", "ultrabert")
 #: Families whose norms do not subtract the mean.
@@ -156,6 +159,7 @@ FAMILIES: Mapping[str, Family] = {
     "eurobert": Family("model.", "layers.{}.", _EUROBERT, token_types=False, rotary=True, word="embed_tokens", norm="layers.0.input_layernorm",
                        activation=("hidden_act", "silu"), epsilon=("rms_norm_eps", 1e-5), head=("lm_head",), head_biases={"lm_head": ("mlp_bias", False)}),
     "megatron-bert": Family("bert.", "encoder.layer.{}.", _MEGATRON, norm="encoder.layer.0.attention.ln"),
+    "roberta-prelayernorm": Family("roberta_prelayernorm.", "encoder.layer.{}.", _ROBERTA_PRELAYERNORM, pad_rule=True, head=_LM_HEAD, head_activation="gelu"),
     "xlm-roberta-xl": Family("roberta.", "encoder.layer.{}.", _XLM_ROBERTA_XL, pad_rule=True, norm="encoder.layer.0.attention.self_attn_layer_norm",
                              epsilon=("layer_norm_eps", 1e-5), head=_LM_HEAD, head_activation="gelu"),
     "roformer": Family("roformer.", "encoder.layer.{}.", _BERT, projection="embeddings_project", rotary=True),
@@ -200,7 +204,7 @@ class Network:
     a window take the last."""
     norm_first: int = 0
     """1: norms are of what a product reads, not of the residual stream; `ffn_norm` is the next layer's first, or the last of all. 2: that
-    of the embeddings too, which is the first layer's."""
+    of the embeddings too, which is the first layer's. 3: the embeddings have one, and `embeddings.first_norm` is the first layer's."""
     uncentred: bool = False
     """Norms divide by the root mean square and do not subtract the mean."""
     window: int = 0
@@ -289,7 +293,7 @@ def read(config: Mapping[str, Any], tensors: Mapping[str, Any], vocabulary_head:
     by_distance = distances.read(reader, config, layer_map, hidden, epsilon) if kind in _DISTANT else None
     head_activation = _head(reader, config, family, act, len(reader.out["embeddings.word"]), hidden, width) if vocabulary_head else ""
     return Network(
-        kind, activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
+        _SHORT.get(kind, kind), activation, heads, epsilon, layer_map, positions, offset, family.pad_rule, pad_id, reader.out, bias, angles,
         norm_first=_NORMS_FIRST.get(kind, 0), uncentred=kind in _UNCENTRED, window=rotary.window(config), windowed=rotary.windowed(config), distances=by_distance,
         head_activation=head_activation, dropped=_dropped(config) if kind == "esm" else 0,
     )  # fmt: skip
@@ -308,6 +312,8 @@ def _embeddings(reader: Reader, config: Mapping[str, Any], kind: str, family: Fa
         # The task, which every token has, is the first where a caller states none.
         reader.out["embeddings.token_type"] = reader.out["embeddings.token_type"] + reader.take("embeddings.task_type_embeddings.weight", None, width)[:1]
     reader.norm("embeddings.norm", family.norm, width, kind not in _STATED_BIASES or bool(config.get("norm_bias")))
+    if _NORMS_FIRST.get(kind) == 3:
+        reader.norm("embeddings.first_norm", family.layer.format(0) + family.names["first_norm"], width)
     if family.projection and (kind in ("albert", "rembert") or width != hidden):
         reader.linear("embeddings.projection", family.projection, hidden, width)
 

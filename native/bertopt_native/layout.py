@@ -71,6 +71,8 @@ class Tensor(IntEnum):
     DECODER = 40
     HEAD_GAIN = 44
     HEAD_SHIFT = 45
+    FIRST_GAIN = 46
+    FIRST_SHIFT = 47
 
 
 #: Linear products.
@@ -133,7 +135,7 @@ class Sizes:
     @property
     def version(self) -> int:
         """The oldest layout that has what the network needs, so that older libraries open it."""
-        if self.dropped:
+        if self.dropped or self.norm_first > 2:
             return LAYOUT_VERSION
         if self.vocabulary_head:
             return 4

@@ -241,6 +241,8 @@ def _tables(network: families.Network, sizes: Sizes) -> list[Stored]:
         stored.append(_table(Tensor.TOKEN_TYPE, t["embeddings.token_type"]))
     stored.append(_vector(Tensor.EMBEDDING_GAIN, t["embeddings.norm.weight"]))
     stored.append(_vector(Tensor.EMBEDDING_SHIFT, t["embeddings.norm.bias"]))
+    if "embeddings.first_norm.weight" in t:
+        stored += [_vector(Tensor.FIRST_GAIN, t["embeddings.first_norm.weight"]), _vector(Tensor.FIRST_SHIFT, t["embeddings.first_norm.bias"])]
     stored.append(_whole_numbers(Tensor.LAYER_MAP, network.layer_map))
     if network.relative_bias is not None:
         count = network.relative_bias.shape[1]

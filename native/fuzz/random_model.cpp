@@ -36,7 +36,7 @@ Header random_header(Random& random) {
     h.pad_id = h.position_rule ? h.position_offset - 1 : 0;
     h.relative_bias = draw(random, 0, 3) == 0;
     h.rotary = draw(random, 0, 3) ? 0 : word(random, 1, 2);
-    h.norm_first = draw(random, 0, 3) ? 0 : word(random, 1, 2);
+    h.norm_first = draw(random, 0, 3) ? 0 : word(random, 1, h.embedding == h.hidden ? 3 : 2);
     h.uncentred = draw(random, 0, 3) == 0;
     h.window = draw(random, 0, 3) ? 0 : word(random, 1, 40);
     h.gated = draw(random, 0, 3) == 0;
@@ -118,6 +118,10 @@ RandomModel random_model(Random& random) {
     if (h.token_types) b.add(id(Tensor::token_type), 0, Type::f32, h.token_types, h.embedding, 0, 1);
     b.add(id(Tensor::embedding_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
     b.add(id(Tensor::embedding_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
+    if (h.norm_first == 3) {
+        b.add(id(Tensor::first_gain), 0, Type::f32, 1, h.embedding, 1, 0.1f);
+        b.add(id(Tensor::first_shift), 0, Type::f32, 1, h.embedding, 0, 0.1f);
+    }
     const uint64_t longest = h.positions - h.position_offset;
     if (h.relative_bias) b.add(id(Tensor::relative_bias), 0, Type::f32, h.heads, (2 * longest + 31) / 16 * 16 + 16, 0, 1);
     if (h.distances) b.places(longest, h.distances);
@@ -134,7 +138,7 @@ RandomModel random_model(Random& random) {
         }
         b.put(id(Tensor::layer_window), 0, Type::u32, 1, h.layers, map);
     }
-    if (h.embedding != h.hidden || draw(random, 0, 5) == 0) b.linear(Tensor::projection, 0, h.hidden, h.embedding, false);
+    if (h.embedding != h.hidden || (h.norm_first < 3 && draw(random, 0, 5) == 0)) b.linear(Tensor::projection, 0, h.hidden, h.embedding, false);
     const uint64_t context = uint64_t{h.heads} * h.head_stride;
     const uint64_t kind = draw(random, 0, 2);  // all int8, all bf16, mixed
     auto int8 = [&] { return kind == 0 || (kind == 2 && draw(random, 0, 1)); };

@@ -42,7 +42,7 @@ struct Header {
     uint32_t rotary;      // rotary tables, 0 to 2: queries and keys are turned by their position, and there is no position table
     uint32_t gated;       // 1: the activation of one product gates another
     uint32_t norm_first;  // 1: norms are of what products read; a layer's `ffn` norm is the next layer's first, or the network's last.
-                          // 2: that of the embeddings too, which is the first layer's
+                          // 2: that of the embeddings too, which is the first layer's; 3: the embeddings have one, and the first layer another
     uint32_t window;      // tokens on each side that layers with a window attend to; 0: there are none
     uint32_t distances;   // rows of the tables by distance, a multiple of 32: scores are the sum of three products; 0: there are none
     uint32_t uncentred;   // 1: norms do not subtract the mean (root mean square)
@@ -82,6 +82,8 @@ enum class Tensor : uint32_t {
     decoder = 40,     // [vocabulary rounded up to whole panels, embedding]; the rest is zeros
     head_gain = 44,
     head_shift = 45,
+    first_gain = 46,  // the first layer's first norm, where the embeddings have one before it (norm_first 3)
+    first_shift = 47,
 };
 
 struct Entry {

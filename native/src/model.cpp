@@ -98,7 +98,7 @@ void Model::check_header() {
     within("relative bias", h.relative_bias, 0, 1);
     within("number of rotary tables", h.rotary, 0, 2);
     within("gates", h.gated, 0, 1);
-    within("norms first", h.norm_first, 0, 2);
+    within("norms first", h.norm_first, 0, 3);
     within("norms without mean", h.uncentred, 0, 1);
     within("window", h.window, 0, MOST);
     within("number of the head's products", h.vocabulary_head, 0, 2);
@@ -197,6 +197,10 @@ void Model::connect(bool huge_pages) {
     n.gated = h.gated;
     n.norm_first = h.norm_first;
     n.raw_embeddings = h.norm_first == 2;
+    if (h.norm_first == 3) {
+        n.first_gain = floats(Tensor::first_gain, 0, 1, h.embedding);
+        n.first_shift = floats(Tensor::first_shift, 0, 1, h.embedding);
+    }
     n.uncentred = h.uncentred;
     n.token_type = h.token_types ? floats(Tensor::token_type, 0, h.token_types, h.embedding) : nullptr;
     n.embedding_gain = floats(Tensor::embedding_gain, 0, 1, h.embedding);
@@ -211,6 +215,7 @@ void Model::connect(bool huge_pages) {
     if (has_projection) {
         projection_ = linear(Tensor::projection, 0, h.hidden, h.embedding);
         if (projection_.int8) bad("the projection of the embeddings must be bf16");
+        if (n.first_gain) bad("a network with a norm between embeddings and first layer must have no projection of its embeddings");
         n.projection = &projection_;
     } else if (h.embedding != h.hidden) {
         bad("the file lacks the projection from embedding size " + number(h.embedding) + " to hidden size " + number(h.hidden));

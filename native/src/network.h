@@ -46,6 +46,7 @@ struct Network {
     Activation activation;
     float epsilon;
     const float *word, *position, *token_type, *embedding_gain, *embedding_shift;
+    const float *first_gain, *first_shift;  // the norm before the first layer that does not touch the residual stream, or null
     bool gated, norm_first, raw_embeddings, uncentred;  // raw: the residual stream begins before the embeddings' norm
     const float* relative_bias;  // [heads][bias_stride], entry (key - query) + longest - 1, times log2(e); or null
     size_t distances;            // rows of the tables by distance, 0 where there are none

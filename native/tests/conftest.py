@@ -83,7 +83,8 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
             near = any(s in name for s in ("query", "key", ".q.", ".k.", "q_lin", "k_lin", "q_proj", "k_proj", "Wqkv", "in_proj"))
             if "embed_positions" in name:
                 continue
-            if "norm" in name.lower() or ".ln." in name:
+            module = name.rpartition(".")[0].rpartition(".")[2]  # not the prefix: roberta_prelayernorm's has a norm in it
+            if "norm" in module.lower() or module == "ln":
                 p.copy_(1 + 0.2 * draw(p.shape) if name.endswith("weight") else 0.2 * draw(p.shape))
             elif name.endswith("bias") and p.ndim == 1:
                 p.copy_((0.5 if near else 0.1) * draw(p.shape))

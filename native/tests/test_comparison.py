@@ -13,7 +13,8 @@ from bertopt_native.layout import Part, Tensor
 from conftest import network, state
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer", "esm")  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer", "esm",
+         "roberta-prelayernorm")  # fmt: skip
 
 
 def packed(tmp_path: Path, kind: str = "bert", precision: Any = "int8", keep: Any = (), far: bool = False) -> tuple[Path, Any, Any]:

@@ -161,6 +161,8 @@ def test_only_networks_that_need_it_have_the_newest_layout(packed: Packed) -> No
     assert [Encoder(packed(kind)).info["layout_version"] for kind in ("bert", "nomic_bert", "deberta-v2")] == [1, 2, 3]
     assert Encoder(packed("bert", head=True)).info["layout_version"] == 4
     assert Encoder(packed("esm")).info["layout_version"] == layout.LAYOUT_VERSION == 5
+    info = Encoder(packed("roberta-prelayernorm")).info
+    assert (info["layout_version"], info["family"]) == (layout.LAYOUT_VERSION, "roberta-prelayer") == (5, "roberta-prelayer")
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [

@@ -13,7 +13,8 @@ from bertopt_native import families
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
-         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer", "esm"]  # fmt: skip
+         "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "ultrabert", "deberta", "roformer", "esm",
+         "roberta-prelayernorm"]  # fmt: skip
 LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 
 # The residual stream of some is never normalised, so that the errors of all layers add up. Torch's own bf16 has on such networks mean
@@ -28,7 +29,7 @@ def bf16_limits(kind: str, isa: str) -> tuple[float, float]:
     """Mean and least cosine."""
     if kind == "ultrabert":  # torch's own bf16: 0.9998 and 0.9985; the encoder: 0.99998 and 0.9997 without products in bf16
         return 0.99995, 0.9993
-    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl", "esm") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
+    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "esm") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
         return 0.99995, 0.9998
     return 0.99995 if kind == "modernbert" else 0.99993, 0.9993
 
@@ -291,7 +292,7 @@ def test_keep_bf16_is_between(tmp_path: Path) -> None:
     assert errors[0] > errors[1] > errors[2]
 
 
-@pytest.mark.parametrize("kind", ["roberta", "mpnet", "data2vec-text", "xlm-roberta-xl"])
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"])
 def test_padding_id_within_a_text_keeps_transformers_positions(kind: str, tmp_path: Path) -> None:
     import torch
 

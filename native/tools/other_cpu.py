@@ -15,6 +15,7 @@ from typing import Any
 
 import bertopt_native
 import numpy as np
+from bertopt_native import families
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -30,6 +31,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "nomic_bert": [{"hidden_size": 96, "num_attention_heads": 2, "intermediate_size": 96}],
     "modernbert": [{"local_attention": 2}, {"local_attention": 62, "hidden_size": 96, "num_attention_heads": 4}, {"max_position_embeddings": 300}],
     "deberta-v2": [{"position_buckets": 256, "max_position_embeddings": 512}, {"position_buckets": -1, "max_position_embeddings": 300}, {"hidden_size": 96, "num_attention_heads": 4}],
+    "ultrabert": [{"sliding_window": 31, "hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}],
+    "roformer": [{"hidden_size": 96, "num_attention_heads": 4}],
     "eurobert": [{"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2}],
 }  # fmt: skip
 
@@ -41,7 +44,7 @@ def write(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     isa = next((isa for isa in bertopt_native.supported() if isa in FLOATS), None)
-    shapes: list[tuple[str, dict[str, Any]]] = [(kind, {"head": head}) for kind in KINDS for head in (False, True)] + [(kind, options) for kind, several in SHAPES.items() for options in several]
+    shapes: list[tuple[str, dict[str, Any]]] = [(kind, {"head": head}) for kind in KINDS for head in (False, *([True] if families.FAMILIES[kind].head else []))] + [(kind, options) for kind, several in SHAPES.items() for options in several]
     for number, ((kind, options), precision) in enumerate(itertools.product(shapes, ("int8", "bf16"))):
         model = network(kind, **options)
         path = folder / f"{number}.bin"

@@ -52,14 +52,15 @@ CLASSES = {
     "ernie": "Ernie", "data2vec-text": "Data2VecText", "rembert": "RemBert", "megatron-bert": "MegatronBert", "xlm-roberta-xl": "XLMRobertaXL",
     "ultrabert": "Ultrabert", "esm": "Esm", "deberta": "Deberta", "roformer": "RoFormer",
     "mobilebert": "MobileBert", "convbert": "ConvBert", "squeezebert": "SqueezeBert",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
 }  # fmt: skip
 #: Families with few of their own ways: rotary positions, and no head for questions.
 ROTARY_FAMILIES = ("nomic_bert", "gte", "eurobert", "esm")
-#: Families with positions from a table whose norms are of what attention and feed-forward read.
-NORM_FIRST_FAMILIES = ("megatron-bert", "xlm-roberta-xl")
 #: Families whose tokens read those beside them.
 NEIGHBOUR_FAMILIES = ("mobilebert", "convbert")
 CONVOLUTION_FAMILIES = (*NEIGHBOUR_FAMILIES, "squeezebert")
+#: Families with positions from a table whose norms are of what attention and feed-forward read.
+NORM_FIRST_FAMILIES = ("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm")
 TASKS = ("feature-extraction", "text-classification", "token-classification", "question-answering", "fill-mask")
 HEADS = {
     "feature-extraction": "Model",
@@ -110,7 +111,8 @@ def write_tiny(
                 if family in ("modernbert", "eurobert", "ultrabert"):
                     layers = 1.0 if name.startswith(("classifier", "dense")) else 16.0 if family == "modernbert" else 8.0
                 if family in NORM_FIRST_FAMILIES and ".layer." in name:
-                    layers = 8.0
+                    # Where the embeddings are normalised, the stream begins larger.
+                    layers = 12.0 if family == "roberta-prelayernorm" and ".output." in name else 8.0
                 tensor.mul_(layers if "embeddings" not in name else 10.0)
             else:
                 # Initialised biases are 0 and weights of norms 1: one that is lost, or another's, would not show.
@@ -162,7 +164,7 @@ def _size(family: str) -> dict[str, Any]:
         return size | {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}
     size |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     # RoBERTa's positions start after the padding index; MPNet's padding index is 1 whatever the configuration says.
-    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1, "xlm-roberta-xl": 1}.get(family, 0)
+    offset = {"roberta": 1, "xlm-roberta": 1, "mpnet": 2, "data2vec-text": 1, "xlm-roberta-xl": 1, "roberta-prelayernorm": 1}.get(family, 0)
     size |= {"max_position_embeddings": 64 + offset}
     if family == "esm":  # as ESM-2
         size |= {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 4, "layer_norm_eps": 1e-5}

@@ -71,6 +71,10 @@ struct ForwardPass {
                 }
                 float* normalised = net.raw_embeddings ? scratch.row : out;
                 normalise_row(out, width, net.embedding_gain, net.embedding_shift, net.epsilon, net.uncentred, normalised);
+                if (net.first_gain) {
+                    normalise_row(out, width, net.first_gain, net.first_shift, net.epsilon, net.uncentred, scratch.row);
+                    normalised = scratch.row;
+                }
                 emit_row(normalised, width, int8, work, r);
             }
         });

@@ -408,7 +408,7 @@ def test_labels(tiny: Tiny) -> None:
     assert checkpoint.load(tiny("bert", "fill-mask")).spec.labels == ()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet", "data2vec-text", "xlm-roberta-xl"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"])
 def test_all_usable_positions_are_used(tiny: Tiny, family: str) -> None:
     model = checkpoint.load(tiny(family))
     assert model.spec.max_length == 64

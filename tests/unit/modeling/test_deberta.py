@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertopt.errors import IntegrityError, Unsupported
+from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported
 from bertopt.modeling import checkpoint, rounding, source
 from tests.support.tiny_models import write_tiny
 
@@ -126,3 +127,20 @@ def test_a_graph_has_norms_that_half_precision_leaves_in_range(tmp_path: Path) -
     program = torch.export.export(network, network.example(2, 16))
     kinds = [str(node.target) for node in program.graph.nodes]
     assert sum("layer_norm" in kind for kind in kinds) == 1 + 2 * network.spec.layers and not any("aten.pow" in kind for kind in kinds)
+
+
+def test_pairs_with_two_separators_are_warned_of(tmp_path: Path) -> None:
+    """Of transformers' own class from version 5 on; the answers would differ from those that MNLI models were published with."""
+    import transformers
+
+    folder = write_tiny(tmp_path / "model", "deberta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CheckpointWarning)
+        checkpoint.load(folder)
+    words = {word: number for number, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "a", "b"])}
+    tokenizer = transformers.DebertaTokenizer(vocab=words, merges=[])
+    if tokenizer("a", "b")["input_ids"] != [1, 5, 2, 2, 6, 2]:
+        pytest.skip("this transformers puts one separator there")
+    tokenizer.save_pretrained(folder)
+    with pytest.warns(CheckpointWarning, match=r"DebertaTokenizer puts two \[SEP\] between the texts of a pair"):
+        checkpoint.load(folder)
