@@ -17,6 +17,7 @@ MEGATRON = Checkpoint("megatron-bert")
 XLM_ROBERTA_XL = Checkpoint("xlm-roberta-xl")
 ESM = Checkpoint("esm", "token-classification")
 ROBERTA_PRELAYERNORM = Checkpoint("roberta-prelayernorm")
+FIRST_DEBERTA = Checkpoint("deberta")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
 _NORMS = {
     "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
@@ -170,6 +171,27 @@ def slower_rotation(network: Any) -> None:
 def norm_behind_layers_lost(network: Any) -> None:
     """The norm behind all layers has lost its weights."""
     network.base.encoder.emb_layer_norm_after.weight.fill_(1)
+def projections_in_blocks(network: Any) -> None:
+    """The product of query, key and value is read as three blocks, not head by head."""
+    config = network.encoder.config
+    for layer in _layers(network):
+        weight = layer.attention.self.in_proj.weight
+        by_head = weight.view(3, config.num_attention_heads, -1, weight.shape[1])
+        weight.copy_(by_head.transpose(0, 1).reshape(weight.shape))
+
+
+def query_bias_lost(network: Any) -> None:
+    """Queries have no bias, as keys have none."""
+    for layer in _layers(network):
+        layer.attention.self.q_bias.zero_()
+
+
+def distances_clamped_early(network: Any) -> None:
+    """Distances beyond a quarter of the largest share a row; nearer ones are right."""
+    table = network.base.encoder.rel_embeddings.weight
+    middle, near = len(table) // 2, len(table) // 8
+    table[: middle - near] = table[middle - near].clone()
+    table[middle + near :] = table[middle + near - 1].clone()
 
 
 _ROTARY = (exchanged_gate, rotated_in_neighbours, another_rotation_base)
@@ -184,6 +206,7 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     MEGATRON: (*_PRENORM, embeddings_normalised),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
     ESM: (mask_tokens_not_counted, padding_counted, slower_rotation, norm_behind_layers_lost),
+    FIRST_DEBERTA: (shifted_distances, projections_in_blocks, query_bias_lost, distances_clamped_early),
 }
 #: Faults that are no other weights, of which a native file is made.
 _STRUCTURAL = (embeddings_normalised, mask_tokens_not_counted, padding_counted)
