@@ -24,6 +24,11 @@ _NORMS = {
     "megatron-bert": ("attention.ln", "ln", "encoder.ln"), "xlm-roberta-xl": ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm"),
     "roberta-prelayernorm": ("attention.LayerNorm", "intermediate.LayerNorm", "LayerNorm"),
 }  # fmt: skip
+ULTRABERT = Checkpoint("ultrabert")
+ROFORMER = Checkpoint("roformer")
+#: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
+_NORMS = {"modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
+          "ultrabert": ("input_layernorm", "post_attention_layernorm", "norm")}  # fmt: skip
 
 
 def _layers(network: Any) -> Any:
@@ -82,12 +87,20 @@ def _steps(count: int) -> Any:
 
 def narrower_window(network: Any) -> None:
     """Layers with a window see one token less on each side."""
-    network.encoder.config.local_attention -= 2
+    _widen(network, -1)
 
 
 def wider_window(network: Any) -> None:
     """Layers with a window see one token more on each side."""
-    network.encoder.config.local_attention += 2
+    _widen(network, 1)
+
+
+def _widen(network: Any, tokens: int) -> None:
+    config = network.encoder.config
+    if config.model_type == "ultrabert":
+        config.sliding_window += tokens
+    else:
+        config.local_attention += 2 * tokens
 
 
 def window_in_every_layer(network: Any) -> None:
@@ -96,6 +109,37 @@ def window_in_every_layer(network: Any) -> None:
     config.layer_types = ["sliding_attention"] * config.num_hidden_layers
     for layer in _layers(network):
         layer.attention_type = "sliding_attention"
+
+
+def exchanged_key_heads(network: Any) -> None:
+    """In the last layer the heads of keys that queries share are taken in another order."""
+    attention = _layers(network)[-1].self_attn
+    weight = attention.k_proj.weight
+    weight.copy_(weight.view(-1, attention.head_dim, weight.shape[1]).flip(0).reshape(weight.shape))
+
+
+def turned_half_a_head_apart(network: Any) -> None:
+    """RoFormer's positions turn channels half a head apart, not neighbours."""
+    import torch
+
+    for layer in _layers(network):
+        attention = layer.attention.self
+        head = attention.attention_head_size
+        order = torch.arange(head).view(-1, 2).t().reshape(-1)
+        for weight in (attention.query.weight, attention.key.weight):
+            weight.copy_(weight.view(-1, head, weight.shape[1])[:, order].reshape(weight.shape))
+
+
+def turned_the_other_way(network: Any) -> None:
+    """What is before a token counts as behind it: sines have the other sign."""
+    sines, _ = network.base.encoder.embed_positions.weight.chunk(2, dim=1)
+    sines.neg_()
+
+
+def turned_values(network: Any) -> None:
+    """Positions turn values as queries and keys."""
+    for layer in _layers(network):
+        layer.attention.self.rotary_value = True
 
 
 def exchanged_norms(network: Any) -> None:
@@ -204,12 +248,18 @@ FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     ROBERTA_PRELAYERNORM: (*_PRENORM, first_norm_lost),
     XLM_ROBERTA_XL: (*_PRENORM, embeddings_normalised),
     MEGATRON: (*_PRENORM, embeddings_normalised),
+    ULTRABERT: (*_ROTARY, *_PRENORM, narrower_window, wider_window, window_in_every_layer, exchanged_key_heads),
     DEBERTA: (reversed_distances, shifted_distances, far_distances, unnormed_distances),
     ESM: (mask_tokens_not_counted, padding_counted, slower_rotation, norm_behind_layers_lost),
     FIRST_DEBERTA: (shifted_distances, projections_in_blocks, query_bias_lost, distances_clamped_early),
 }
 #: Faults that are no other weights, of which a native file is made.
 _STRUCTURAL = (embeddings_normalised, mask_tokens_not_counted, padding_counted)
+#: In which forms those of RoFormer are planted: bfloat16's rounding costs its tiny model about as much as a wrong angle, and the native encoder, which
+#: makes the positions itself, refuses to pack others.
+_OF_ROFORMER: dict[Callable[[Any], None], tuple[str, ...]] = {
+    turned_half_a_head_apart: ("in_torch", "in_native_int8", "in_native_bf16"), turned_the_other_way: ("in_torch",), turned_values: ("in_torch",),
+}
 #: Where each is planted: the gate that sees it, the pass that plants it, and what comes before.
 _FORMS: dict[str, tuple[Gate, str, tuple[Step, ...]]] = {
     "in_torch": ("parity", "plant_torch", ()),
@@ -233,3 +283,7 @@ for _on, _faults in FAULTS.items():
     for _fault in _faults:
         for _form in _FORMS if _fault not in _STRUCTURAL else ("in_torch", "behind_bf16"):
             _plant(_fault, _on, _form)
+
+for _fault, _forms in _OF_ROFORMER.items():
+    for _form in _forms:
+        _plant(_fault, ROFORMER, _form)
