@@ -27,9 +27,12 @@ INT8_LIMITS = {
 
 def bf16_limits(kind: str, isa: str) -> tuple[float, float]:
     """Mean and least cosine."""
-    if kind == "ultrabert":  # torch's own bf16: 0.9998 and 0.9985; the encoder: 0.99998 and 0.9997 without products in bf16
+    if kind in ("ultrabert", "esm") and isa in ("amx", "avx512_bf16", "neon_i8mm"):
+        # Torch's own bf16 has 0.9998 and 0.9985. Not run by such a kernel yet: products of rounded inputs, simulated, have from 0.99994 and 0.9993.
+        return 0.9999, 0.9985
+    if kind == "ultrabert":  # the encoder: 0.99998 and 0.9997
         return 0.99995, 0.9993
-    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "esm") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
+    if kind not in ("modernbert", "eurobert", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm") or isa not in ("amx", "avx512_bf16", "neon_i8mm"):
         return 0.99995, 0.9998
     return 0.99995 if kind == "modernbert" else 0.99993, 0.9993
 
@@ -355,7 +358,7 @@ def test_esm_scales_each_text_by_its_mask_tokens(options: dict[str, Any], isa: s
         ids[np.random.default_rng(count).permutation(np.arange(a, b))[:count]] = 7
     got, want = encoder.run(ids, starts), reference(model, ids, starts)
     c = cosines(got, want)
-    assert c.mean() >= bf16_limits("eurobert", isa)[0] and c.min() >= bf16_limits("eurobert", isa)[1], (c.mean(), c.min())
+    assert c.mean() >= bf16_limits("esm", isa)[0] and c.min() >= bf16_limits("esm", isa)[1], (c.mean(), c.min())
     for a, b in pairwise(starts):
         assert (encoder.run(ids[a:b], np.array([0, b - a])) == got[a:b]).all(), "a text's scale is its own"
 

@@ -103,7 +103,7 @@ def write_tiny(
         for name, tensor in model.named_parameters():
             if "embed_positions" in name:
                 continue  # sines and cosines
-            if tensor.dim() > 1:
+            if tensor.dim() > 1 and not name.endswith("bias"):
                 # Initialised at 0.02, attention would be uniform and no mask mistake would show. ModernBERT adds its
                 # layers to the embeddings without normalising in between, where larger ones would drown them.
                 # Its classifier is initialised larger than the rest.
