@@ -21,7 +21,7 @@ LENGTHS = [5, 1, 33, 64, 12, 2, 78, 31, 32]
 # cosines from 0.9998 and least ones from 0.9955 (ModernBERT) and 0.9989 (EuroBERT); the encoder from 0.99994 and 0.99955 where the CPU
 # multiplies in bf16, 0.99998 and 0.99984 elsewhere. INT8's are from 0.9993 and 0.9944.
 INT8_LIMITS = {
-    "modernbert": (0.9995, 0.997), "eurobert": (0.9993, 0.993), "ultrabert": (0.9995, 0.997),
+    "modernbert": (0.9995, 0.997), "eurobert": (0.9993, 0.993), "ultrabert": (0.9995, 0.997), "esm": (0.9995, 0.997),
 }  # fmt: skip
 
 

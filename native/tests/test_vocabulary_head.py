@@ -20,7 +20,7 @@ Packed = Callable[..., Path]
 BF16_LIMITS, INT8_LIMITS = (0.9999, 0.999), (0.9995, 0.998)
 WITH_HEAD = [kind for kind in KINDS if families.FAMILIES[kind].head]
 # Their residual stream is never normalised: the errors of all layers add up.
-UNNORMALISED, INT8_OF_UNNORMALISED = ("modernbert", "eurobert"), (0.9992, 0.993)
+UNNORMALISED, INT8_OF_UNNORMALISED = ("modernbert", "eurobert", "esm"), (0.9992, 0.993)
 
 
 def check(model: Any, path: Path, precision: Any, isa: str, mean: float, least: float, keep: Any = ()) -> None:
