@@ -64,7 +64,7 @@ def network(kind: str, seed: int = 0, head: bool = False, **options: Any) -> Any
         sizes |= {"num_key_value_heads": 1, "sliding_window": 5}
     if kind == "esm":  # as ESM-2
         sizes |= {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 7, "pad_token_id": 1, "layer_norm_eps": 1e-5}
-    if kind == "gte":
+    if kind in ("gte", "xlm-roberta-xl"):
         sizes["type_vocab_size"] = 2
     if kind in ("electra", "albert", "roformer"):
         sizes["embedding_size"] = 32
