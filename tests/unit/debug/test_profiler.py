@@ -73,12 +73,7 @@ def test_a_compiled_network_has_no_layers_but_kernels(tmp_path: Path) -> None:
     assert "compiled kernels" in found.by_class()
 
 
-@pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2", *NORM_FIRST_FAMILIES])
-@pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta-v2", "deberta"])
-@pytest.mark.parametrize("family", [
-    "albert", "distilbert", "modernbert", "deberta-v2",
-    "ernie", "rembert",
-])  # fmt: skip
+@pytest.mark.parametrize("family", ["albert", "distilbert", "modernbert", "deberta", "deberta-v2", "ernie", "rembert", *NORM_FIRST_FAMILIES])
 def test_layers_of_other_families(family: str, tiny: Tiny, tmp_path: Path) -> None:
     found = profiled(checkpoint.load(tiny(family)), tiny(family), tmp_path)
     assert set(found.by_layer()) >= {BEFORE, "layer 0", "layer 1"}

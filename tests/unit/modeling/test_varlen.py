@@ -233,10 +233,7 @@ PADDED_PASSES = [(UseSdpa(),), (MergeQkv(),), (KeepClsOnly(),), (CastHalf(),), (
 
 #: Families whose layers `merge_qkv` and `keep_cls_only` do not know.
 OTHER_LAYERS = (
-    "deberta", "deberta-v2", "modernbert", "ultrabert",
-    "deberta-v2", "modernbert",
-    "ultrabert",
-    "roformer",
+    "deberta", "deberta-v2", "modernbert", "ultrabert", "roformer",
 )  # fmt: skip
 
 
@@ -246,8 +243,7 @@ def refuses(step: Any, family: str, task: str) -> bool:
         return task != "text-classification" or family in OTHER_LAYERS
     if isinstance(step, MergeQkv):
         return family in OTHER_LAYERS
-    return isinstance(step, UseSdpa) and family in ("deberta", "deberta-v2", "mpnet", "rembert")
-    return isinstance(step, UseSdpa) and family in ("deberta-v2", "mpnet", "roformer")
+    return isinstance(step, UseSdpa) and family in ("deberta", "deberta-v2", "mpnet", "rembert", "roformer")
 
 
 @pytest.mark.parametrize("passes", PADDED_PASSES, ids=str)

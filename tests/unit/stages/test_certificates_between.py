@@ -29,6 +29,7 @@ from bertopt.passes import (
 from bertopt.results.fidelity import Certificate
 from bertopt.stages import certificates
 from bertopt.system import openvino_import
+from bertopt.system.openvino_import import runs_bfloat16
 from tests.support.built import Built
 from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
@@ -70,6 +71,8 @@ def between(mine: Model, theirs: Model, same_build: bool = False) -> Certificate
     ids=lambda line: "-".join(step.name() + "".join(f".{v}" for v in step.model_dump(exclude_defaults=True).values()) for step in line),
 )  # fmt: skip
 def test_right_artefacts_agree(make: Make, first: Any, second: Any) -> None:
+    if any(getattr(step, "precision", "") == "bf16" and step.name() == "convert_openvino" for step in second) and not runs_bfloat16():
+        pytest.skip("OpenVINO has no bfloat16 kernels for this CPU")
     found = between(make(SDPA, *second), make(SDPA, *first))
     assert found.status == "certified" and found.weights > 10, found
     assert between(make(SDPA, *first), make(SDPA, *first), same_build=True).status == "certified"
