@@ -32,8 +32,6 @@ RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 #: The second has the families that came later, the third reduced precision once cells were held to their twins; then what came later still.
 MATRICES = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("matrix", "matrix_rotary", "matrix_reduced", "matrix_native")]
-#: Of the families that came later, with one table for all tasks and one of passes that compile, for one task.
-MATRIX_MORE, MATRIX_COMPILED = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("matrix_more", "matrix_compiled"))
 MUTANTS = ROOT / "benchmarks" / "results" / "mutants.json"
 RIGHT_MODELS = ROOT / "benchmarks" / "results" / "right_models.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
@@ -205,8 +203,6 @@ def updated(text: str, root: str = "") -> str:
         "support": lambda: campaign_tables.support(cells()),
         "limits": lambda: campaign_tables.limits(read(LIMITS)),
         "matrix": lambda: campaign_tables.matrix(cells()),
-        "matrix_more": lambda: campaign_tables.matrix(read(MATRIX_MORE)),
-        "matrix_compiled": lambda: campaign_tables.matrix(read(MATRIX_COMPILED)),
         "proof": lambda: campaign_tables.proof(read(PROOF), read(MUTANTS), read(RIGHT_MODELS)),
         "faults": lambda: campaign_tables.faults(read(FAULTS)),
         "aa": lambda: campaign_tables.verdicts(read(AA)),
