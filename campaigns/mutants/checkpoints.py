@@ -51,6 +51,11 @@ def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # n
         last = "classifier" if "classifier.weight" in weights else "classifier.out_proj"
         weights[f"{last}.weight"] = weights[f"{last}.weight"] * by[:, None]
         weights[f"{last}.bias"] = weights[f"{last}.bias"] * by + torch.tensor(shifts)
+    if of.family == "deberta" and config["max_relative_positions"] < 1:
+        # Its table of distances would have to grow as well.
+        config["max_relative_positions"] = config["max_position_embeddings"]
+    # RoFormer's table holds sines, which transformers makes anew.
+    weights.pop("roformer.encoder.embed_positions.weight", None)
     config["max_position_embeddings"] = POSITIONS
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config))
