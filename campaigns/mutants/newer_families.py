@@ -18,17 +18,15 @@ XLM_ROBERTA_XL = Checkpoint("xlm-roberta-xl")
 ESM = Checkpoint("esm", "token-classification")
 ROBERTA_PRELAYERNORM = Checkpoint("roberta-prelayernorm")
 FIRST_DEBERTA = Checkpoint("deberta")
+ULTRABERT = Checkpoint("ultrabert")
+ROFORMER = Checkpoint("roformer")
 #: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
 _NORMS = {
     "modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
     "megatron-bert": ("attention.ln", "ln", "encoder.ln"), "xlm-roberta-xl": ("attention.self_attn_layer_norm", "LayerNorm", "encoder.LayerNorm"),
     "roberta-prelayernorm": ("attention.LayerNorm", "intermediate.LayerNorm", "LayerNorm"),
+    "ultrabert": ("input_layernorm", "post_attention_layernorm", "norm"),
 }  # fmt: skip
-ULTRABERT = Checkpoint("ultrabert")
-ROFORMER = Checkpoint("roformer")
-#: Where the norms around a layer's feed-forward are, and the norm of the last layer's stream.
-_NORMS = {"modernbert": ("attn_norm", "mlp_norm", "final_norm"), "eurobert": ("input_layernorm", "post_attention_layernorm", "norm"),
-          "ultrabert": ("input_layernorm", "post_attention_layernorm", "norm")}  # fmt: skip
 
 
 def _layers(network: Any) -> Any:

@@ -29,9 +29,7 @@ from bertopt.sessions import open_session, shipped
 from tests.support.tiny_models import Tiny
 
 KINDS = ("splade", "splade_log1p", "splade_sum", "splade_sum_log1p")
-FAMILIES = ("bert", "distilbert", "roberta", "albert", "electra", "mpnet", "modernbert", "deberta-v2", "eurobert")
-FAMILIES += ("megatron-bert",)
-FAMILIES = ("bert", "distilbert", "roberta", "albert", "electra", "mpnet", "modernbert", "deberta-v2", "eurobert", "deberta")
+FAMILIES = ("bert", "distilbert", "roberta", "albert", "electra", "mpnet", "modernbert", "deberta-v2", "eurobert", "deberta", "megatron-bert")
 NEWER = {
     "transformer_task": "fill-mask", "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
