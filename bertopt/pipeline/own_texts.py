@@ -10,8 +10,8 @@ from bertopt.workers.remote_tokenizer import BATCH_S
 
 #: What a report says of it.
 OWN_WORDS = (
-    "the tokenizer does not know most words of the built-in texts: models are checked, calibrated and timed on random sequences of its own "
-    "tokens instead; give inputs.texts for real ones"
+    "the tokenizer does not know most words of the built-in texts: models are checked, calibrated and timed on random sequences of "
+    "tokens from its vocabulary instead; give inputs.texts for real ones"
 )
 
 

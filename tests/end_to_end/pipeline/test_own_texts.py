@@ -1,4 +1,4 @@
-"""A model whose tokenizer does not know the built-in texts is run on sequences of its own tokens, and the report says so."""
+"""A model whose tokenizer does not know the built-in texts is run on sequences of tokens from its vocabulary, and the report says so."""
 
 from __future__ import annotations
 
