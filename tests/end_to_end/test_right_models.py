@@ -13,7 +13,7 @@ from campaigns import right_models
 from campaigns.examination import examine
 from tests.support import example_passes
 from tests.support.shared_workers import SharedWorkers, cheap_workers
-from tests.support.tiny_models import Tiny
+from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, Tiny
 
 assert example_passes.SwapLabels.name() == "swap_labels"
 
@@ -24,9 +24,11 @@ def workers() -> Iterator[SharedWorkers]:
         yield shared
 
 
-def test_two_checkpoints_and_tiny_ones_make_more_than_forty_models(tmp_path: Path) -> None:
+def test_two_checkpoints_and_tiny_ones_of_each_family_and_task_are_models(tmp_path: Path) -> None:
     names = [name for name, _ in right_models.models([Path("a"), Path("b")], 1, tmp_path)]
-    assert len(set(names)) == len(names) == 55
+    of_checkpoints = {f"{source} {variant.__name__}" for source in "ab" for variant in right_models.VARIANTS}
+    tiny = {f"tiny {family} {task} 0" for family in (*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES) for task in TASKS}
+    assert set(names) == of_checkpoints | tiny and len(set(names)) == len(names) >= 100
 
 
 def test_a_wrong_stage_is_refused_and_a_right_one_is_not(workers: SharedWorkers, tiny: Tiny, tmp_path: Path) -> None:
