@@ -55,6 +55,8 @@ HEADLINE = {
     "windows of 64": "batches of 64, texts/s",
     BY_CALL: "one short query, ms",
 }
+
+
 def section(report: Report) -> str:
     """All stages of a report, and what they were measured on."""
     packages = report.environment["packages"]

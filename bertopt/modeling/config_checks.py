@@ -18,9 +18,9 @@ FAMILIES = (
 #: Families whose positions start after the padding index.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm")
 #: Families with rotary positions instead of a table.
+ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert", "roformer")
 #: Families whose checkpoints state which of the two they have: `rotary`, or positions that start after the padding index.
 _STATED_POSITIONS = ("esm",)
-ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert", "roformer")
 #: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
 _CLASSIFIER_POOLING = ("modernbert", "eurobert", "ultrabert")
 

@@ -21,27 +21,24 @@ Linear = Callable[[Any, Any, Any], Any]
 
 #: What each family's sequence classifier does with the first token: linear layers by name, and functions.
 _CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
-    "bert": ("bert.pooler.dense", "tanh", "classifier"),
-    "megatron-bert": ("bert.pooler.dense", "tanh", "classifier"),
+    **{
+        family: (f"{base}.pooler.dense", "tanh", "classifier")
+        for family, base in {
+            "bert": "bert", "megatron-bert": "bert", "ernie": "ernie", "rembert": "rembert", "nomic_bert": "nomic_bert", "gte": "gte",
+        }.items()
+    },
     "albert": ("albert.pooler", "tanh", "classifier"),
     "distilbert": ("pre_classifier", "relu", "classifier"),
-    "electra": ("classifier.dense", "gelu", "classifier.out_proj"),
+    **dict.fromkeys(("electra", "roformer"), ("classifier.dense", "gelu", "classifier.out_proj")),
     **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "roberta-prelayernorm"), ("classifier.dense", "tanh", "classifier.out_proj")
+        ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "esm"),
+        ("classifier.dense", "tanh", "classifier.out_proj"),
     ),
-    "ernie": ("ernie.pooler.dense", "tanh", "classifier"),
-    "rembert": ("rembert.pooler.dense", "tanh", "classifier"),
-    "data2vec-text": ("classifier.dense", "tanh", "classifier.out_proj"),
-    "nomic_bert": ("nomic_bert.pooler.dense", "tanh", "classifier"),
-    "gte": ("gte.pooler.dense", "tanh", "classifier"),
     "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
     "ultrabert": ("classifier",),
-    "roformer": ("classifier.dense", "gelu", "classifier.out_proj"),
-    "deberta-v2": ("pooler.dense", "gelu", "classifier"),
     **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "gelu", "classifier")),
     "eurobert": ("dense", "gelu", "classifier"),
-    "esm": ("classifier.dense", "tanh", "classifier.out_proj"),
-}
+}  # fmt: skip
 _POOLED = ("mean", "late")
 #: Families whose configuration says what a text classifier reads.
 _STATED_POOLING = ("modernbert", "eurobert", "ultrabert")

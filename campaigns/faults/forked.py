@@ -45,10 +45,8 @@ class Forked:
 def prepare() -> None:
     """Import what exports need, and adopt what they leave behind."""
     import torch  # noqa: F401
-    import transformers.modeling_utils
     import transformers.models.auto  # noqa: F401
 
-    import bertopt.modeling.checkpoint
     import bertopt.pipeline  # noqa: F401
     from bertopt.checks import latency
     from bertopt.pipeline.race import Budget

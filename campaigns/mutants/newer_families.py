@@ -213,6 +213,8 @@ def slower_rotation(network: Any) -> None:
 def norm_behind_layers_lost(network: Any) -> None:
     """The norm behind all layers has lost its weights."""
     network.base.encoder.emb_layer_norm_after.weight.fill_(1)
+
+
 def projections_in_blocks(network: Any) -> None:
     """The product of query, key and value is read as three blocks, not head by head."""
     config = network.encoder.config

@@ -45,6 +45,8 @@ def check_sines(config: Mapping[str, Any], reader: Reader) -> None:
     # Half precision keeps them to 5e-4, bfloat16 to 4e-3; float32's angles of 10,000 positions are off by 1e-3.
     if not np.abs(stored - np.concatenate([np.sin(turned), np.cos(turned)], 1)).max() < 5e-3:
         raise Unsupported("tensor 'encoder.embed_positions.weight' must have the sines and cosines of positions with base 10000; it has others: use another runtime")
+
+
 def of_frequencies(reader: Reader, config: Mapping[str, Any]) -> Floats:
     """Return the same for ESM, whose checkpoints store frequencies, of training in half precision rounded ones."""
     head = number(config, "hidden_size") // number(config, "num_attention_heads")

@@ -62,7 +62,6 @@ def test_every_row_comes_out_once_in_order_with_the_predictor_s_answer(artefact:
     assert np.abs(np.array([row["embedding"] for row in rows]) - expected).max() < 1e-6
 
 
-
 @pytest.mark.parametrize("name", ["in.jsonl", "in.csv"])
 def test_embeddings_are_written_in_the_fewest_digits_of_a_float32(artefact: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"text": "a cat"}\n' if name == "in.jsonl" else "text\na cat\n")

@@ -121,7 +121,6 @@ def test_without_smooth_quant_a_pooler_s_input_is_quantised_before_its_token_is_
     assert all(expected == found for expected, found in effects(result.model, by).values())
 
 
-
 @pytest.mark.parametrize(("flags", "levels"), [("avx2", (63, 64)), ("avx2 avx512f avx512_vnni", (127, 128))])
 def test_weights_have_seven_bits_where_eight_would_saturate(
     made: Made, monkeypatch: pytest.MonkeyPatch, flags: str, levels: tuple[int, ...]

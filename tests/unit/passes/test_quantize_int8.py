@@ -52,7 +52,6 @@ def built(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, export: Exports)
         yield built
 
 
-
 def compared(reference: Any, model: Onnx) -> Any:
     ours, theirs = open_session(model, threads=1), open_session(reference, threads=1)
     return parity.judge(cases(ours, theirs, model.spec, [(2, 8), (3, 16)]), LIMITS, None)

@@ -182,6 +182,7 @@ def test_many_answers_about_tokens_are_made_beside_the_event_loop(artefact: Arte
     assert seen == {1: {False}, 300: {True}}
     assert [[row["word"] for row in rows] for rows in many] == [[row["word"] for row in one]] * 300
 
+
 def test_predict_gives_all_labels_best_first(classifier: InProcess, artefact: Artefact) -> None:
     expected = bertopt.load(artefact("text-classification"))(TEXTS)
     answers = classifier.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
