@@ -7,22 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertopt.errors import IntegrityError, UsageError
+from bertopt.modeling import families
 from bertopt.spec import Spec
-
-FAMILIES = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "deberta", "deberta-v2",
-    "modernbert", "nomic_bert", "gte", "eurobert",
-    "ernie", "data2vec-text", "rembert", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "ultrabert", "esm", "roformer",
-    "mobilebert", "convbert", "squeezebert",
-)  # fmt: skip
-#: Families whose positions start after the padding index.
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm")
-#: Families with rotary positions instead of a table.
-ROTARY = ("modernbert", "nomic_bert", "gte", "eurobert", "ultrabert", "roformer")
-#: Families whose checkpoints state which of the two they have: `rotary`, or positions that start after the padding index.
-_STATED_POSITIONS = ("esm",)
-#: Families whose `classifier_pooling` says what a text classifier reads; transformers ignores it for all others.
-_CLASSIFIER_POOLING = ("modernbert", "eurobert", "ultrabert")
 
 _HIDDEN, _LAYERS, _HEADS = ("hidden_size", "dim"), ("num_hidden_layers", "n_layers"), ("num_attention_heads", "n_heads")
 _INTERMEDIATE = ("intermediate_size", "hidden_dim")
@@ -50,28 +36,6 @@ _HEAD_TASKS = {
     "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering", "ForMaskedLM": "fill-mask",
 }  # fmt: skip
-
-
-def classifier_pooling(config: Any) -> str:
-    """What a classifier of texts reads: `cls` or `bos`, the first token; `mean`, the mean of all; `late`, the mean of its answers to all."""
-    return str(config.classifier_pooling) if config.model_type in _CLASSIFIER_POOLING else "cls"
-
-
-def is_rotary(config: Any) -> bool:
-    """Whether a model has rotary positions instead of a table, by its configuration or the content of its config.json."""
-    family, stated = _stated(config)
-    return family in ROTARY or (family in _STATED_POSITIONS and stated == "rotary")
-
-
-def counts_positions(config: Any) -> bool:
-    """Whether a model's positions start after the padding index, by its configuration or the content of its config.json."""
-    family, stated = _stated(config)
-    return family in OFFSET_POSITIONS or (family in _STATED_POSITIONS and stated != "rotary")
-
-
-def _stated(config: Any) -> tuple[str, str]:
-    fields = config if isinstance(config, Mapping) else vars(config) | {"model_type": config.model_type}
-    return str(fields["model_type"]), str(fields.get("position_embedding_type", "absolute"))
 
 
 def check_config(fields: Any) -> dict[str, Any]:
@@ -104,7 +68,7 @@ def check_size(fields: Mapping[str, Any], weight_bytes: int) -> None:
     intermediate = _first(fields, _INTERMEDIATE) or 0
     embedding = int(fields.get("input_embedding_size" if fields["model_type"] == "rembert" else "embedding_size") or hidden)
     positions = int(fields.get("max_position_embeddings") or 0)
-    rows = vocabulary + (0 if is_rotary(fields) else positions)
+    rows = vocabulary + (0 if families.is_rotary(fields) else positions)
     if fields["model_type"] == "deberta" and fields.get("relative_attention"):
         # A row for each distance, before and behind.
         distances = int(fields.get("max_relative_positions", -1))
@@ -126,7 +90,7 @@ def usable_positions(fields: Mapping[str, Any]) -> int | None:
     if fields["model_type"] == "mpnet":
         # MPNet's padding index is 1 whatever the configuration says.
         return int(positions) - 2
-    if counts_positions(fields):
+    if families.counts_positions(fields):
         padding = fields.get("pad_token_id", 1)
         return None if padding is None else int(positions) - int(padding) - 1
     return int(positions)
@@ -178,9 +142,9 @@ def labelling(fields: Mapping[str, Any], task: str) -> Spec | None:
 
 def _check_family(fields: Mapping[str, Any]) -> None:
     family = fields.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in families.FAMILIES:
         raise UsageError(
-            f"model_type must be one of {', '.join(FAMILIES)}; got {_shown(family)}: bertopt is for BERT-family encoders, "
+            f"model_type must be one of {', '.join(families.FAMILIES)}; got {_shown(family)}: bertopt is for BERT-family encoders, "
             "so give another checkpoint"
         )
     if fields.get("is_decoder") or fields.get("add_cross_attention"):
@@ -210,7 +174,7 @@ def _sizes(fields: Mapping[str, Any]) -> list[str]:
     padding, vocabulary = fields.get("pad_token_id"), fields.get("vocab_size")
     if padding is not None and (not _is_int(padding) or (_is_int(vocabulary) and padding >= vocabulary)):
         problems.append(f"pad_token_id must be a whole number below vocab_size; got {_shown(padding)}")
-    if fields.get("model_type") in OFFSET_POSITIONS and fields["model_type"] != "mpnet" and fields.get("pad_token_id", 1) is None:
+    if families.of(fields).positions == "counted" and fields["model_type"] != "mpnet" and fields.get("pad_token_id", 1) is None:
         problems.append("pad_token_id must be a whole number, from which positions are counted; got None")
     return problems
 

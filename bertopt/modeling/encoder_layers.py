@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,43 +11,8 @@ import torch
 from torch import nn
 
 from bertopt.errors import Unsupported
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Names of modules: `stack` in the base model, `attention` in a layer, the rest in that attention."""
-
-    stack: str
-    attention: str
-    projections: tuple[str, str, str]
-    """Query, key, value."""
-    output: str | None
-    """The projection after the heads are joined, where the attention has it inside."""
-    first_norm: str | None = None
-    """In a layer, where norms are of what attention and feed-forward read: the one before attention."""
-    last_norm: str | None = None
-    """There, the norm behind all layers, in the base model."""
-
-
-_BERT = Parts("encoder", "attention.self", ("query", "key", "value"), None)
-PARTS = {
-    "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
-    "distilbert": Parts("transformer", "attention", ("q_lin", "k_lin", "v_lin"), "out_lin"),
-    "albert": Parts("encoder", "attention", ("query", "key", "value"), "dense"),
-    "mpnet": Parts("encoder", "attention.attn", ("q", "k", "v"), "o"),
-    "ernie": _BERT,
-    "data2vec-text": _BERT,
-    "megatron-bert": replace(_BERT, first_norm="attention.ln", last_norm="encoder.ln"),
-    "rembert": _BERT,
-    "roberta-prelayernorm": replace(_BERT, first_norm="attention.LayerNorm", last_norm="LayerNorm"),
-    "xlm-roberta-xl": replace(_BERT, first_norm="attention.self_attn_layer_norm", last_norm="encoder.LayerNorm"),
-    "esm": replace(_BERT, first_norm="attention.LayerNorm", last_norm="encoder.emb_layer_norm_after"),
-}  # fmt: skip
-#: Families with `Parts` whose attention in transformers is no function that can be exchanged: `Attention` takes its place.
-_FIXED_ATTENTION = ("megatron-bert",)
-#: Families without `Parts` that can run packed rows: their attention takes positions and a mask between tokens.
-ROTARY_PACKED = ("nomic_bert", "gte")
-
+from bertopt.modeling import families
+from bertopt.modeling.families import Parts
 
 #: Cosines and sines of rotary positions.
 Turns = tuple[torch.Tensor, torch.Tensor]
@@ -72,7 +36,7 @@ class Attention(nn.Module):
 
     @property
     def parts(self) -> Parts:
-        return PARTS[self.config.model_type]
+        return parts_of(self.config)
 
     def merge(self, names: Sequence[str], name: str) -> None:
         """Put the projections `names` into one product called `name`, their outputs one after the other."""
@@ -137,9 +101,16 @@ def _eager(
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
+def parts_of(config: Any) -> Parts:
+    """Names of modules in a model whose family has `parts`."""
+    found = families.of(config).parts
+    assert found is not None
+    return found
+
+
 def distinct(base: Any) -> list[Any]:
     """Every layer of a base model once, in order, the last one also where `detach_last_layer` took it out."""
-    stack = getattr(base, PARTS[base.config.model_type].stack)
+    stack = getattr(base, parts_of(base.config).stack)
     if base.config.model_type == "albert":
         layers = [layer for group in stack.albert_layer_groups for layer in group.albert_layers]
     else:
@@ -149,7 +120,7 @@ def distinct(base: Any) -> list[Any]:
 
 def attention(layer: Any, base: Any) -> Attention:
     """Return a layer's `Attention`, after putting it in place of the family's module if that was not done yet."""
-    parts = PARTS[base.config.model_type]
+    parts = parts_of(base.config)
     there = layer.get_submodule(parts.attention)
     if not isinstance(there, Attention):
         there = Attention(there, base.config).train(there.training)
@@ -160,13 +131,13 @@ def attention(layer: Any, base: Any) -> Attention:
 
 def attends_by_function(encoder: Any) -> bool:
     """Whether `attend_by` can exchange the function that a transformers model attends by."""
-    return bool(encoder._supports_attention_backend) or encoder.base_model.config.model_type in _FIXED_ATTENTION
+    return bool(encoder._supports_attention_backend) or families.of(encoder.base_model.config).fixed_attention
 
 
 def attend_by(encoder: Any, name: str) -> None:
     """Let every layer attend by the function that transformers knows as `name`."""
     base = encoder.base_model
-    if base.config.model_type not in _FIXED_ATTENTION:
+    if not families.of(base.config).fixed_attention:
         encoder.set_attn_implementation(name)
         return
     for layer in distinct(base):
@@ -190,7 +161,7 @@ def chosen(modules: Mapping[str, Any], patterns: Sequence[str], option: str) -> 
 def detach_last_layer(base: Any) -> None:
     """Take the last layer out of the base model's stack, which then returns that layer's input: see `run_detached_layer`."""
     config = base.config
-    stack = getattr(base, PARTS[config.model_type].stack)
+    stack = getattr(base, parts_of(config).stack)
     if config.model_type == "albert":
         if config.num_hidden_groups != 1 or config.inner_group_num != 1:
             raise Unsupported(
@@ -204,7 +175,7 @@ def detach_last_layer(base: Any) -> None:
         stack.last = stack.layer[-1]
         stack.layer = stack.layer[:-1]
     attention(stack.last, base)
-    if norm := PARTS[config.model_type].last_norm:
+    if norm := parts_of(config).last_norm:
         stack.last_norm = base.get_submodule(norm)
         base.set_submodule(norm, nn.Identity())
 
@@ -216,7 +187,7 @@ def run_detached_layer(
 
     `mask` is [R, 1, Q, L]; `bias_rows` takes from scores [R, heads, L, L] the rows of these tokens; `turns` are those of all tokens and of these.
     """
-    parts = PARTS[base.config.model_type]
+    parts = parts_of(base.config)
     stack = getattr(base, parts.stack)
     layer = stack.last
     if parts.first_norm is not None:
@@ -241,7 +212,7 @@ def run_detached_layer(
 def classify(encoder: Any, first: torch.Tensor) -> torch.Tensor:
     """Logits [N, C] of texts whose first tokens are `first` [N, 1, H], by the model's own sequence classifier."""
     family, base = encoder.config.model_type, encoder.base_model
-    if family in ("bert", "ernie", "rembert", "megatron-bert", *ROTARY_PACKED):
+    if families.FAMILIES[family].classifier[0].endswith(".pooler.dense"):
         first = base.pooler(first)
     elif family == "albert":
         first = base.pooler_activation(base.pooler(first[:, 0]))

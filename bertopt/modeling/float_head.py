@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.errors import Unsupported
+from bertopt.modeling.families import FAMILIES
 
 if TYPE_CHECKING:
     from bertopt.core import Array, Spec
@@ -19,31 +20,9 @@ FILE = "head.safetensors"
 #: x [N, H], weight [D, H] and bias [D] to [N, D].
 Linear = Callable[[Any, Any, Any], Any]
 
-#: What each family's sequence classifier does with the first token: linear layers by name, and functions.
-_CLASSIFIERS: Mapping[str, tuple[str, ...]] = {
-    **{
-        family: (f"{base}.pooler.dense", "tanh", "classifier")
-        for family, base in {
-            "bert": "bert", "megatron-bert": "bert", "ernie": "ernie", "rembert": "rembert", "nomic_bert": "nomic_bert", "gte": "gte",
-        }.items()
-    },
-    "albert": ("albert.pooler", "tanh", "classifier"),
-    "distilbert": ("pre_classifier", "relu", "classifier"),
-    **dict.fromkeys(("electra", "roformer"), ("classifier.dense", "gelu", "classifier.out_proj")),
-    **dict.fromkeys(
-        ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "esm"),
-        ("classifier.dense", "tanh", "classifier.out_proj"),
-    ),
-    "modernbert": ("head.dense", "gelu", "head.norm", "classifier"),
-    "ultrabert": ("classifier",),
-    **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "gelu", "classifier")),
-    "eurobert": ("dense", "gelu", "classifier"),
-}  # fmt: skip
 _POOLED = ("mean", "late")
-#: Families whose configuration says what a text classifier reads.
-_STATED_POOLING = ("modernbert", "eurobert", "ultrabert")
 _PER_TOKEN = {"token-classification": ("classifier",), "question-answering": ("qa_outputs",)}
-_MODERNBERT = dict.fromkeys(_PER_TOKEN, _CLASSIFIERS["modernbert"])
+_MODERNBERT = dict.fromkeys(_PER_TOKEN, FAMILIES["modernbert"].classifier)
 
 
 @dataclass(frozen=True)
@@ -69,15 +48,17 @@ class FloatHead:
 
         Raises Unsupported for families and ways of pooling that the native encoder does not know.
         """
-        if spec.family not in _CLASSIFIERS:
-            raise Unsupported(f"the native encoder runs {', '.join(_CLASSIFIERS)}; got {spec.family}: use convert_openvino")
+        family = FAMILIES.get(spec.family)
+        if family is None or not family.native:
+            known = ", ".join(name for name, one in FAMILIES.items() if one.native)
+            raise Unsupported(f"the native encoder runs {known}; got {spec.family}: use convert_openvino")
         if spec.pooling in ("splade_sum", "splade_sum_log1p"):
             raise Unsupported(f"the native encoder has no {spec.pooling} pooling, only the largest weights; use convert_openvino")
         if spec.over_vocabulary:
             return None
         if spec.task == "feature-extraction":
             return cls._after_pooling(spec, tensors) if spec.dense else None
-        heads = {"text-classification": _CLASSIFIERS[spec.family], **(_MODERNBERT if spec.family == "modernbert" else _PER_TOKEN)}
+        heads = {"text-classification": family.classifier, **(_MODERNBERT if spec.family == "modernbert" else _PER_TOKEN)}
         steps = heads[spec.task]
         if spec.family == "modernbert":
             tensors = _modernbert(tensors, config)
@@ -89,7 +70,7 @@ class FloatHead:
         names += [f"{step}.epsilon" for step in steps if f"{step}.epsilon" in tensors]
         if missing := [name for name in names if name not in tensors]:
             raise Unsupported(f"expected tensor '{missing[0]}' in the head of {spec.family}; it has none: use convert_openvino")
-        if spec.granularity == "text" and spec.family in _STATED_POOLING and config["classifier_pooling"] in _POOLED:
+        if spec.granularity == "text" and family.states_pooling and config["classifier_pooling"] in _POOLED:
             steps = (config["classifier_pooling"], *steps)
         return cls(steps, {name: np.ascontiguousarray(tensors[name], np.float32) for name in names})
 

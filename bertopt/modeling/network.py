@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
 from bertopt.modeling import deberta, encoder_layers, neighbours, query_blocks
-from bertopt.modeling.config_checks import classifier_pooling, is_rotary
+from bertopt.modeling.families import classifier_pooling, is_rotary
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from bertopt.core import Spec, Task
 from bertopt.errors import CheckpointWarning, IntegrityError, UsageError
-from bertopt.modeling.config_checks import classifier_pooling, counts_positions, is_rotary
+from bertopt.modeling.families import classifier_pooling, counts_positions, is_rotary
 from bertopt.modeling.sentence_transformers import Modules
 from bertopt.system.untrusted import plain
 

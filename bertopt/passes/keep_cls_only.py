@@ -35,11 +35,13 @@ class KeepClsOnly(Pass[Eager, Eager]):
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         from bertopt.modeling import encoder_layers
+        from bertopt.modeling.families import FAMILIES
 
         model: Any = network
         family = model.base.config.model_type
-        if family not in encoder_layers.PARTS:
-            raise Unsupported(f"keep_cls_only does not know the layers of {family}; known: {', '.join(encoder_layers.PARTS)}")
+        if FAMILIES[family].parts is None:
+            known = ", ".join(name for name, one in FAMILIES.items() if one.parts)
+            raise Unsupported(f"keep_cls_only does not know the layers of {family}; known: {known}")
         if model.spec.pooling not in (None, "cls"):
             raise Unsupported(f"'{model.spec.pooling}' pooling reads every token; leave keep_cls_only out")
         if model.spec.granularity != "text":

@@ -39,11 +39,11 @@ class MergeQkv(Pass[Eager, Eager]):
         return model.rewritten(self)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt.modeling import encoder_layers
+        from bertopt.modeling import encoder_layers, families
 
         base: Any = network.base
         family = base.config.model_type
-        if family not in encoder_layers.PARTS:
+        if families.of(base.config).parts is None:
             raise Unsupported(_REASONS.get(family, f"merge_qkv does not know the layers of {family}; leave merge_qkv out"))
         before = _calls(network)[0]
         for layer in encoder_layers.distinct(base):
@@ -65,7 +65,7 @@ def _calls(network: Any) -> tuple[int, int]:
 
     from bertopt.modeling import encoder_layers
 
-    parts = encoder_layers.PARTS[network.base.config.model_type]
+    parts = encoder_layers.parts_of(network.base.config)
     calls = {True: 0, False: 0}
 
     def counting(merged: bool) -> Any:

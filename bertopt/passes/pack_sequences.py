@@ -60,11 +60,12 @@ class PackSequences(Pass[Eager, Eager]):
         return Result(replace(result.model, spec=self._packed(model.spec)), result.changes)
 
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
-        from bertopt.modeling import encoder_layers, neighbours
+        from bertopt.modeling import neighbours
+        from bertopt.modeling.families import FAMILIES
 
         model: Any = network
         family, pooling = model.base.config.model_type, model.spec.pooling
-        packed = (*encoder_layers.PARTS, *encoder_layers.ROTARY_PACKED)
+        packed = [name for name, one in FAMILIES.items() if one.parts or one.packs]
         if family in neighbours.FAMILIES:
             raise Unsupported(f"tokens of {family} read those beside them, which in a packed row may be another text's; leave pack_sequences out")
         if family not in packed:

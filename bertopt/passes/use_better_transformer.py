@@ -10,31 +10,23 @@ from pydantic import Field
 
 from bertopt.core import Context, Eager, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported
+from bertopt.modeling.families import BERT_PARTS, FAMILIES
 
 if TYPE_CHECKING:
     import torch
 
-#: Where each family keeps its layers, and what a layer calls its parts:
-#: query, key, value, attention output, its norm, both feed-forward halves, their norm.
-_BERT = ("encoder", "layer", (
+#: What a layer calls its parts: query, key, value, attention output, its norm, both feed-forward halves, their norm.
+_BERT = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
     "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
-))  # fmt: skip
-_DISTILBERT = ("transformer", "layer", (
+)  # fmt: skip
+_DISTILBERT = (
     "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
     "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm",
-))  # fmt: skip
-_PARTS = {
-    "bert": _BERT, "roberta": _BERT, "xlm-roberta": _BERT, "camembert": _BERT, "electra": _BERT,
-    "distilbert": _DISTILBERT,
-    "ernie": _BERT,
-    "data2vec-text": _BERT,
-    "rembert": _BERT,
-}  # fmt: skip
+)  # fmt: skip
+_NAMES = {name: _BERT for name, family in FAMILIES.items() if family.parts == BERT_PARTS} | {"distilbert": _DISTILBERT}
 #: What makes narrow embeddings as wide as the layers, in families whose encoder has it.
 _PROJECTION = "embedding_hidden_mapping_in"
-
-_NORMS_FIRST = ("megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm")
 
 
 class UseBetterTransformer(Pass[Eager, Eager]):
@@ -74,11 +66,11 @@ class UseBetterTransformer(Pass[Eager, Eager]):
     def rewrite(self, network: torch.nn.Module) -> dict[str, int]:
         base: Any = network.base
         config = base.config
-        if config.model_type in _NORMS_FIRST:
+        if (own := FAMILIES[config.model_type].parts) is not None and own.first_norm is not None:
             raise Unsupported(f"{config.model_type} layers have their norms first, for which torch's encoder has no nested tensors; leave it out")
-        if config.model_type not in _PARTS:
+        if own is None or config.model_type not in _NAMES:
             raise Unsupported(
-                f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_PARTS)}"
+                f"{config.model_type} layers have no nn.TransformerEncoderLayer equivalent; known: {', '.join(_NAMES)}"
             )
         activation = _activation(config)
         if activation not in ("gelu", "relu"):
@@ -87,12 +79,11 @@ class UseBetterTransformer(Pass[Eager, Eager]):
             raise Unsupported(
                 f"the fast path needs an even number of heads; the model has {config.num_attention_heads}: leave it out"
             )
-        where, layers, parts = _PARTS[config.model_type]
-        old = getattr(base, where)
-        if not hasattr(old, layers):
+        old = getattr(base, own.stack)
+        if not hasattr(old, "layer"):
             return {"layers": 0}
-        converted = [_convert(layer, parts, config, activation) for layer in getattr(old, layers)]
-        setattr(base, where, _module(converted, self.nested_tensors, getattr(old, _PROJECTION, None)))
+        converted = [_convert(layer, _NAMES[config.model_type], config, activation) for layer in old.layer]
+        setattr(base, own.stack, _module(converted, self.nested_tensors, getattr(old, _PROJECTION, None)))
         return {"layers": len(converted)}
 
     def effects(self, model: Eager, facts: RuntimeFacts) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bertopt.errors import IntegrityError, UsageError
-from bertopt.modeling import config_checks, source
+from bertopt.modeling import families, source
 from bertopt.modeling.config_checks import check_config, check_shapes, check_size, usable_positions
 from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, ROTARY_FAMILIES, Tiny
 
@@ -34,7 +34,7 @@ def test_real_checkpoints_pass(tiny: Tiny, family: str, task: str) -> None:
     assert usable_positions(source.examine(tiny(family, task))) == 64
 
 
-@pytest.mark.parametrize("family", config_checks.FAMILIES)
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_families_own_defaults_pass(family: str) -> None:
     from transformers import AutoConfig
 

@@ -89,7 +89,7 @@ def test_attention_of_megatron_runs_through_sdpa(tiny: Tiny, tmp_path: Path, ste
 def test_the_norm_behind_all_layers_follows_the_layer_that_is_taken_out(tiny: Tiny, tmp_path: Path, family: str) -> None:
     reference = checkpoint.load(tiny(family, "feature-extraction", "cls"))
     model: Any = apply_passes(reference, KeepClsOnly(), tmp_path=tmp_path)
-    norm = getattr(model.network.base, encoder_layers.PARTS[family].stack).last_norm
+    norm = getattr(model.network.base, encoder_layers.parts_of(model.network.base.config).stack).last_norm
     calls: list[tuple[int, ...]] = []
     norm.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
     model.network.run_example(2, 6)
