@@ -152,8 +152,7 @@ class _Model:
         if line not in self.stages:
             parent = self.stages[line[:-1]]
             assert isinstance(parent, Path)
-            part = self.root / f"stage-{len(self.stages)}"
-            part.mkdir()
+            part = Path(tempfile.mkdtemp(prefix="stage-", dir=self.root))
             record = _pass(line[-1]).record().model_dump()
             context = {"device": "cpu", "shapes": SHAPES, "texts": [], "seed": 0}
             fields = {"key": "matrix", "name": line[-1], "device": "cpu"}

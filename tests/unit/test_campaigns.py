@@ -12,7 +12,9 @@ import pytest
 from bertopt import passes
 from bertopt.checks.parity import DEFAULT_LIMITS
 from campaigns import clean_runs, matrix, orders, serve_load
+from tests.support import example_passes
 
+assert example_passes.RaiseError.name() == "raise_error"
 BUILT_IN = {name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.passes.")}
 
 
@@ -33,6 +35,13 @@ def test_a_cell_of_the_matrix_is_built_opened_and_compared() -> None:
     assert good.outcome == matrix.OK and good.figures is not None and 0 < good.figures["value"] < good.figures["limit"]
     assert refused.outcome.startswith("unsupported: ") and "keep_cls_only" in refused.outcome
     assert half.outcome == matrix.OK and half.figures is not None and 0.5 < half.figures["rounding"]["error_ratio"] < 1.3
+
+
+def test_a_pass_that_ends_by_an_error_fails_its_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(matrix.LINES, "raise_error", ())
+    bad, good = matrix.cells(["bert"], ["text-classification"], ["raise_error", "use_sdpa"])
+    assert bad.outcome.startswith("FAILED: ") and "a bug in the pass" in bad.outcome
+    assert good.outcome == matrix.OK
 
 
 def test_a_cell_of_the_matrix_fails_where_reduced_precision_costs_more_than_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
