@@ -21,6 +21,7 @@ from bertopt.core import Eager
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, source
 from bertopt.modeling.tokenizer import open_tokenizer
+from tests.support.forms import with_config
 from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, Tiny, write_tiny
 
 Tensors = dict[str, torch.Tensor]
@@ -29,12 +30,6 @@ Tensors = dict[str, torch.Tensor]
 def copied(original: Path, out: Path) -> Path:
     shutil.copytree(original, out, dirs_exist_ok=True)
     return out
-
-
-def with_config(directory: Path, name: str = "config.json", **fields: Any) -> Path:
-    path = directory / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return directory
 
 
 def with_weights(directory: Path, edit: Callable[[Tensors], None]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported
 from bertopt.modeling import checkpoint, rounding, source
+from tests.support.forms import with_config
 from tests.support.tiny_models import write_tiny
 
 LENGTHS = ((1, 1), (1, 2), (3, 16), (2, 33), (2, 64))
-
-
-def changed(folder: Path, **fields: Any) -> Path:
-    path = folder / "config.json"
-    stated = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({name: value for name, value in stated.items() if value is not ...}))
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,7 @@ def published(folder: Path, task: str = "fill-mask") -> Path:
     path = folder / "model.safetensors"
     tensors = load_file(path) | {"deberta.embeddings.position_embeddings.weight": torch.randn(64, 32), "deberta.embeddings.position_ids": torch.arange(64)[None]}
     save_file(tensors, path, {"format": "pt"})
-    return changed(folder, architectures=..., legacy=..., id2label=..., label2id=..., dtype=..., max_relative_positions=-1, pos_att_type="c2p|p2c", padding_idx=0)
+    return with_config(folder, architectures=..., legacy=..., id2label=..., label2id=..., dtype=..., max_relative_positions=-1, pos_att_type="c2p|p2c", padding_idx=0)
 
 
 def test_a_checkpoint_as_it_was_published_opens(tmp_path: Path) -> None:
@@ -85,24 +78,24 @@ def test_a_checkpoint_as_it_was_published_opens(tmp_path: Path) -> None:
     assert checkpoint.load(folder, "feature-extraction").spec.outputs == ("last_hidden_state",)
     with pytest.raises(IntegrityError, match=r'lm_predictions, and config\.json asks for another: it must have "legacy": false'):
         checkpoint.load(folder, "fill-mask")
-    assert checkpoint.load(changed(folder, legacy=False), "fill-mask").spec.over_vocabulary
+    assert checkpoint.load(with_config(folder, legacy=False), "fill-mask").spec.over_vocabulary
 
 
 def test_a_classifier_as_it_was_published_opens(tmp_path: Path) -> None:
-    folder = changed(published(tmp_path / "model", "text-classification"), architectures=["DebertaForSequenceClassification"], id2label={"0": "a", "1": "b", "2": "c"})
+    folder = with_config(published(tmp_path / "model", "text-classification"), architectures=["DebertaForSequenceClassification"], id2label={"0": "a", "1": "b", "2": "c"})
     assert checkpoint.load(folder).spec.labels == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(("field", "value"), [("share_att_key", True), ("position_buckets", 8), ("norm_rel_ebd", "layer_norm"), ("conv_kernel_size", 3)])
 def test_fields_of_the_second_version_that_transformers_ignores_are_refused(field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=f"{field} must be .*, as transformers' deberta computes"):
-        checkpoint.load(changed(write_tiny(tmp_path / "model", "deberta"), **{field: value}))
+        checkpoint.load(with_config(write_tiny(tmp_path / "model", "deberta"), **{field: value}))
 
 
 @pytest.mark.parametrize(("most", "words"), [(2.5, "max_relative_positions must be a whole number"), (9_000_000, r"describes about 576,\d+,\d+ parameters")])
 def test_a_table_of_distances_without_bounds_is_refused(most: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=words):
-        source.examine(changed(write_tiny(tmp_path / "model", "deberta"), max_relative_positions=most))
+        source.examine(with_config(write_tiny(tmp_path / "model", "deberta"), max_relative_positions=most))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -16,9 +16,8 @@ from safetensors.torch import load_file, save_file
 from bertopt.core import Context, Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.passes import CastHalf, ConvertOpenvino, ExportOnnx, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
-from bertopt.runtime.predictor import Predictor
-from bertopt.sessions import open_session
+from bertopt.passes import CastHalf, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
+from tests.support.forms import assert_answers_of_the_checkpoint, forms
 from tests.support.rewritten import packed_error, padded_error, run
 from tests.support.tiny_models import HEADS, write_tiny
 
@@ -102,21 +101,7 @@ def test_mask_tokens_that_are_padding_change_nothing(made: Made) -> None:
 @pytest.mark.parametrize(("kind", "task"), [("rotary", "token-classification"), ("absolute", "text-classification")])
 def test_every_form_answers_as_the_checkpoint(made: Made, tmp_path: Path, kind: str, task: str) -> None:
     directory = made(task, **KINDS[kind])
-    wanted = answers(checkpoint.load(directory), directory)
-    for name in ("onnx", "openvino"):
-        (tmp_path / name).mkdir()
-    faster = UseSdpa()(checkpoint.load(directory), Context(tmp_path)).model
-    onnx = ExportOnnx(opset=20)(faster, Context(tmp_path / "onnx", shapes=((2, 8), (3, 16)))).model
-    forms: list[Any] = [faster, onnx, ConvertOpenvino()(onnx, Context(tmp_path / "openvino")).model]
-    for model in forms:
-        for got, expected in zip(answers(model, directory), wanted, strict=True):
-            assert np.allclose(got, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
-
-
-def answers(model: Any, directory: Path) -> list[np.ndarray]:
-    """The raw output of each text, of one call for all."""
-    predictor = Predictor(open_session(model, threads=1), model.spec, directory)
-    return [np.asarray(row[model.spec.outputs[0]]) for row in predictor.raw(TEXTS)]
+    assert_answers_of_the_checkpoint(forms(directory, tmp_path), directory, TEXTS)
 
 
 LINES: list[list[Any]] = [
@@ -134,8 +119,7 @@ def test_rewritten_networks_answer_as_the_checkpoint(made: Made, tmp_path: Path,
         model = step(model, Context(tmp_path)).model
     if model.spec.layout == "packed":
         assert packed_error(reference, model) <= 1e-5
-        for got, expected in zip(answers(model, directory), answers(reference, directory), strict=True):
-            assert np.allclose(got, expected, atol=2e-5)
+        assert_answers_of_the_checkpoint([model], directory, TEXTS)
     else:
         assert padded_error(reference, model) <= 1e-5
         inputs = {name: tensor.numpy() for name, tensor in rows().items()}
@@ -145,10 +129,8 @@ def test_rewritten_networks_answer_as_the_checkpoint(made: Made, tmp_path: Path,
 @pytest.mark.parametrize("task", ["token-classification", "fill-mask"])
 def test_packed_rows_scale_each_text_alone(made: Made, tmp_path: Path, task: str) -> None:
     directory = made(task)
-    reference = checkpoint.load(directory)
     model = PackSequences(row_length=64)(checkpoint.load(directory), Context(tmp_path)).model
-    for got, expected in zip(answers(model, directory), answers(reference, directory), strict=True):
-        assert np.allclose(got, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+    assert_answers_of_the_checkpoint([model], directory, TEXTS)
 
 
 def test_rows_are_not_packed_without_a_mask_between_tokens(made: Made, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,37 +15,23 @@ from bertopt import stages
 from bertopt.core import Context, RuntimeFacts
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint, encoder_layers
-from bertopt.passes import CastHalf, ConvertOpenvino, ExportOnnx, FuseOrt, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
-from bertopt.runtime.predictor import Predictor
-from bertopt.sessions import open_session
+from bertopt.passes import CastHalf, FuseOrt, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
 from tests.support.built import apply_passes
+from tests.support.forms import assert_answers_of_the_checkpoint, forms
 from tests.support.tiny_models import NORM_FIRST_FAMILIES, Tiny, write_tiny
 
-TEXTS = ["the cat sat on the mat", "", "a dog", "it was very good , she ran " * 5]
 SDPA = UseSdpa()
-
-
-def answers(model: Any, directory: Path) -> list[np.ndarray]:
-    """The raw output of each text, of one call for all."""
-    predictor = Predictor(open_session(model, threads=1), model.spec, directory)
-    texts: list[Any] = [("who ran ?", text) for text in TEXTS] if model.spec.task == "question-answering" else TEXTS
-    return [np.asarray(row[model.spec.outputs[0]]) for row in predictor.raw(texts)]
 
 
 @pytest.mark.parametrize("task", ["text-classification"])
 @pytest.mark.parametrize("family", NORM_FIRST_FAMILIES)
 def test_every_form_answers_as_the_checkpoint(tiny: Tiny, tmp_path: Path, family: str, task: str) -> None:
     directory = tiny(family, task)
-    wanted = answers(checkpoint.load(directory), directory)
-    for name in ("onnx", "fused", "openvino"):
-        (tmp_path / name).mkdir()
-    faster = SDPA(checkpoint.load(directory), Context(tmp_path)).model
-    onnx = ExportOnnx()(faster, Context(tmp_path / "onnx", shapes=((2, 8), (3, 16)))).model
-    fused, openvino = FuseOrt()(onnx, Context(tmp_path / "fused")).model, ConvertOpenvino()(onnx, Context(tmp_path / "openvino")).model
+    (tmp_path / "fused").mkdir()
+    faster, onnx, openvino = forms(directory, tmp_path)
+    fused = FuseOrt()(onnx, Context(tmp_path / "fused")).model
     packed = [apply_passes(checkpoint.load(directory), *steps, tmp_path=tmp_path) for steps in ((PackSequences(row_length=64),), (PackSequences(attention="varlen"),))]
-    for model in (faster, onnx, fused, openvino, *packed):
-        for got, expected in zip(answers(model, directory), wanted, strict=True):
-            assert np.allclose(got, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+    assert_answers_of_the_checkpoint([faster, onnx, fused, openvino, *packed], directory)
 
 
 @pytest.mark.parametrize("family", NORM_FIRST_FAMILIES)

@@ -20,19 +20,15 @@ from bertopt.core import Context, Eager
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.modeling import checkpoint
 from bertopt.passes import (
-    ConvertOpenvino,
-    ExportOnnx,
     KeepClsOnly,
     MergeQkv,
     PackSequences,
     UseBetterTransformer,
     UseSdpa,
 )
-from bertopt.runtime.predictor import Predictor
-from bertopt.sessions import open_session
+from tests.support.forms import answers, assert_answers_of_the_checkpoint, forms, with_config
 from tests.support.tiny_models import HEADS, VOCABULARY, write_tiny
 
-TEXTS = ["the cat sat on the mat", "", "a dog", "it was very good , she ran " * 5]
 SINES = "encoder.embed_positions.weight"
 
 Made = Callable[..., Path]
@@ -52,20 +48,11 @@ def usual(made: Made) -> Path:
 
 
 def copied(source: Path, out: Path, **fields: Any) -> Path:
-    shutil.copytree(source, out)
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | fields))
-    return out
+    return with_config(Path(shutil.copytree(source, out)), **fields)
 
 
 def inputs_of(model: Eager, sequence: int = 12) -> dict[str, torch.Tensor]:
     return dict(zip(model.spec.inputs, model.network.example(3, sequence), strict=True))
-
-
-def answers(model: Any, directory: Path) -> list[np.ndarray]:
-    predictor = Predictor(open_session(model, threads=1), model.spec, directory)
-    given = [("who sat", text) for text in TEXTS] if model.spec.task == "question-answering" else TEXTS
-    return [np.asarray(row[model.spec.outputs[0]]) for row in predictor.raw(given)]
 
 
 @pytest.mark.parametrize(("task", "extra"), [*((task, {}) for task in HEADS), ("feature-extraction", {"rotary_value": True, "embedding_size": 32})], ids=str)
@@ -84,13 +71,7 @@ def test_answers_are_those_of_transformers_in_every_form(made: Made, tmp_path: P
     wanted = {"feature-extraction": "last_hidden_state", "question-answering": "start_logits"}.get(task, "logits")
     rows: Any = slice(None) if task == "text-classification" else mask
     assert torch.allclose(got[rows], theirs[wanted][rows], atol=1e-5)
-    expected = answers(model, directory)
-    for name in ("onnx", "openvino"):
-        (tmp_path / name).mkdir()
-    onnx = ExportOnnx(opset=20)(checkpoint.load(directory), Context(tmp_path / "onnx", shapes=((2, 8), (3, 16)))).model
-    for form in (onnx, ConvertOpenvino()(onnx, Context(tmp_path / "openvino")).model):
-        for one, other in zip(answers(form, directory), expected, strict=True):
-            assert np.allclose(one, other, atol=2e-5 * max(1.0, float(np.abs(other).max())))
+    assert_answers_of_the_checkpoint(forms(directory, tmp_path, sdpa=False), directory)
 
 
 @pytest.mark.parametrize("turned", [False, True])

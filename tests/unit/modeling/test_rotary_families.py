@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,14 +14,12 @@ import transformers
 from bertopt.core import Context, Eager, RuntimeFacts
 from bertopt.errors import CheckpointWarning, Unsupported, UsageError
 from bertopt.modeling import checkpoint
-from bertopt.passes import CastHalf, ConvertOpenvino, ExportOnnx, PackSequences, UseSdpa
-from bertopt.runtime.predictor import Predictor
-from bertopt.sessions import open_session
+from bertopt.passes import CastHalf, PackSequences
+from tests.support.forms import assert_answers_of_the_checkpoint, forms, with_config
 from tests.support.tiny_models import CLASSES, HEADS, ROTARY_FAMILIES, write_tiny
 
 #: ESM has its own tests.
 CASES = [(family, task) for family in ROTARY_FAMILIES if family != "esm" for task in HEADS if task != "question-answering"]
-TEXTS = ["the cat sat on the mat", "", "a dog", "it was very good , she ran " * 5]
 
 Made = Callable[..., Path]
 
@@ -33,12 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         return write_tiny(tmp_path_factory.mktemp(family) / "model", family, task, pooling, extra=extra)
 
     return make
-
-
-def answers(model: Any, directory: Path) -> list[np.ndarray]:
-    """The raw output of each text, of one call for all."""
-    predictor = Predictor(open_session(model, threads=1), model.spec, directory)
-    return [np.asarray(row[model.spec.outputs[0]]) for row in predictor.raw(TEXTS)]
 
 
 def padded(model: Eager) -> dict[str, torch.Tensor]:
@@ -66,18 +57,8 @@ def test_answers_are_those_of_transformers(made: Made, family: str, task: str) -
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_every_form_answers_as_the_checkpoint(made: Made, tmp_path: Path, family: str, task: str) -> None:
     directory = made(family, task)
-    plain = checkpoint.load(directory)
-    wanted = answers(plain, directory)
-    for name in ("onnx", "openvino"):
-        (tmp_path / name).mkdir()
-    faster = UseSdpa()(checkpoint.load(directory), Context(tmp_path)).model
-    onnx = ExportOnnx(opset=20)(faster, Context(tmp_path / "onnx", shapes=((2, 8), (3, 16)))).model
-    forms: list[Any] = [faster, onnx, ConvertOpenvino()(onnx, Context(tmp_path / "openvino")).model]
-    if family != "eurobert":
-        forms.append(PackSequences()(checkpoint.load(directory), Context(tmp_path)).model)
-    for model in forms:
-        for got, expected in zip(answers(model, directory), wanted, strict=True):
-            assert np.allclose(got, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+    packed = [] if family == "eurobert" else [PackSequences()(checkpoint.load(directory), Context(tmp_path)).model]
+    assert_answers_of_the_checkpoint([*forms(directory, tmp_path), *packed], directory)
 
 
 @pytest.mark.parametrize("family", ROTARY_FAMILIES)
@@ -127,12 +108,6 @@ def test_remote_code_of_the_same_family_is_not_run(made: Made) -> None:
         assert checkpoint.load(directory).spec.family == "nomic_bert"
 
 
-def stated(directory: Path, **fields: Any) -> Path:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **fields}))
-    return directory
-
-
 @pytest.mark.parametrize(
     ("family", "fields", "words"),
     [
@@ -150,7 +125,7 @@ def stated(directory: Path, **fields: Any) -> Path:
 def test_what_transformers_reads_under_another_name_or_not_at_all_is_named(made: Made, family: str, fields: dict[str, Any], words: str) -> None:
     """The checkpoint's own code read it, and its tensors fit either way."""
     with pytest.raises(Unsupported, match=f"^config.json: {words}"):
-        checkpoint.load(stated(made(family), **fields))
+        checkpoint.load(with_config(made(family), **fields))
 
 
 def test_the_same_under_both_names_is_no_matter(made: Made) -> None:
@@ -158,14 +133,14 @@ def test_the_same_under_both_names_is_no_matter(made: Made) -> None:
         "n_embd": 32, "n_head": 2, "n_layer": 2, "n_inner": 64, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "activation_function": "swiglu",
         "prenorm": False, "causal": False, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": None,
     }  # fmt: skip
-    checkpoint.load(stated(made("nomic_bert"), **nomic))
-    checkpoint.load(stated(made("eurobert"), clf_pooling="late"))
-    checkpoint.load(stated(made("gte"), logn_attention_scale=False, layer_norm_type="layer_norm", position_embedding_type="rope"))
+    checkpoint.load(with_config(made("nomic_bert"), **nomic))
+    checkpoint.load(with_config(made("eurobert"), clf_pooling="late"))
+    checkpoint.load(with_config(made("gte"), logn_attention_scale=False, layer_norm_type="layer_norm", position_embedding_type="rope"))
 
 
 def test_texts_that_are_cut_sooner_than_the_checkpoint_says_are_named(made: Made) -> None:
     with pytest.warns(CheckpointWarning, match="n_positions is 8192, .* texts are cut after 64 tokens"):
-        checkpoint.load(stated(made("nomic_bert"), n_positions=8192))
+        checkpoint.load(with_config(made("nomic_bert"), n_positions=8192))
 
 
 @pytest.mark.parametrize("family", [*ROTARY_FAMILIES, "modernbert"])

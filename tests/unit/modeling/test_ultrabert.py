@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,12 +14,10 @@ import transformers
 from bertopt.core import Context, Eager, RuntimeFacts
 from bertopt.errors import IntegrityError, Unsupported
 from bertopt.modeling import checkpoint
-from bertopt.passes import CastHalf, ConvertOpenvino, ExportOnnx, KeepClsOnly, MergeQkv, PackSequences, UseSdpa
-from bertopt.runtime.predictor import Predictor
-from bertopt.sessions import open_session
+from bertopt.passes import CastHalf, KeepClsOnly, MergeQkv, PackSequences
+from tests.support.forms import assert_answers_of_the_checkpoint, forms, with_config
 from tests.support.tiny_models import HEADS, write_tiny
 
-TEXTS = ["the cat sat on the mat", "", "a dog", "it was very good , she ran " * 5]
 #: What transformers has made of a checkpoint's own fields.
 MADE = ("layer_types", "rope_parameters", "sliding_window")
 
@@ -42,20 +38,11 @@ def usual(made: Made) -> Path:
 
 
 def copied(source: Path, out: Path, without: tuple[str, ...] = (), **fields: Any) -> Path:
-    shutil.copytree(source, out)
-    config = {key: value for key, value in json.loads((out / "config.json").read_text()).items() if key not in without}
-    (out / "config.json").write_text(json.dumps(config | fields))
-    return out
+    return with_config(Path(shutil.copytree(source, out)), **dict.fromkeys(without, ...), **fields)
 
 
 def inputs_of(model: Eager, sequence: int = 30) -> dict[str, torch.Tensor]:
     return dict(zip(model.spec.inputs, model.network.example(3, sequence), strict=True))
-
-
-def answers(model: Any, directory: Path) -> list[np.ndarray]:
-    predictor = Predictor(open_session(model, threads=1), model.spec, directory)
-    given = [("who sat", text) for text in TEXTS] if model.spec.task == "question-answering" else TEXTS
-    return [np.asarray(row[model.spec.outputs[0]]) for row in predictor.raw(given)]
 
 
 @pytest.mark.parametrize("task", HEADS)
@@ -73,14 +60,7 @@ def test_answers_are_those_of_transformers_in_every_form(made: Made, tmp_path: P
     wanted = {"feature-extraction": "last_hidden_state", "question-answering": "start_logits"}.get(task, "logits")
     rows: Any = slice(None) if task == "text-classification" else mask
     assert torch.allclose(got[rows], theirs[wanted][rows], atol=1e-5)
-    expected = answers(model, directory)
-    for name in ("onnx", "openvino"):
-        (tmp_path / name).mkdir()
-    faster = UseSdpa()(checkpoint.load(directory), Context(tmp_path)).model
-    onnx = ExportOnnx(opset=20)(faster, Context(tmp_path / "onnx", shapes=((2, 8), (3, 16)))).model
-    for form in (faster, onnx, ConvertOpenvino()(onnx, Context(tmp_path / "openvino")).model):
-        for one, other in zip(answers(form, directory), expected, strict=True):
-            assert np.allclose(one, other, atol=2e-5 * max(1.0, float(np.abs(other).max())))
+    assert_answers_of_the_checkpoint(forms(directory, tmp_path), directory)
 
 
 def test_a_window_is_inclusive_and_padding_is_outside(made: Made) -> None:
