@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bertopt_native import families, layout, packing, quantize
+from bertopt_native import layout, packing, quantize
+from bertopt_native.checkpoint import read
 from bertopt_native.layout import Part, Stored, Tensor, Type
 from bertopt_native.packing import Linear
 
@@ -38,7 +39,7 @@ def compare(
     compared. Raises what `pack` raises, and `BadFile`.
     """
     sizes, stored = layout.read(Path(path))
-    network = families.read(config, tensors, vocabulary_head)
+    network = read(config, tensors, vocabulary_head)
     expected = packing.content(network, copies=False)
     if sizes.intermediate != expected.sizes.intermediate:
         expected = packing.content(network, copies=True)

@@ -48,7 +48,7 @@ def refuse(config: Mapping[str, Any]) -> None:
 
 
 def read(reader: Reader, config: Mapping[str, Any], layers: Sequence[int], hidden: int, epsilon: float) -> Distances:
-    """Return the tables of a DeBERTa, whose layers `reader` has read. Raises as `families.read` does."""
+    """Return the tables of a DeBERTa, whose layers `reader` has read. Raises as `checkpoint.read` does."""
     longest = number(config, "max_position_embeddings")
     given = config.get("max_relative_positions", -1)
     most = given if isinstance(given, int) and given >= 1 else longest

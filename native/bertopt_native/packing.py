@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertopt_native import distances, families, layout, quantize
+from bertopt_native.checkpoint import Network, read
 from bertopt_native.distances import Distances
 from bertopt_native.errors import Unsupported
 from bertopt_native.layout import Part, Sizes, Stored, Tensor, Type
@@ -60,7 +61,7 @@ def _up(n: int) -> int:
     return -(-n // layout.PANEL) * layout.PANEL
 
 
-def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[tuple[int, Tensor]]:
+def _bf16_products(keep: Iterable[int | str], network: Network) -> set[tuple[int, Tensor]]:
     """Return (stored layer, product) of what stays bf16: `keep` has layers, or 'layer.product'; the head counts as a layer."""
     out: set[tuple[int, Tensor]] = set()
     layers = len(network.layer_map)
@@ -77,7 +78,7 @@ def _bf16_products(keep: Iterable[int | str], network: families.Network) -> set[
     return out
 
 
-def _qkv(network: families.Network, layer: int, head: int, stride: int) -> tuple[Floats, Floats]:
+def _qkv(network: Network, layer: int, head: int, stride: int) -> tuple[Floats, Floats]:
     """Return weight and bias of query, key and value, head by head, heads padded with zeros to `stride`."""
     factor = distances.factor(head, network.distances)
     parts = []
@@ -121,7 +122,7 @@ def _divided(ffn_in: Sequence[Floats], ffn_out: Floats, copies: NDArray[np.int64
 
 
 def _products(
-    network: families.Network, layer: int, head: int, stride: int, inner: int
+    network: Network, layer: int, head: int, stride: int, inner: int
 ) -> dict[str, tuple[Floats, Floats]]:
     """Return weight [N, K] and bias [N] of a layer's four products, padded with zeros."""
     t = {
@@ -171,7 +172,7 @@ def _whole_numbers(tensor: Tensor, values: Sequence[int] | NDArray[Any]) -> Stor
     return Stored(tensor, 0, Type.U32, 1, len(values), np.array(values, np.uint32))
 
 
-def content(network: families.Network, copies: bool) -> Content:
+def content(network: Network, copies: bool) -> Content:
     """Return what the file of a network holds, with `copies` of neurons that have a far weight.
 
     Raises `Unsupported` for sizes that the library does not run.
@@ -180,7 +181,7 @@ def content(network: families.Network, copies: bool) -> Content:
     return Content(sizes, _tables(network, sizes), _linear(network, sizes.head_size, sizes.head_stride, sizes.intermediate))
 
 
-def _sizes(network: families.Network, copies: bool) -> Sizes:
+def _sizes(network: Network, copies: bool) -> Sizes:
     t = network.tensors
     hidden, width = len(t["layers.0.attention_norm.bias"]), len(t["embeddings.norm.bias"])
     head = hidden // network.heads
@@ -226,7 +227,7 @@ def _sizes(network: families.Network, copies: bool) -> Sizes:
     )
 
 
-def _tables(network: families.Network, sizes: Sizes) -> list[Stored]:
+def _tables(network: Network, sizes: Sizes) -> list[Stored]:
     """Return all tensors but the products'."""
     t = network.tensors
     stored = [_table(Tensor.WORD, t["embeddings.word"])]
@@ -284,7 +285,7 @@ def _rotary(angles: Floats, stride: int) -> Floats:
     return _interleaved(np.cos(padded).astype(np.float32), np.sin(padded).astype(np.float32), axis=1)
 
 
-def _linear(network: families.Network, head: int, stride: int, inner: int) -> Iterator[Linear]:
+def _linear(network: Network, head: int, stride: int, inner: int) -> Iterator[Linear]:
     """Yield the projection of narrow embeddings, every stored layer's products and the head's."""
     t = network.tensors
     if "embeddings.projection.weight" in t:
@@ -319,7 +320,7 @@ def pack(
     """
     if precision not in ("int8", "bf16"):
         raise ValueError(f"precision must be one of 'int8', 'bf16'; got {precision!r}")
-    network = families.read(config, tensors, vocabulary_head)
+    network = read(config, tensors, vocabulary_head)
     kept = _bf16_products(keep_bf16, network)
     found = content(network, copies=precision == "int8")
     stored = list(found.tables)

@@ -9,7 +9,7 @@ from typing import Any
 import bertopt_native
 import numpy as np
 import pytest
-from bertopt_native import families
+from bertopt_native import checkpoint
 from conftest import ISAS, cosines, network, reference, state, texts_of
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "nomic_bert", "gte", "modernbert", "eurobert", "deberta-v2",
@@ -205,11 +205,11 @@ def test_other_sines_and_turned_values_are_unsupported(tmp_path: Path) -> None:
     tensors = state(model)
     name = "encoder.embed_positions.weight"
     halves = {**tensors, name: tensors[name].astype(np.float16)}
-    families.read(model.config.to_dict(), halves)
+    checkpoint.read(model.config.to_dict(), halves)
     with pytest.raises(bertopt_native.Unsupported, match="sines and cosines of positions with base 10000"):
-        families.read(model.config.to_dict(), {**tensors, name: tensors[name][::-1]})
+        checkpoint.read(model.config.to_dict(), {**tensors, name: tensors[name][::-1]})
     with pytest.raises(bertopt_native.Unsupported, match="rotary_value"):
-        families.read({**model.config.to_dict(), "rotary_value": True}, tensors)
+        checkpoint.read({**model.config.to_dict(), "rotary_value": True}, tensors)
 
 
 _BASE = {"rope_type": "default", "rope_theta": 1000.0}
@@ -239,7 +239,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(kind: str) -> None:
     config = model.config.to_dict()
     for name in ("hidden_act", "hidden_activation", "activation", "layer_norm_eps", "norm_eps", "rms_norm_eps", "pad_token_id"):
         config.pop(name, None)
-    got, want = (families.read(c, state(model)) for c in (config, type(model.config).from_dict(config).to_dict()))
+    got, want = (checkpoint.read(c, state(model)) for c in (config, type(model.config).from_dict(config).to_dict()))
     for name in ("activation", "epsilon", "pad_id", "position_offset"):
         assert getattr(got, name) == getattr(want, name), name
 
@@ -279,7 +279,7 @@ def test_rembert_takes_the_widths_of_transformers_where_a_config_states_none() -
     model = network("rembert", input_embedding_size=256, output_embedding_size=1664, num_hidden_layers=1)
     config = model.config.to_dict()
     del config["input_embedding_size"], config["output_embedding_size"]
-    assert families.read(config, state(model)).tensors["embeddings.word"].shape == (300, 256)
+    assert checkpoint.read(config, state(model)).tensors["embeddings.word"].shape == (300, 256)
 
 
 def test_keep_bf16_is_between(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import bertopt_native
 import numpy as np
 import pytest
-from bertopt_native import _core, families, layout, packing, quantize
+from bertopt_native import _core, checkpoint, layout, packing, quantize
 from conftest import ISAS, cosines, network, state, texts_of
 from numpy.typing import NDArray
 
@@ -104,7 +104,7 @@ def _quantised(x: NDArray[np.float32], low: np.float32) -> NDArray[np.float64]:
 
 def numpy_encoder(model: Any, ids: NDArray[Any]) -> NDArray[np.float64]:
     """Return the last hidden states of one text with the encoder's quantisation, the rest in float64."""
-    net = families.read(model.config.to_dict(), state(model))
+    net = checkpoint.read(model.config.to_dict(), state(model))
     t, heads = net.tensors, net.heads
     hidden = len(t["embeddings.norm.bias"])
     head = hidden // heads
