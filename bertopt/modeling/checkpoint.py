@@ -216,7 +216,7 @@ def _encoder(directory: Path, config: Any, task: Task) -> Any:
     _check_fit(info, config, task, encoder.base_model_prefix)
     if config.model_type == "esm":
         esm.prepare(encoder)
-    neighbours.mask_convolutions(encoder.base_model)
+    neighbours.prepare(encoder.base_model)
     return encoder
 
 

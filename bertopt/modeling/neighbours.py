@@ -31,9 +31,14 @@ def without_padding(base: Any, inputs: dict[str, torch.Tensor]) -> dict[str, tor
     return {**others, "inputs_embeds": words * inputs["attention_mask"].unsqueeze(-1).to(words.dtype)}
 
 
-def mask_convolutions(base: Any) -> None:
-    """Let the convolutions of a ConvBERT, whose weights were loaded, read nothing of masked tokens."""
+def prepare(base: Any) -> None:
+    """Fit a base model, whose weights were loaded, for every pass: a ConvBERT's convolutions read nothing of masked tokens, and a MobileBERT's
+    embeddings are a graph for every length."""
     if base.config.model_type == "convbert":
         from bertopt.modeling import span_attention
 
         span_attention.install(base)
+    elif reads_padding(base.config):
+        from bertopt.modeling.trigrams import TrigramEmbeddings
+
+        base.embeddings = TrigramEmbeddings(base.embeddings).train(base.embeddings.training)

@@ -120,6 +120,20 @@ def test_exported_graphs_answer_a_padded_text_as_transformers_does_alone(made: M
         assert farthest(open_session(model, threads=1), reference, theirs, "token-classification")[0] < 2e-5
 
 
+@pytest.mark.parametrize("task", ["feature-extraction", "text-classification"])
+@pytest.mark.parametrize("family", NEIGHBOUR_FAMILIES)
+def test_a_graph_holds_for_every_length(made: Made, family: str, task: str) -> None:
+    """Slices that are a token shorter than the row would be a graph for all lengths but two."""
+    network = checkpoint.load(made(family, task)).network
+    batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=64)
+    dims = tuple({0: batch, 1: sequence} for _ in network.inputs)
+    graph: Any = torch.export.export(network, network.example(2, 16), dynamic_shapes={"tensors": dims}).module()
+    for rows, tokens in ((1, 1), (3, 2), (2, 3), (1, 64)):
+        given = network.example(rows, tokens)
+        with torch.inference_mode():
+            assert torch.allclose(graph(*given)[0], network(*given)[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("family", NEIGHBOUR_FAMILIES)
 def test_ids_of_masked_tokens_change_nothing(made: Made, family: str) -> None:
     model = checkpoint.load(made(family, "token-classification"))
