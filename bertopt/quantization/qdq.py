@@ -31,6 +31,44 @@ def products(graph: Any) -> list[Any]:
     return [node for node in fed(graph) if node.op_type in PRODUCTS and not node.domain and _plain(node) and not pools(node)]
 
 
+def transposed(graph: Any) -> list[Any]:
+    """The products of a float32 graph with the transpose of a constant matrix that is stored once for other readers too, as a head's over the
+    vocabulary with the embeddings: a MatMul behind a Transpose, or what `fuse_ort` makes of the two."""
+    return [node for node in fed(graph) if _stored(node) is not None and not pools(node)]
+
+
+def untie(graph: Any, nodes: Sequence[Any]) -> None:
+    """Give each of these products, which `transposed` found, a matrix of its own as it reads it, which can be quantised."""
+    written: dict[Any, Any] = {}
+    for node in nodes:
+        source = _stored(node)
+        if source not in written:
+            written[source] = _constant(graph, f"{source.name}_transposed", source.const_value.numpy().T)
+        node.replace_input_with(1, written[source])
+        node.op_type, node.domain = "MatMul", ""
+        node.attributes.clear()
+    unread = [node for node in graph if node.op_type == "Transpose" and not any(value.uses() or value.is_graph_output() for value in node.outputs)]
+    graph.remove(unread, safe=True)
+    _drop_unused(graph)
+
+
+def _stored(node: Any) -> Any:
+    """The constant float32 matrix [N, H] whose transpose a product multiplies by, and nothing else; None for any other node."""
+    import onnx_ir as ir
+
+    numbers = {name: attribute.value for name, attribute in node.attributes.items()}
+    value = None
+    if (node.op_type, node.domain) == ("FusedMatMul", "com.microsoft"):
+        if numbers.pop("transB", 0) == 1 and numbers.pop("alpha", 1.0) == 1 and not any(numbers.values()):
+            value = node.inputs[1]
+    elif (node.op_type, node.domain) == ("MatMul", ""):
+        made = node.inputs[1].producer()
+        if made is not None and made.op_type == "Transpose" and ("perm" not in made.attributes or [*made.attributes["perm"].value] == [1, 0]):
+            value = made.inputs[0]
+    constant = value is not None and value.is_initializer() and value.dtype == ir.DataType.FLOAT and len(value.shape or ()) == 2
+    return value if constant else None
+
+
 def pools(node: Any) -> bool:
     """Whether a node is of pooling, or of what follows it. The exporter recorded which module each node came from."""
     return "Pooling" in node.metadata_props.get("namespace", "")
