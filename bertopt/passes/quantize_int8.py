@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -90,17 +89,13 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
                 f"quantize_int8 takes a float32 graph; got {model.precision}, of which ONNX Runtime could not load the result: "
                 "put it before the pass that cast or quantised"
             )
-        from bertopt.quantization import onnx_files, qdq
+        from bertopt.quantization import qdq, tied_heads
 
-        whole = onnx_ir.load(model.path)
-        graph = whole.graph
+        graph = onnx_ir.load(model.path).graph
         qdq.check_matrices(graph, model.spec.family)
-        tied = qdq.transposed(graph)
-        kept = {node.name for node in qdq.excluded([*qdq.products(graph), *tied], self.keep_fp32)}
+        kept = {node.name for node in qdq.excluded([*qdq.products(graph), *tied_heads.transposed(graph)], self.keep_fp32)}
         with temporary_directory.make() as folder:
-            if untied := [node for node in tied if node.name not in kept]:
-                qdq.untie(graph, untied)
-                model = replace(model, path=onnx_files.save(whole, Path(folder)))
+            model = tied_heads.untied(model, self.keep_fp32, Path(folder))
             if self.scheme == "static":
                 return self._static(model, ctx, kept)
             return self._dynamic(model, ctx, kept | {node.name for node in graph if qdq.pools(node)})

@@ -31,44 +31,6 @@ def products(graph: Any) -> list[Any]:
     return [node for node in fed(graph) if node.op_type in PRODUCTS and not node.domain and _plain(node) and not pools(node)]
 
 
-def transposed(graph: Any) -> list[Any]:
-    """The products of a float32 graph with the transpose of a constant matrix that is stored once for other readers too, as a head's over the
-    vocabulary with the embeddings: a MatMul behind a Transpose, or what `fuse_ort` makes of the two."""
-    return [node for node in fed(graph) if _stored(node) is not None and not pools(node)]
-
-
-def untie(graph: Any, nodes: Sequence[Any]) -> None:
-    """Give each of these products, which `transposed` found, a matrix of its own as it reads it, which can be quantised."""
-    written: dict[Any, Any] = {}
-    for node in nodes:
-        source = _stored(node)
-        if source not in written:
-            written[source] = _constant(graph, f"{source.name}_transposed", source.const_value.numpy().T)
-        node.replace_input_with(1, written[source])
-        node.op_type, node.domain = "MatMul", ""
-        node.attributes.clear()
-    unread = [node for node in graph if node.op_type == "Transpose" and not any(value.uses() or value.is_graph_output() for value in node.outputs)]
-    graph.remove(unread, safe=True)
-    _drop_unused(graph)
-
-
-def _stored(node: Any) -> Any:
-    """The constant float32 matrix [N, H] whose transpose a product multiplies by, and nothing else; None for any other node."""
-    import onnx_ir as ir
-
-    numbers = {name: attribute.value for name, attribute in node.attributes.items()}
-    value = None
-    if (node.op_type, node.domain) == ("FusedMatMul", "com.microsoft"):
-        if numbers.pop("transB", 0) == 1 and numbers.pop("alpha", 1.0) == 1 and not any(numbers.values()):
-            value = node.inputs[1]
-    elif (node.op_type, node.domain) == ("MatMul", ""):
-        made = node.inputs[1].producer()
-        if made is not None and made.op_type == "Transpose" and ("perm" not in made.attributes or [*made.attributes["perm"].value] == [1, 0]):
-            value = made.inputs[0]
-    constant = value is not None and value.is_initializer() and value.dtype == ir.DataType.FLOAT and len(value.shape or ()) == 2
-    return value if constant else None
-
-
 def pools(node: Any) -> bool:
     """Whether a node is of pooling, or of what follows it. The exporter recorded which module each node came from."""
     return "Pooling" in node.metadata_props.get("namespace", "")
@@ -152,19 +114,19 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
         for at in NORMS[norm.op_type]:
             if len(norm.inputs) > at and norm.inputs[at] is not None:
                 scaled = norm.inputs[at].const_value.numpy() / factor
-                norm.replace_input_with(at, _constant(graph, f"{name}_smoothed_{at}", scaled))
+                norm.replace_input_with(at, constant(graph, f"{name}_smoothed_{at}", scaled))
         for node in readers:
             weight = _matrix(node) * factor[:, None]
             weight = weight.T if _flag(node, "transB") else weight
-            node.replace_input_with(1, _constant(graph, f"{node.name}_smoothed_weight", weight))
+            node.replace_input_with(1, constant(graph, f"{node.name}_smoothed_weight", weight))
         if others:
-            back = ir.node("Mul", [value, _constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
+            back = ir.node("Mul", [value, constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
             back.outputs[0].name = back.name
             graph.insert_after(norm, back)
             for user, at in others:
                 user.replace_input_with(at, back.outputs[0])
         done += 1
-    _drop_unused(graph)
+    drop_unused(graph)
     return done
 
 
@@ -186,7 +148,7 @@ def quantize(
         for node in readers:
             written.weights(node, scale)
             node.replace_input_with(0, read)
-    _drop_unused(graph)
+    drop_unused(graph)
 
 
 class _Writer:
@@ -201,8 +163,8 @@ class _Writer:
 
         name = value.name
         how = [
-            _constant(self.graph, f"{name}_scale", np.float32(scale)),
-            _constant(self.graph, f"{name}_zero_point", zero),
+            constant(self.graph, f"{name}_scale", np.float32(scale)),
+            constant(self.graph, f"{name}_zero_point", zero),
         ]
         down = ir.node("QuantizeLinear", [value, *how], name=f"{name}_quantize")
         up = ir.node("DequantizeLinear", [down.outputs[0], *how], name=f"{name}_dequantize")
@@ -248,9 +210,9 @@ class _Writer:
         import onnx_ir as ir
 
         how = [
-            _constant(self.graph, f"{name}_quantized", whole),
-            _constant(self.graph, f"{name}_scale", np.asarray(steps, np.float32)),
-            _constant(self.graph, f"{name}_zero_point", np.zeros(np.shape(steps), whole.dtype)),
+            constant(self.graph, f"{name}_quantized", whole),
+            constant(self.graph, f"{name}_scale", np.asarray(steps, np.float32)),
+            constant(self.graph, f"{name}_zero_point", np.zeros(np.shape(steps), whole.dtype)),
         ]
         up = ir.node("DequantizeLinear", how, {"axis": axis} if np.ndim(steps) else {}, name=f"{name}_dequantize")
         up.outputs[0].name, up.outputs[0].dtype = f"{name}_dequantized", ir.DataType.FLOAT
@@ -277,7 +239,7 @@ def _flag(node: Any, name: str) -> bool:
     return name in node.attributes and bool(node.attributes[name].value)
 
 
-def _constant(graph: Any, name: str, array: Any) -> Any:
+def constant(graph: Any, name: str, array: Any) -> Any:
     import onnx_ir as ir
 
     # `ascontiguousarray` would make a scalar a vector.
@@ -286,7 +248,7 @@ def _constant(graph: Any, name: str, array: Any) -> Any:
     return value
 
 
-def _drop_unused(graph: Any) -> None:
+def drop_unused(graph: Any) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]

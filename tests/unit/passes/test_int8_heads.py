@@ -13,11 +13,11 @@ import torch
 
 from bertopt.core import Context, Onnx
 from bertopt.modeling import checkpoint
-from bertopt.passes import ExportOnnx, FuseOrt, QuantizeInt8, UseSdpa
-from bertopt.quantization import qdq
+from bertopt.passes import ConvertOpenvino, ExportOnnx, FuseOrt, QuantizeInt8, UseSdpa
+from bertopt.quantization import tied_heads
 from bertopt.runtime.tokenization import Tokenizer
 from bertopt.sessions import open_session
-from bertopt.stages import onnx_certificate
+from bertopt.stages import onnx_certificate, openvino_certificate
 from tests.support.tiny_models import write_tiny
 
 #: As many numbers as the exporter transposes and stores twice, and many more.
@@ -59,7 +59,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
 @pytest.mark.parametrize("scheme", ["dynamic", "static"])
 def test_the_head_is_quantised_too_and_the_embeddings_stay(exported: Exported, tmp_path: Path, graph: str, scheme: str) -> None:
     step, parent = QuantizeInt8(scheme=scheme), exported.graphs[graph]
-    assert len(qdq.transposed(onnx_ir.load(parent.path).graph)) == 1
+    assert len(tied_heads.transposed(onnx_ir.load(parent.path).graph)) == 1
     model = step(parent, exported.context(tmp_path / "int8")).model
     session = open_session(model, threads=1)
     assert step.effects(model, session.facts()) == {
@@ -82,7 +82,7 @@ def floats(model: Onnx) -> list[Any]:
 @pytest.mark.parametrize("scheme", ["dynamic", "static"])
 def test_a_head_that_is_kept_in_float_keeps_sharing_its_matrix(exported: Exported, tmp_path: Path, graph: str, scheme: str) -> None:
     parent = exported.graphs[graph]
-    (head,) = qdq.transposed(onnx_ir.load(parent.path).graph)
+    (head,) = tied_heads.transposed(onnx_ir.load(parent.path).graph)
     step = QuantizeInt8(scheme=scheme, keep_fp32=(head.name,))
     model = step(parent, exported.context(tmp_path / "int8")).model
     session = open_session(model, threads=1)
@@ -108,3 +108,26 @@ def test_of_another_row_of_the_head_there_is_no_certificate(exported: Exported, 
     head.const_value = onnx_ir.tensor(other, name=head.name)
     onnx_ir.save(whole, tmp_path / "model.onnx")
     assert onnx_certificate.rewritten(Onnx(model.spec, "int8", tmp_path / "model.onnx"), parent).status == "contradicted"
+
+
+def test_openvino_runs_the_head_in_int8_too(exported: Exported, tmp_path: Path) -> None:
+    step, parent = ConvertOpenvino(precision="int8"), exported.graphs["export"]
+    model = step(parent, exported.context(tmp_path / "int8")).model
+    session = open_session(model, threads=1)
+    assert step.effects(model, session.facts()) == {
+        "products with INT8 weights and input": (PRODUCTS, PRODUCTS), "products that run in INT8": (PRODUCTS, PRODUCTS),
+    }  # fmt: skip
+    assert openvino_certificate.certify(model, parent).status == "certified"
+    inputs = exported.encode(["the cat sat", "a dog ran on a mat"])
+    ours, theirs = session.run(inputs)["logits"], open_session(parent, threads=1).run(inputs)["logits"]
+    assert np.linalg.norm(ours - theirs) < 0.1 * np.linalg.norm(theirs)
+
+
+def test_openvino_keeps_a_head_in_float_that_is_named(exported: Exported, tmp_path: Path) -> None:
+    parent = exported.graphs["export"]
+    (head,) = tied_heads.transposed(onnx_ir.load(parent.path).graph)
+    step = ConvertOpenvino(precision="int8", keep_fp32=(head.name,))
+    model = step(parent, exported.context(tmp_path / "int8")).model
+    found = step.effects(model, open_session(model, threads=1).facts())
+    assert found["products with INT8 weights and input"] == (PRODUCTS - 1, PRODUCTS - 1)
+    assert openvino_certificate.certify(model, parent).status == "certified"
