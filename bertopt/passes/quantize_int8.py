@@ -29,7 +29,7 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     and nothing is measured at run time. Only inputs of products are quantised; attention, GELU, normalisation, residual
     sums and layers after pooling stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
     puts inside attention below opset 23: quantise an opset-23 graph. A head over the vocabulary that shares its matrix
-    with the embeddings gets one of its own; the embeddings stay as they are.
+    with the embeddings gets a separate one; the embeddings stay as they are.
     """
 
     depends_on_cpu: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from bertopt.quantization import onnx_files, qdq
 
 
 def untied(model: Onnx, keep_fp32: Sequence[str], folder: Path) -> Onnx:
-    """Return the model with a matrix of its own for each of these heads but those that `keep_fp32` names, written to `folder`; the same model where
+    """Return the model with a separate matrix for each of these heads but those that `keep_fp32` names, written to `folder`; the same model where
     there are none."""
     import onnx_ir
 
@@ -31,7 +31,7 @@ def transposed(graph: Any) -> list[Any]:
 
 
 def untie(graph: Any, nodes: Sequence[Any]) -> None:
-    """Give each of these products, which `transposed` found, a matrix of its own as it reads it, which can be quantised."""
+    """Give each of these products, which `transposed` found, a separate matrix as it reads it, which can be quantised."""
     written: dict[Any, Any] = {}
     for node in nodes:
         source = _stored(node)

@@ -28,7 +28,7 @@ TEXTS = ("the cat sat on the mat .", "a very good film , not bad !", "they ran",
 
 
 class Exported:
-    """A masked language model after the export, and after fusions; each in a folder of its own."""
+    """A masked language model after the export, and after fusions; each in a separate folder."""
 
     def __init__(self, root: Path) -> None:
         self.source = write_tiny(root / "checkpoint", "bert", "fill-mask", extra={"vocab_size": VOCABULARY})
