@@ -30,7 +30,7 @@ from campaigns.examination import StageVerdict, examine
 from campaigns.mutants.checkpoints import HEADS
 from campaigns.mutants.checkpoints import write as write_head
 from campaigns.mutants.plant import Checkpoint
-from tests.support.tiny_models import FAMILIES, NORM_FIRST_FAMILIES, OTHER_FAMILIES, TASKS, WORDS, write_tiny
+from tests.support.tiny_models import CLASSES, WORDS, tasks_of, write_tiny
 
 #: Texts of one draw, and the shapes that are checked besides.
 TEXTS, SHAPES = 300, [[1, 16], [4, 32]]
@@ -122,12 +122,12 @@ def models(checkpoints: list[Path], tiny: int, scratch: Path, heads: int = 0) ->
         for source in checkpoints:
             yield f"{source.name} {variant.__name__}", partial(write, source, out, variant, 0)
     for seed in range(tiny):
-        for family in (*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES):
-            for task in TASKS:
+        for family in CLASSES:
+            for task in tasks_of(family):
                 pooling = ("mean", "cls", "splade")[seed % 3] if task == "feature-extraction" else None
                 yield f"tiny {family} {task} {seed}", partial(write_tiny, out, family, task, pooling, seed)
     for seed in range(heads):
-        for family in (*FAMILIES, *OTHER_FAMILIES, *NORM_FIRST_FAMILIES):
+        for family in CLASSES:
             for head in HEADS:
                 of = Checkpoint(family, "token-classification" if head == "entities" else "text-classification", head=head)
                 yield f"tiny {family} {head} {seed}", partial(write_head, out, of, seed)

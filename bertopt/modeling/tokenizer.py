@@ -18,7 +18,7 @@ from bertopt.system import temporary_directory
 from bertopt.system.untrusted import first_line, plain
 
 #: Names under which checkpoints have a SentencePiece model.
-_SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "tokenizer.model")
 #: What a tokenizer.json of that class states in place of the program is another splitting, which gives other tokens.
 _JIEBA = (
     "RoFormerTokenizer splits texts into Chinese words with a Python program (rjieba), which no tokenizer.json holds, and artefacts run no such programs; for a "

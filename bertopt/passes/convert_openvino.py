@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from bertopt.core import Context, Int8Rounding, Onnx, OpenVino, Pass, Precision, Result, RuntimeFacts
 from bertopt.errors import Unsupported
-from bertopt.system import environment, openvino_import
+from bertopt.system import environment, openvino_import, temporary_directory
 
 _PRECISIONS: dict[str, Precision] = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
 _RENAMED = {"keep_float": "keep_fp32", "ranges": "range_estimator", "cosine": "min_cosine"}
@@ -89,7 +90,7 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
         return "OpenVINO models run on a CPU here; say device: cpu" if device == "cuda" else None
 
     def __call__(self, model: Onnx, ctx: Context) -> Result[OpenVino]:
-        from bertopt.quantization import calibration_inputs, openvino_ptq
+        from bertopt.quantization import calibration_inputs, openvino_ptq, tied_heads
 
         ov = openvino_import.openvino()
         if model.precision != "float32":
@@ -101,7 +102,10 @@ class ConvertOpenvino(Pass[Onnx, OpenVino]):
             )
         if self.precision == "int8":
             _check_matrices(model)
-        graph = _read(ov, model)
+            with temporary_directory.make() as folder:
+                graph = _read(ov, tied_heads.untied(model, self.keep_fp32, Path(folder)))
+        else:
+            graph = _read(ov, model)
         guards = _drop_guards(ov, graph)
         changes: dict[str, int] = {}
         if self.precision == "int8":

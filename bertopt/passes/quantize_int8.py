@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from bertopt.core import Context, Int8Rounding, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported, missing_library
-from bertopt.system import environment, onnxruntime_import
+from bertopt.system import environment, onnxruntime_import, temporary_directory
 
 #: What `quantize_dynamic` adds to the name of a Gemm, which it makes a MatMul and an Add, quantised or not.
 _SPLIT = "_MatMul"
@@ -27,7 +28,8 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
     slightly beside other texts. `static` measures them once, on the recipe's texts: outputs do not depend on the batch,
     and nothing is measured at run time. Only inputs of products are quantised; attention, GELU, normalisation, residual
     sums and layers after pooling stay in float and fuse as before. So do the Q, K and V projections that `fuse_ort`
-    puts inside attention below opset 23: quantise an opset-23 graph.
+    puts inside attention below opset 23: quantise an opset-23 graph. A head over the vocabulary that shares its matrix
+    with the embeddings gets a separate one; the embeddings stay as they are.
     """
 
     depends_on_cpu: ClassVar[bool] = True
@@ -87,14 +89,16 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
                 f"quantize_int8 takes a float32 graph; got {model.precision}, of which ONNX Runtime could not load the result: "
                 "put it before the pass that cast or quantised"
             )
-        from bertopt.quantization import qdq
+        from bertopt.quantization import qdq, tied_heads
 
         graph = onnx_ir.load(model.path).graph
         qdq.check_matrices(graph, model.spec.family)
-        kept = {node.name for node in qdq.excluded(qdq.products(graph), self.keep_fp32)}
-        if self.scheme == "static":
-            return self._static(model, ctx, kept)
-        return self._dynamic(model, ctx, kept | {node.name for node in graph if qdq.pools(node)})
+        kept = {node.name for node in qdq.excluded([*qdq.products(graph), *tied_heads.transposed(graph)], self.keep_fp32)}
+        with temporary_directory.make() as folder:
+            model = tied_heads.untied(model, self.keep_fp32, Path(folder))
+            if self.scheme == "static":
+                return self._static(model, ctx, kept)
+            return self._dynamic(model, ctx, kept | {node.name for node in graph if qdq.pools(node)})
 
     def _static(self, model: Onnx, ctx: Context, kept: set[str]) -> Result[Onnx]:
         import onnx_ir
@@ -178,11 +182,13 @@ class QuantizeInt8(Pass[Onnx, Onnx]):
 
 
 def _weights(node: Any) -> Any:
-    """The type in which a product multiplies by its constant second factor, or None where it has none.
+    """The type in which a product multiplies by its constant second factor, transposed or not, or None where it has none.
 
     With quantised weights alone, and activations that are not, floats are multiplied.
     """
     value, read = node.inputs[1], _quantised(node.inputs[0])
+    if value is not None and (made := value.producer()) is not None and made.op_type == "Transpose":
+        value = made.inputs[0]
     if value is not None and (source := _quantised(value)) is not None:
         if not source.is_initializer():
             return None

@@ -114,19 +114,19 @@ def smooth(graph: Any, nodes: Sequence[Any], ranges: Mapping[str, Range], alpha:
         for at in NORMS[norm.op_type]:
             if len(norm.inputs) > at and norm.inputs[at] is not None:
                 scaled = norm.inputs[at].const_value.numpy() / factor
-                norm.replace_input_with(at, _constant(graph, f"{name}_smoothed_{at}", scaled))
+                norm.replace_input_with(at, constant(graph, f"{name}_smoothed_{at}", scaled))
         for node in readers:
             weight = _matrix(node) * factor[:, None]
             weight = weight.T if _flag(node, "transB") else weight
-            node.replace_input_with(1, _constant(graph, f"{node.name}_smoothed_weight", weight))
+            node.replace_input_with(1, constant(graph, f"{node.name}_smoothed_weight", weight))
         if others:
-            back = ir.node("Mul", [value, _constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
+            back = ir.node("Mul", [value, constant(graph, f"{name}_smoothing", factor)], name=f"{name}_unsmoothed")
             back.outputs[0].name = back.name
             graph.insert_after(norm, back)
             for user, at in others:
                 user.replace_input_with(at, back.outputs[0])
         done += 1
-    _drop_unused(graph)
+    drop_unused(graph)
     return done
 
 
@@ -148,7 +148,7 @@ def quantize(
         for node in readers:
             written.weights(node, scale)
             node.replace_input_with(0, read)
-    _drop_unused(graph)
+    drop_unused(graph)
 
 
 class _Writer:
@@ -163,8 +163,8 @@ class _Writer:
 
         name = value.name
         how = [
-            _constant(self.graph, f"{name}_scale", np.float32(scale)),
-            _constant(self.graph, f"{name}_zero_point", zero),
+            constant(self.graph, f"{name}_scale", np.float32(scale)),
+            constant(self.graph, f"{name}_zero_point", zero),
         ]
         down = ir.node("QuantizeLinear", [value, *how], name=f"{name}_quantize")
         up = ir.node("DequantizeLinear", [down.outputs[0], *how], name=f"{name}_dequantize")
@@ -210,9 +210,9 @@ class _Writer:
         import onnx_ir as ir
 
         how = [
-            _constant(self.graph, f"{name}_quantized", whole),
-            _constant(self.graph, f"{name}_scale", np.asarray(steps, np.float32)),
-            _constant(self.graph, f"{name}_zero_point", np.zeros(np.shape(steps), whole.dtype)),
+            constant(self.graph, f"{name}_quantized", whole),
+            constant(self.graph, f"{name}_scale", np.asarray(steps, np.float32)),
+            constant(self.graph, f"{name}_zero_point", np.zeros(np.shape(steps), whole.dtype)),
         ]
         up = ir.node("DequantizeLinear", how, {"axis": axis} if np.ndim(steps) else {}, name=f"{name}_dequantize")
         up.outputs[0].name, up.outputs[0].dtype = f"{name}_dequantized", ir.DataType.FLOAT
@@ -239,7 +239,7 @@ def _flag(node: Any, name: str) -> bool:
     return name in node.attributes and bool(node.attributes[name].value)
 
 
-def _constant(graph: Any, name: str, array: Any) -> Any:
+def constant(graph: Any, name: str, array: Any) -> Any:
     import onnx_ir as ir
 
     # `ascontiguousarray` would make a scalar a vector.
@@ -248,7 +248,7 @@ def _constant(graph: Any, name: str, array: Any) -> Any:
     return value
 
 
-def _drop_unused(graph: Any) -> None:
+def drop_unused(graph: Any) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]

@@ -37,17 +37,18 @@ def product_of(value: Any) -> Product | None:
 
 def _plain_product(value: Any) -> Product | None:
     node = value.producer()
-    if node is None or node.domain:
+    fused = node is not None and (node.op_type, node.domain) == ("FusedMatMul", "com.microsoft")
+    if node is None or (node.domain and not fused):
         return None
     if node.op_type == "Mul":
         return _dynamic(node)
-    if node.op_type not in ("MatMul", "Gemm"):
+    if node.op_type not in ("MatMul", "Gemm", "FusedMatMul"):
         return None
     weights, step = dequantised(node.inputs[1])
     if weights is None or weights.ndim != 2:
         return None
     flags = {name: attribute.value for name, attribute in node.attributes.items()}
-    if flags.get("transA") or any(flags.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
+    if any(flags.get(name) for name in ("transA", "transBatchA", "transBatchB")) or any(flags.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
         return None
     if flags.get("transB"):
         weights, step = weights.T, step.T if isinstance(step, np.ndarray) else step

@@ -75,6 +75,11 @@ VOCABULARY = [*SPECIAL, *WORDS, *LETTERS]
 Tiny = Callable[..., Path]
 
 
+def tasks_of(family: str) -> tuple[str, ...]:
+    """Return the tasks that transformers has a head of the family for."""
+    return tuple(task for task in TASKS if task != "question-answering" or family not in ROTARY_FAMILIES)
+
+
 def write_tiny(
     out: Path, family: str = "bert", task: str = "text-classification", pooling: str | None = None, seed: int = 0,
     extra: Mapping[str, Any] = MappingProxyType({}),
@@ -119,7 +124,8 @@ def write_tiny(
                 tensor.add_(torch.randn(tensor.shape), alpha=0.1)
         if family == "mobilebert":
             # Published ones have trained without transformers, which would have kept the padding's embedding 0.
-            model.get_input_embeddings().weight[0].normal_()
+            words = model.get_input_embeddings().weight
+            words[0].normal_(std=float(words[1:].std()))
         if sparse and model.get_output_embeddings().bias is not None:
             # Of a trained one most weights of a text are 0, but not all.
             largest = model(torch.randint(5, config.vocab_size, (8, 12))).logits.amax(dim=1)

@@ -486,7 +486,7 @@ def test_a_tokenizer_that_transformers_refuses_without_a_word(tiny: Tiny, monkey
         open_tokenizer(tiny())
 
 
-@pytest.mark.parametrize(("family", "name"), [("albert", "spiece.model"), ("deberta-v2", "spm.model"), ("xlm-roberta", "sentencepiece.bpe.model")])
+@pytest.mark.parametrize(("family", "name"), [("albert", "spiece.model"), ("deberta-v2", "spm.model"), ("xlm-roberta", "sentencepiece.bpe.model"), ("rembert", "sentencepiece.model")])
 @pytest.mark.parametrize("missing", [("sentencepiece",), ("protobuf",), ("sentencepiece", "protobuf")])
 def test_a_sentencepiece_model_alone_names_the_libraries_to_install(
     family: str, name: str, missing: tuple[str, ...], tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
