@@ -38,8 +38,8 @@ TEXTS = (
 #: Recorded for classifiers and re-rankers.
 PAIRS = (("Wie spät ist es?", TEXTS[2]), (TEXTS[5], "1 2 3"), ("a", TEXTS[6]))
 PROJECTIONS = 8
-#: To a tokenizer that does not know these words, such as one of proteins, nearly all of these texts are alike: besides them, texts of its own
-#: words are recorded, of OWN_LENGTHS words; they take the place of the others in concurrent calls.
+#: To a tokenizer that does not know these words, such as one of proteins, nearly all of these texts are alike: besides them, texts of words
+#: that it knows are recorded, of OWN_LENGTHS words; they take the place of the others in concurrent calls.
 OWN_LENGTHS = (1, 2, 3, 5, 8, 12, 40, 200)
 #: One in this many words of every second of them is a mask token, if the model scales a text by these.
 MASKED = 4
@@ -57,7 +57,7 @@ MEDIAN_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.007, "
 def answers(predictor: Predictor, compiled: bool = False) -> Answers:
     """Return the outputs for all texts in one call, then for one text alone, a long one, many short ones in one call, and pairs.
 
-    Where the tokenizer knows few of these words, texts of its own follow, and many short ones in one call. All but the first two calls are left
+    Where the tokenizer knows few of these words, texts of words that it knows follow, and many short ones in one call. All but the first two calls are left
     out where the model is `compiled`, which takes minutes for each new shape; the long one also where each token has outputs over a
     vocabulary, which would take gigabytes.
     """
@@ -148,7 +148,7 @@ def _numbered(predictor: Predictor, word: str) -> list[Text]:
 
 
 def _short_texts(predictor: Predictor, word: str) -> list[Text]:
-    """Return `MANY` short texts that differ: numbered ones or, where the tokenizer does not know such words, as long ones of its own."""
+    """Return `MANY` short texts that differ: numbered ones or, where the tokenizer does not know such words, as long ones of words that it knows."""
     if not (words := own_words(predictor.tokenizer.whole, predictor.unknown_id)):
         return _numbered(predictor, word)
     import numpy as np
