@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +12,18 @@ from bertopt.core import Spec
 if TYPE_CHECKING:
     from bertopt.core import Array
 
-#: In rows that have mask tokens, one token in this many is one.
-SHARE = 6
+#: The shares of mask tokens that rows with any have in turn: a few, as in training; half; and nearly all, as where a text is written from
+#: mask tokens step by step.
+SHARES = (1 / 6, 1 / 2, 9 / 10)
 
 
-def placed(spec: Spec, ids: Array, mask: Array, odd: int, rng: np.random.Generator) -> Array:
-    """Return ids [B, S] with some mask tokens among the valid tokens of every second row, from the first one on or, if `odd` is 0, the second,
-    and none in the others. A row's first valid token is never one: without any other token a row has no output."""
+def placed(spec: Spec, ids: Array, mask: Array, pattern: int, rng: np.random.Generator) -> Array:
+    """Return ids [B, S] with some mask tokens among the valid tokens of every second row, and none in the others. `pattern`, the number of a
+    padding pattern, chooses where both begin: with the first row if it is odd. A row's first valid token is never a mask token: without any
+    other token a row has no output."""
     own = next(number for number in range(spec.vocabulary) if number not in (spec.pad_id, spec.dropped_id))
     ids = np.where((mask == 1) & (ids == spec.dropped_id), own, ids)
-    for row in range(1 - odd, len(ids), 2):
+    for number, row in enumerate(range(1 - pattern % 2, len(ids), 2), pattern // 2):
         valid = np.flatnonzero(mask[row])[1:]
-        ids[row, rng.permutation(valid)[: -(-len(valid) // SHARE)]] = spec.dropped_id
+        ids[row, rng.permutation(valid)[: math.ceil(SHARES[number % len(SHARES)] * len(valid))]] = spec.dropped_id
     return ids

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertopt.checks import mask_tokens
+from bertopt.checks import mask_tokens, token_types
 from bertopt.core import ShapeLimits, Spec
 from bertopt.spec import Text
 
@@ -290,11 +290,8 @@ def inputs_of(spec: Spec, mask: Array, padding: str, rng: np.random.Generator) -
     batch, sequence = mask.shape
     ids = spec.random_ids((batch, sequence), rng)
     if spec.dropped_id is not None:
-        ids = mask_tokens.placed(spec, ids, mask, PADDINGS.index(padding) % 2, rng)
+        ids = mask_tokens.placed(spec, ids, mask, PADDINGS.index(padding), rng)
     if padding in ("right", "left", "masked_row"):
         ids[mask == 0] = spec.pad_id
-    types = np.zeros((batch, sequence), np.int64)
-    if spec.token_types > 1:
-        # Pairs: the second half of every odd row is the second segment; of a single row likewise.
-        types[(batch > 1) :: 2, sequence // 2 :] = 1
+    types = token_types.of_rows(spec, (batch, sequence), padding, rng)
     return spec.padded_inputs(ids, mask, types)

@@ -119,10 +119,18 @@ def _batches(
         if number == len(batches):
             mask = padded_batches.half_short(mask, rng)
         count = int(framing.free(mask, frame).sum())
-        valid = np.take(ids, range(taken, taken + count), mode="wrap")
+        valid = in_turn(ids, taken, count)
         probes.append(make_probe(spec, "batch sizes", len(probes), mask, valid, rng, frame, batch.pairs))
         taken += count
     return probes, taken
+
+
+def in_turn(ids: Array, first: int, count: int) -> Array:
+    """Return `count` ids from number `first` on: all `ids` in their order, then all of them again and again, each time in another order. In one
+    order, all long rows of a small vocabulary, such as that of proteins, would be nearly equal, and a row that gets another's output as well."""
+    rounds = range(first // len(ids), (first + count) // len(ids) + 1)
+    every = np.concatenate([ids if turn == 0 else np.random.default_rng([turn, 27]).permutation(ids) for turn in rounds])
+    return every[first - rounds[0] * len(ids) :][:count]
 
 
 def _copies(spec: Spec, batches: Sequence[Probe], ids: Array, rng: np.random.Generator, frame: Frame | None) -> list[Probe]:
@@ -173,7 +181,7 @@ def _padded(spec: Spec, most: int, affordable: int, ids: Array, number: int, rng
     """Yield the batches of `padded_batches`, numbered from `number`."""
     last: Probe | None = None
     for at, (what, mask) in enumerate(padded_batches.masks(spec, rng, most, affordable), number):
-        valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+        valid = in_turn(ids, 0, int(framing.free(mask, frame).sum()))
         probe = make_probe(spec, "batch sizes", at, mask, valid, rng, frame, "none" if len(mask) > MAX_BATCH // 4 else "all")
         # Batches of one shape follow each other: data cached under the shape, or the number of tokens, is wrong for the second.
         before = (last,) if last is not None and last.shape == probe.shape else ()
@@ -196,7 +204,7 @@ def _many_texts(spec: Spec, most_tokens: int, ids: Array, number: int, rng: np.r
         lengths = rng.integers(max(1, short - 1), short + 1, max(1, min(count, most_tokens // short)))
         lengths[0] = longest
         mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
-        valid = np.resize(ids, int(framing.free(mask, frame).sum()))
+        valid = in_turn(ids, 0, int(framing.free(mask, frame).sum()))
         yield make_probe(spec, MANY_TEXTS, number, mask, valid, rng, frame)
         number += 1
 

@@ -15,8 +15,8 @@ MOST_UNKNOWN = 0.5
 COUNT, LONGEST, KEPT = 140, 640, 12
 #: Words drawn from, of a large vocabulary.
 WORDS = 4096
-#: Tokens that are masked in every fourth text: one of this many.
-MASKED = 7
+#: Every fourth text has mask tokens, in turn one in seven of its tokens, as in training, and half of them.
+MASKED = (1 / 7, 1 / 2)
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
@@ -28,32 +28,38 @@ def unknown_share(ids: Sequence[Sequence[int]], unknown: int | None, special: Se
     return float((own == unknown).mean()) if unknown is not None and len(own) else 0.0
 
 
-def replaced(encode: Encode, vocabulary: Sequence[str], unknown: int | None, special: Sequence[int], mask: str | None) -> list[str]:
-    """Return texts to check a model with in place of the built-in ones; none where the tokenizer knows those, or has no words to make others of.
+def own_words(encode: Encode, vocabulary: Sequence[str], unknown: int | None, special: Sequence[int]) -> list[str]:
+    """Return words that a tokenizer knows, each one token; none where it knows most of those of the built-in texts, or fewer than two.
 
-    `encode` gives the ids of texts, `vocabulary` are the spellings by id, `special` the ids of special tokens, `mask` is the mask token where
-    texts are to hold some.
+    `encode` gives the ids of texts, `vocabulary` are the spellings by id, `special` the ids of special tokens.
     """
-    built_in = built_in_texts()
-    if unknown_share(encode(built_in), unknown, special) <= MOST_UNKNOWN:
+    if unknown_share(encode(built_in_texts()), unknown, special) <= MOST_UNKNOWN:
         return []
     frame = len(encode([""])[0])
-    rng = np.random.default_rng(0)
     numbers = np.setdiff1d(np.arange(len(vocabulary)), [*special, *([] if unknown is None else [unknown])])
-    numbers = np.sort(rng.permutation(numbers)[:WORDS])
+    numbers = np.sort(np.random.default_rng(0).permutation(numbers)[:WORDS])
     words = [vocabulary[number] for number, row in zip(numbers, encode([vocabulary[number] for number in numbers]), strict=True) if len(row) == frame + 1 and number in row]
-    if len(words) < 2:
+    return words if len(words) > 1 else []
+
+
+def replaced(encode: Encode, words: Sequence[str], mask: str | None) -> list[str]:
+    """Return texts of a tokenizer's own `words` to check a model with in place of the built-in ones, some of which stay; none without words.
+
+    `encode` is as in `own_words`; `mask` is the mask token where texts are to hold some.
+    """
+    if not words:
         return []
     start = words[: min(8, len(words))]
-    joined = len(encode(["".join(start)])[0]) == frame + len(start)
+    joined = len(encode(["".join(start)])[0]) == len(encode([""])[0]) + len(start)
     lengths = [1, 1, 2, 2, 3, *np.geomspace(2, LONGEST, COUNT - 5).round().astype(int).tolist()]
-    return [*built_in[:KEPT], *(_text(words, length, number, joined, mask, rng) for number, length in enumerate(lengths))]
+    rng = np.random.default_rng(0)
+    return [*built_in_texts()[:KEPT], *(_text(words, length, number, joined, mask, rng) for number, length in enumerate(lengths))]
 
 
 def _text(words: Sequence[str], length: int, number: int, joined: bool, mask: str | None, rng: np.random.Generator) -> str:
     """Return a text of `length` tokens. Where words need no spaces between them, two texts in three have none."""
     drawn: list[Any] = [words[place] for place in rng.integers(0, len(words), length)]
     if mask is not None and number % 4 == 3 and length > 1:
-        for place in rng.permutation(length)[: max(1, length // MASKED)]:
+        for place in rng.permutation(length)[: max(1, int(MASKED[number // 4 % len(MASKED)] * length))]:
             drawn[place] = mask
     return ("" if joined and number % 3 else " ").join(drawn)

@@ -24,6 +24,7 @@ from bertopt.recipe.texts import read
 from bertopt.results import Limits, holds
 from bertopt.runtime import replay, task_outputs
 from bertopt.runtime.load import load
+from bertopt.runtime.own_texts import own_texts
 from bertopt.spec import Text
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def verify_url(
     if predictor.spec.granularity != "text":
         raise UsageError(f"--url compares embeddings and classifications; '{directory}' is made for {predictor.spec.task}")
     spec, server = predictor.spec, RunningServer(url.rstrip("/"), api_key)
-    given = list(read(texts).asked(spec.task)) if texts else _built_in(spec)
+    given = list(read(texts).asked(spec.task)) if texts else _built_in(directory, spec)
     pairs: list[Text] = [text for text in given if not isinstance(text, str)]
     # Single texts of a file have no other route than /predict.
     ranks = spec.ranks and bool(pairs) and (texts is None or len(pairs) == len(given)) and server.has_rerank()
@@ -132,9 +133,10 @@ def _logits(scores: Array) -> Array:
     return np.asarray(np.log(kept / (1 - kept)))
 
 
-def _built_in(spec: Spec) -> list[Text]:
+def _built_in(directory: Path, spec: Spec) -> list[Text]:
+    """Return the built-in texts, or those of the artefact's own words where its tokenizer knows few of theirs, and pairs of them for classifiers."""
     # Some servers refuse empty ones.
-    texts = [text for text in probes.built_in_texts() if text]
+    texts = [text for text in own_texts(directory, spec) or probes.built_in_texts() if text]
     return [*texts, *(filter(all, probes.pairs(spec, texts)) if spec.task == "text-classification" else [])]
 
 

@@ -90,7 +90,7 @@ class Predictor:
         #: Runs texts; public for servers, which batch the texts of several callers.
         self.runner = Runner(feed, spec, self.tokenizer, limits, costs)
         self._mask_id = mask_id(directory, self.tokenizer) if spec.task == "fill-mask" else -1
-        self._unknown_id = _special_id(directory, self.tokenizer, "unk_token")
+        self.unknown_id = _special_id(directory, self.tokenizer, "unk_token")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a predictor cannot be pickled: give other processes the artefact's path, and call bertopt.load once in each")
@@ -273,7 +273,7 @@ class Predictor:
         if strategy != "none":
             left_out = (OUTSIDE,) if ignored is None else ignored
             return [
-                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self._unknown_id, left_out)
+                entities(self.spec, task_outputs.softmax(out[name][: len(t)]), text, t, strategy, fast, self.unknown_id, left_out)
                 for text, t, out in rows
             ]
         if task == "token-classification":

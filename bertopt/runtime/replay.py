@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bertopt.core import Precision
 from bertopt.errors import WrongAnswer
 from bertopt.results import nan_max
+from bertopt.runtime.own_texts import own_words
 from bertopt.runtime.text_inputs import asked
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ TEXTS = (
 #: Recorded for classifiers and re-rankers.
 PAIRS = (("Wie spät ist es?", TEXTS[2]), (TEXTS[5], "1 2 3"), ("a", TEXTS[6]))
 PROJECTIONS = 8
+#: To a tokenizer that does not know these words, such as one of proteins, nearly all of these texts are alike: besides them, texts of words
+#: that it knows are recorded, of OWN_LENGTHS words; they take the place of the others in concurrent calls.
+OWN_LENGTHS = (1, 2, 3, 5, 8, 12, 40, 200)
+#: One in this many words of every second of them is a mask token, if the model scales a text by these.
+MASKED = 4
 #: How many times each text is run concurrently with the others, each from a separate thread, and seconds until all threads have started.
 ROUNDS, START_S = 4, 60.0
 #: Also recorded: a text of LONG_TOKENS tokens, or as many as the model takes, and MANY short texts in one call. On another machine only the
@@ -51,21 +57,24 @@ MEDIAN_TOLERANCE: dict[Precision, float] = {"float32": 1e-3, "float16": 0.007, "
 def answers(predictor: Predictor, compiled: bool = False) -> Answers:
     """Return the outputs for all texts in one call, then for one text alone, a long one, many short ones in one call, and pairs.
 
-    The last three are left out where the model is `compiled`, which takes minutes for each new shape; the long one also where each token has
-    outputs over a vocabulary, which would take gigabytes.
+    Where the tokenizer knows few of these words, texts of words that it knows follow, and many short ones in one call. All but the first two calls are left
+    out where the model is `compiled`, which takes minutes for each new shape; the long one also where each token has outputs over a
+    vocabulary, which would take gigabytes.
     """
     texts = _texts(predictor)
     calls = [texts, texts[2:3]]
     if not compiled:
         long = ["word " * min(predictor.spec.text_length, LONG_TOKENS)] if predictor.spec.task != "fill-mask" else []
         pairs: list[Text] = list(PAIRS) if predictor.spec.task == "text-classification" else []
-        calls += [asked(predictor.spec.task, long), _short_texts(predictor, "text"), pairs]
+        calls += [asked(predictor.spec.task, long), _numbered(predictor, "text"), pairs]
+        if own := _own_texts(predictor):
+            calls += [own, _short_texts(predictor, "text")]
     return [answer for call in calls if call for answer in _call(predictor, call)]
 
 
 def at_once(predictor: Predictor) -> list[Answers]:
     """Return the outputs of each text in a call alone: first one call after the other, then in `ROUNDS` rounds of concurrent calls."""
-    return _beside_others([predictor], [[text] for text in _texts(predictor)], batch_by_batch=False)
+    return _beside_others([predictor], [[text] for text in _own_texts(predictor) or _texts(predictor)], batch_by_batch=False)
 
 
 def calls_at_once(*predictors: Predictor) -> list[Answers]:
@@ -134,8 +143,33 @@ def _texts(predictor: Predictor) -> list[Text]:
     return asked(predictor.spec.task, TEXTS)
 
 
-def _short_texts(predictor: Predictor, word: str) -> list[Text]:
+def _numbered(predictor: Predictor, word: str) -> list[Text]:
     return asked(predictor.spec.task, [f"{word} {number}" for number in range(MANY)])
+
+
+def _short_texts(predictor: Predictor, word: str) -> list[Text]:
+    """Return `MANY` short texts that differ: numbered ones or, where the tokenizer does not know such words, as long ones of words that it knows."""
+    if not (words := own_words(predictor.tokenizer.whole, predictor.unknown_id)):
+        return _numbered(predictor, word)
+    import numpy as np
+
+    length = len(word.split()) + 1
+    rows = np.random.default_rng(length).integers(0, len(words), (MANY, length))
+    return asked(predictor.spec.task, [" ".join(words[place] for place in row) for row in rows])
+
+
+def _own_texts(predictor: Predictor) -> list[Text]:
+    """Return texts of the tokenizer's own words; none where it knows most of the built-in texts'."""
+    whole, dropped = predictor.tokenizer.whole, predictor.spec.dropped_id
+    if not (words := own_words(whole, predictor.unknown_id)):
+        return []
+    import numpy as np
+
+    texts = [[words[place] for place in np.random.default_rng(length).integers(0, len(words), length)] for length in OWN_LENGTHS]
+    if dropped is not None:
+        for text in texts[1::2]:
+            text[::MASKED] = [whole.id_to_token(dropped)] * len(text[::MASKED])
+    return asked(predictor.spec.task, [" ".join(text) for text in texts])
 
 
 def _call(predictor: Predictor, texts: Sequence[Text], batch_by_batch: bool = False) -> Answers:

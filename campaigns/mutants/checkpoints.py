@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from campaigns.mutants.plant import Checkpoint
+from tests.support.proteins import write_protein
 from tests.support.tiny_models import write_tiny
 
 POSITIONS = 130
@@ -34,7 +36,8 @@ def write(out: Path, of: Checkpoint = Checkpoint(), seed: int = 0) -> Path:  # n
     from safetensors.torch import load_file, save_file
 
     fields, sizes, shifts = HEADS.get(of.head, ({}, [1.0], [0.0]))
-    write_tiny(out, of.family, of.task, of.pooling, seed, fields)
+    write = write_protein if of.family == "esm" else functools.partial(write_tiny, family=of.family)
+    write(out, task=of.task, pooling=of.pooling, seed=seed, extra=fields)
     config = json.loads((out / "config.json").read_text())
     weights: dict[str, Any] = load_file(out / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)

@@ -19,6 +19,8 @@ from tests.support.tiny_models import WORDS
 SHAPES = [[1, 8], [2, 16]]
 TEXTS = 24
 PLANTED = "mutant"
+#: Of which texts for ESM consist.
+AMINO_ACIDS = "LAGVSERTIDPKQNFYMHWC"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Bench:
         model = self.checkpoint(of)
         recipe = {
             "schema_version": 1, "model": str(model), "device": "cpu", "steps": [dict(step) for step in steps],
-            "inputs": {"shapes": SHAPES, "texts": str(self.texts(model, labelled))}, **head,
+            "inputs": {"shapes": SHAPES, "texts": str(self.texts(of, model, labelled))}, **head,
         }  # fmt: skip
         return bertopt.run(recipe, self.scratch / "out" / key)
 
@@ -82,12 +84,13 @@ class Bench:
         path = self.scratch / f"{of.family}-{of.task}-{of.pooling}-{of.head}"
         return path if path.exists() else checkpoints.write(path, of)
 
-    def texts(self, model: Path, labelled: bool) -> Path:
+    def texts(self, of: Checkpoint, model: Path, labelled: bool) -> Path:
         """Texts of every length; their labels are what the checkpoint answers, so its accuracy is 1."""
         path = model.with_suffix(".jsonl" if labelled else ".txt")
         if not path.exists():
             rng = random.Random(0)
-            texts = [" ".join(rng.choices(WORDS, k=1 + index)) for index in range(TEXTS)]
+            words = AMINO_ACIDS if of.family == "esm" else WORDS
+            texts = [" ".join(rng.choices(words, k=1 + index)) for index in range(TEXTS)]
             if labelled:
                 lines = [json.dumps({"text": text, "label": label}) for text, label in labels(model, texts)]
             else:

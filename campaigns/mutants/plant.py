@@ -93,7 +93,7 @@ NEW = (
     "newer_families", "batch_forms", "unseen_calls", "heads", "labels", "own_passes", "reported", "outsiders", "shipped_bugs", "shipped_graphs",
     "convolution_families",
     "service_batches", "graph_constants", "resealed", "resealed_weights", "sparse", "batch_lengths",
-    "bert_relatives",
+    "bert_relatives", "unusual_rows",
 )  # fmt: skip
 _TABLES = ("torch_forms", "torch_inputs", "onnx_forms", "claims", "runtime", "deeds", "controls", *NEW)
 

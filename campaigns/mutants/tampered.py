@@ -42,7 +42,7 @@ def fresh(bench: Any, name: str, on: Checkpoint, *steps: Any, **head: Any) -> tu
     model = bench.checkpoint(on)
     recipe = {
         "schema_version": 1, "model": str(model), "device": "cpu", "steps": [dict(step) for step in steps],
-        "inputs": {"shapes": [[1, 8]], "texts": str(bench.texts(model, False))}, **head,
+        "inputs": {"shapes": [[1, 8]], "texts": str(bench.texts(on, model, False))}, **head,
     }  # fmt: skip
     return out, lambda: bertopt.run(recipe, out)
 

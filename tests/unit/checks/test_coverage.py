@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -460,3 +461,17 @@ def test_the_checkpoint_answers_in_one_call_as_in_separate_ones() -> None:
     row_differences.check_alone(alone, list("abc"))  # fill-mask is not run in one call
     with pytest.raises(WrongAnswer, match=r"text '[ac]' must be the same in a call for it and in one for 3 texts"):
         row_differences.check_alone(alone | together | {"0/logits": together["2/logits"], "2/logits": together["0/logits"]}, list("abc"))
+
+
+def test_long_rows_of_a_small_vocabulary_differ() -> None:
+    """All ids followed each other in one order: of 32 ids only 32 pairs of neighbours were run, and long rows were nearly equal."""
+    small = SPEC.model_copy(update={"vocabulary": 33, "pad_id": 32})
+    neighbours = set[tuple[int, int]]()
+    for probe in sweep_plan.plan(small, 0, 8192).of(False, WHOLE):
+        for row, length in zip(probe.inputs["input_ids"], probe.inputs["attention_mask"].sum(axis=1), strict=True):
+            neighbours.update(pairwise(row[:length].tolist()))
+    assert len(neighbours) > 700
+    ids = np.arange(5) * 7
+    every = sweep_plan.in_turn(ids, 0, 23)
+    assert every[:5].tolist() == ids.tolist() and all(sorted(every[at : at + 5]) == ids.tolist() for at in (5, 10, 15))
+    assert all((sweep_plan.in_turn(ids, first, count) == every[first : first + count]).all() for first in range(12) for count in (0, 1, 5, 11))

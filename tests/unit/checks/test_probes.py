@@ -103,6 +103,14 @@ def test_pairs_have_a_second_segment() -> None:
     assert tuple(probe(single, "none").inputs) == ("input_ids", "attention_mask")
 
 
+def test_rows_with_holes_have_all_types_in_any_order() -> None:
+    """Types that fall again, and more than two in a row, were in no row."""
+    types = probe(spec(token_types=4), "holes", (8, 16)).inputs["token_type_ids"]
+    assert set(types.ravel().tolist()) == {0, 1, 2, 3} and not types[:, 0].any() and (np.diff(types, axis=1) < 0).any(axis=1).all()
+    single = spec(inputs=("input_ids", "attention_mask"), token_types=0)
+    assert "token_type_ids" not in probe(single, "holes").inputs
+
+
 @pytest.mark.parametrize(
     ("largest", "shapes"),
     [

@@ -37,7 +37,7 @@ def test_proteins_get_texts_of_amino_acids(tmp_path: Path, task: str) -> None:
     own = np.concatenate([row[1:-1] for row in ids])
     assert (own == 3).mean() < 0.05 and set(range(4, 31)) <= set(own.tolist())
     masks = [row.count(32) for row in ids]
-    assert 20 < sum(map(bool, masks)) < 60 and max(masks) > 50 and any("<mask>" in text and " " in text for text in found) and any("<mask>" in text and " " not in text for text in found)
+    assert 20 < sum(map(bool, masks)) < 60 and max(masks) > 200 and any("<mask>" in text and " " in text for text in found) and any("<mask>" in text and " " not in text for text in found)
 
 
 def test_a_model_whose_tokens_are_not_scaled_gets_no_mask_tokens(tmp_path: Path) -> None:
@@ -59,11 +59,13 @@ def test_words_that_need_spaces_get_them() -> None:
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [[1, *(words.index(word) if word in words else 0 for word in text.split()), 2] for text in texts]
 
-    found = vocabulary_texts.replaced(encode, words, 0, [0, 1, 2], "[MASK]")
+    own = vocabulary_texts.own_words(encode, words, 0, [0, 1, 2])
+    assert own == words[3:]
+    found = vocabulary_texts.replaced(encode, own, "[MASK]")
     assert len(found) == vocabulary_texts.COUNT + vocabulary_texts.KEPT
     made = found[vocabulary_texts.KEPT :]
     assert all(set(text.split()) <= {*words[3:], "[MASK]"} for text in made) and sum("[MASK]" in text for text in made) == vocabulary_texts.COUNT // 4
-    assert vocabulary_texts.replaced(encode, words[:3], 0, [0, 1, 2], None) == [], "no words to make texts of"
+    assert vocabulary_texts.own_words(encode, words[:4], 0, [0, 1, 2]) == vocabulary_texts.replaced(encode, [], None) == [], "no words to make texts of"
 
 
 def test_a_plan_probes_them_in_place_of_the_built_in_texts() -> None:
@@ -101,3 +103,14 @@ def test_rows_of_random_ids_have_mask_tokens_in_every_second_row() -> None:
     plain = spec.model_copy(update={"dropped_id": None})
     with_ids = {probe.name: probe.inputs["input_ids"] for probe in probes.grid(plain, [(4, 16)], None)}
     assert {int(row) for ids in with_ids.values() for row in (ids == 32).sum(axis=1)} != {0}
+
+
+def test_random_rows_have_few_mask_tokens_many_and_hardly_others() -> None:
+    """A share of 1 in 6 alone let a count in too few bits pass."""
+    spec, shares, most = probes_spec().model_copy(update={"max_length": 1026}), list[float](), 0
+    for probe in probes.grid(spec, [(8, 64), (1, 1024)], None):
+        ids, mask = probe.inputs["input_ids"], probe.inputs["attention_mask"].astype(bool)
+        masked = ((ids == spec.dropped_id) & mask).sum(axis=1)
+        most = max(most, int(masked.max()))
+        shares += (masked / mask.sum(axis=1).clip(1))[(masked > 0) & (mask.sum(axis=1) > 20)].tolist()
+    assert most > 256 and all(any(abs(share - wanted) < 0.1 for share in shares) for wanted in (1 / 6, 1 / 2, 9 / 10))

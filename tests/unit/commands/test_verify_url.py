@@ -19,6 +19,7 @@ from bertopt.commands.verify_url import verify_url
 from bertopt.errors import UsageError
 from bertopt.runtime import task_outputs
 from tests.support.artefacts import write_artefact
+from tests.support.proteins import write_protein
 from tests.support.tiny_models import Tiny, without_normalize, write_tiny
 
 Answer = Callable[[str, list[Any]], Any]
@@ -251,3 +252,19 @@ def test_sparse_embeddings_are_compared_whole(tiny: Tiny, tmp_path: Path) -> Non
         assert verify_url(artefact, url).exit_code == 3
     with served(answering(lambda row: [{**one, "index": one["index"] + 1000} for one in row])) as url, pytest.raises(UsageError, match="the artefact's vocabulary has 85"):
         verify_url(artefact, url)
+
+
+def test_a_model_of_proteins_is_asked_for_proteins(tmp_path: Path) -> None:
+    """It was asked for texts of unknown words, which are nearly alike to it."""
+    artefact = write_artefact(write_protein(tmp_path / "checkpoint", "feature-extraction", "mean", extra={"max_position_embeddings": 130}), tmp_path / "artifact")
+    predictor = bertopt.load(artefact)
+    asked = list[str]()
+
+    def answer(path: str, inputs: list[Any]) -> Any:
+        asked.extend(inputs)
+        return np.asarray(predictor(inputs)).tolist() if path == "/embed" else None
+
+    with served(answer) as url:
+        assert verify_url(artefact, url).exit_code == 0
+    ids = np.concatenate([row.ids[1:-1] for row in predictor.tokenizer.encode(asked)])
+    assert (ids == 3).mean() < 0.2, "few tokens are unknown"
