@@ -68,6 +68,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "profiles": [{"min": [1, 1], "opt": [2, 16], "max": [8, 64]}],
     }
 }  # fmt: skip
+#: What the tiny model of a family must be for a pass to say something: TensorRT-RTX has no attention kernel for heads of 8.
+FIELDS: dict[str, dict[str, Any]] = {"ultrabert": {"hidden_size": 64}}
 #: Models that answer once a text, and how they pool; everything else of them is feature extraction.
 POOLED = {"embedding": "mean", "sparse embedding": "splade"}
 SHAPES = ((2, 8), (3, 16))
@@ -112,7 +114,7 @@ class _Model:
     def __init__(self, root: Path, family: str, task: str, workers: Workers) -> None:
         self.root, self.family, self.task = root, family, task
         pooling = POOLED.get(task)
-        checkpoint = write_tiny(root / "checkpoint", family, "feature-extraction" if pooling else task, pooling)
+        checkpoint = write_tiny(root / "checkpoint", family, "feature-extraction" if pooling else task, pooling, extra=FIELDS.get(family, {}))
         start = root / "stage-0"
         start.mkdir()
         fields = {"key": "matrix", "name": "reference", "device": "cpu"}

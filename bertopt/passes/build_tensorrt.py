@@ -89,8 +89,7 @@ class BuildTensorrt(Pass[Onnx, Engine]):
             layers["timing_cache_not_used"] = 1
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            advice = f"; {_NO_FLOAT32_ATTENTION}" if "Attention operation was not supported" in logger.last else ""
-            raise tensorrt_import.failure(f"{library} {trt.__version__} could not build the engine", f"{logger.last}{advice}")
+            raise tensorrt_import.failure(f"{library} {trt.__version__} could not build the engine", f"{logger.last}{_advice(model, logger.last)}")
         self._write_cache(cache, config)
         folder = ctx.workdir / "engines" / f"{library}-{trt.__version__}_{'_'.join(targets)}"
         folder.mkdir(parents=True)
@@ -193,6 +192,15 @@ class BuildTensorrt(Pass[Onnx, Engine]):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write.replacing(path) as new:
             new.write_bytes(memoryview(config.get_timing_cache().serialize()))
+
+
+def _advice(model: Onnx, said: str) -> str:
+    """What to do about the library's last message, `said`."""
+    if "Attention operation was not supported" not in said:
+        return ""
+    if model.precision == "float32":
+        return f"; {_NO_FLOAT32_ATTENTION}"
+    return f"; TensorRT has no Attention kernel for heads of size {model.spec.hidden // model.spec.heads}: export with opset: 22"
 
 
 def _parse(trt: Any, builder: Any, logger: Any, model: Onnx) -> Any:

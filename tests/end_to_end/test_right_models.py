@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from bertopt.modeling import config_checks
+from bertopt.modeling import families
 from campaigns import right_models
 from campaigns.examination import examine
 from tests.support import example_passes
@@ -36,7 +36,7 @@ def test_two_checkpoints_and_tiny_ones_of_each_family_and_task_are_models(tmp_pa
 
 def test_every_family_has_tiny_models() -> None:
     # CamemBERT is RoBERTa under another name.
-    assert set(CLASSES) == {*config_checks.FAMILIES} - {"camembert"}
+    assert set(CLASSES) == {*families.FAMILIES} - {"camembert"}
 
 
 def test_a_wrong_stage_is_refused_and_a_right_one_is_not(workers: SharedWorkers, tiny: Tiny, tmp_path: Path) -> None:

@@ -295,6 +295,12 @@ def test_engine_of_native_float32_attention_is_refused_with_advice(built: Built,
         ahead("sm86")(built.build("bert", SDPA, E23).model, built.context())
 
 
+def test_engine_of_heads_without_a_kernel_is_refused_with_advice(built: Built, ahead: Build) -> None:
+    """UltraBERT's tiny model has heads of 8."""
+    with pytest.raises(Unsupported, match="no Attention kernel for heads of size 8: export with opset: 22"):
+        ahead("sm86")(built.build("ultrabert", SDPA, E23, CastOnnxHalf()).model, built.context())
+
+
 def test_engine_shapes() -> None:
     step = BuildTensorrt(profiles=(PROFILE, Profile(min=(5, 1), opt=(8, 16), max=(8, 32))))
     assert step.shape_conflict([(1, 64), (8, 32)]) is None
