@@ -83,7 +83,7 @@ def matrix(found: dict[str, Any]) -> str:
                 if outcome.startswith("unsupported: "):
                     # Class and family names vary within one reason.
                     reason = outcome.removeprefix("unsupported: ").splitlines()[0]
-                    where = reasons.setdefault((name, re.sub(rf"\b({family}|{_CLASS})\b", "…", reason)), [])
+                    where = reasons.setdefault((name, _general(family, reason)), [])
                     where += [family] if family not in where else []
         lines.append(f"| {family} | {' | '.join(row)} |")
     lines += ["", f"Tasks: {', '.join(tasks)}; {len(cells)} cells.", ""]
@@ -93,6 +93,14 @@ def matrix(found: dict[str, Any]) -> str:
 
 #: A transformers class in a message.
 _CLASS = r"[A-Z]\w+(?:For\w+|Model)"
+#: What the table itself says: which families a pass takes, and for how many products of one task's model the reason holds.
+_LISTED = r"; (known|families that can be packed): .*|(?<=INT8 is for products with one matrix; )\d+ of \d+ (?=products)"
+
+
+def _general(family: str, reason: str) -> str:
+    """Return a reason as it holds for other families and tasks too."""
+    shorter = re.sub(_LISTED, "", re.sub(r"the native encoder runs .*; got", "the native encoder does not run", reason))
+    return re.sub(rf"\b({family}|{_CLASS})\b", "…", shorter)
 
 
 def _cell(outcomes: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULT = ROOT / "benchmarks" / "results" / "quickstart.json"
 LIMITS = ROOT / "benchmarks" / "results" / "parity_limits.json"
 #: The second has the families that came later, the third reduced precision once cells were held to their twins; then what came later still.
-MATRICES = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("matrix", "matrix_rotary", "matrix_reduced", "matrix_native")]
+MATRICES = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("matrix", "matrix_rotary", "matrix_reduced", "matrix_native", "matrix_sparse", "matrix_more")]
 MUTANTS = ROOT / "benchmarks" / "results" / "mutants.json"
 RIGHT_MODELS = ROOT / "benchmarks" / "results" / "right_models.json"
 PROOF = ROOT / "benchmarks" / "results" / "proof.json"
