@@ -14,6 +14,8 @@ from typing import Any
 #: Where files are that any process reads: the system's, temporary ones of libraries, and code, which is hashed elsewhere.
 _SYSTEM, _CACHES = ("/proc", "/sys", "/dev", "/etc", "/usr", "/lib", "/run"), ("bertopt-", "torchinductor_", "tmp")
 CODE, COMPILED = (".py", ".pyc", ".so"), (".pyc", ".so")
+#: bertopt's folder, which in a checkout is not where packages are.
+_OWN = Path(__file__).absolute().parents[1]
 #: Sets that the names of files are put into as they are opened.
 _watching: list[set[str]] = []
 
@@ -41,10 +43,10 @@ def noting() -> Iterator[set[str]]:
 
 
 def elsewhere(opened: Iterable[str], inside: Collection[Path], code: tuple[str, ...] = CODE) -> list[Path]:
-    """Return the `opened` files that are neither in one of the directories `inside` nor `code`, by their suffixes, the system's, or caches of
-    compilers."""
+    """Return the `opened` files that are neither in one of the directories `inside` nor `code`, by their suffixes, the system's, bertopt's, or caches
+    of compilers."""
     # Not Path.home, which raises for a user without a home.
-    ours = [*inside, Path(os.path.expanduser("~/.cache")), *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]  # noqa: PTH111
+    ours = [*inside, _OWN, Path(os.path.expanduser("~/.cache")), *map(Path, (sys.prefix, sys.base_prefix, *_SYSTEM))]  # noqa: PTH111
     temporary, outside = Path(tempfile.gettempdir()), []
     for path in sorted(Path(name).absolute() for name in opened):
         known = any(path.is_relative_to(root) for root in ours)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from bertopt.checks import probes
 from bertopt.system import opened_files
 
 
@@ -29,10 +30,18 @@ def test_data_is_named_and_descriptions_of_packages_are_not(tmp_path: Path, monk
     assert opened_files.elsewhere(opened, [artefact]) == [data]
 
 
+def test_what_bertopt_itself_reads_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened_files.sys, "prefix", str(tmp_path))  # as in a checkout, which lies beside the environment
+    with opened_files.noting() as opened:
+        assert probes.built_in_texts()
+    assert any(name.endswith("texts.jsonl") for name in opened) and not opened_files.elsewhere(opened, [tmp_path])
+
+
 def test_files_are_seen_however_a_pass_reads_them(tmp_path: Path) -> None:
     """safetensors opens files in Rust, of which Python's audit hooks hear nothing."""
     code = """
 import json, sys
+from bertopt.checks import probes
 from bertopt.system import opened_files
 with opened_files.noting() as opened:
     import numpy as np
