@@ -87,10 +87,13 @@ def _exit() -> NoReturn:
 
 def _preload() -> None:
     """Import what nearly every worker needs, while bertopt checks the recipe. No threads may start here."""
+    import bertopt.passes  # noqa: F401
+    import bertopt.runtime.predictor  # noqa: F401
 
     # Workers that only run an artefact do without: what needs it then says so. ValueError: `check_hub_variables` says why.
     with contextlib.suppress(ModuleNotFoundError, ValueError):
         import torch  # noqa: F401
+        import transformers.modeling_utils  # noqa: F401
         import transformers.models.auto  # noqa: F401
 
         import bertopt.modeling.checkpoint  # noqa: F401

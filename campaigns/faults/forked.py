@@ -45,8 +45,10 @@ class Forked:
 def prepare() -> None:
     """Import what exports need, and adopt what they leave behind."""
     import torch  # noqa: F401
+    import transformers.modeling_utils  # noqa: F401
     import transformers.models.auto  # noqa: F401
 
+    import bertopt.modeling.checkpoint  # noqa: F401
     import bertopt.pipeline  # noqa: F401
     from bertopt.checks import latency
     from bertopt.pipeline.race import Budget
