@@ -1,6 +1,6 @@
 """Faults that show only in rows that no text of everyday language gives: many mask tokens, types in any order, amino acids.
 
-All were delivered before rows with holes had all types in any order, rows for ESM many mask tokens, and recorded outputs texts of the
+All passed every gate before rows with holes had all types in any order, rows for ESM many mask tokens, and recorded outputs texts of the
 tokenizer's own words.
 """
 
