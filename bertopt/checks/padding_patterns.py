@@ -13,12 +13,14 @@ import numpy as np
 from bertopt.checks.coverage import LARGER, NEAR, Held
 from bertopt.checks.probes import Probe, inputs_of, mask_of, probe_of
 from bertopt.core import Spec
-from bertopt.results import Case, Failure, Limits
+from bertopt.results import Case, Failure, Limits, nan_max
 
 #: Tokens of each row.
 LENGTH = 16
 #: The patterns that serve as the standard, and those that are compared with them, with their names in messages.
 USUAL, PATTERNS = ("none", "right"), {"left": "padding on the left", "holes": "holes in their mask"}
+#: The same, for the tokens beside it.
+BESIDE = {"right": "padding on the right", "left": "padding on the left", "holes": "holes in the mask"}
 #: Fewest vectors of a pattern: few vary too much. (ModernBERT's left-padded rows are compared only where they are whole.)
 FEWEST = 16
 
@@ -37,15 +39,17 @@ def probes(spec: Spec, batch: int, seed: int = 0) -> Iterator[Probe]:
 
 
 def held(cases: Sequence[Case], limits: Limits) -> Iterator[Held]:
-    """Yield how far rows of each pattern differ in reduced precision, with the limit; nothing where a recipe limits `rel_l2` of all rows."""
+    """Yield how far rows of each pattern, and the tokens beside padding, differ in reduced precision, with the limit; nothing where a recipe
+    limits `rel_l2` of all rows."""
     usual = _typical(cases, USUAL)
     if limits.rel_l2 is not None or usual is None:
         return
-    allowed = max(LARGER * usual, NEAR)
-    for padding, what in PATTERNS.items():
-        if (value := _typical(cases, (padding,))) is not None:
-            text = f"rows with {what} may differ by {LARGER:g} times as much as others, {usual:.3g}, or by {NEAR:g}; got {value:.4g}"
-            yield Held(f"rows with {what}", value, allowed, text)
+    found = [(f"rows with {what}", _typical(cases, (padding,))) for padding, what in PATTERNS.items()]
+    found += [(f"tokens beside {what}", _beside(cases, padding)) for padding, what in BESIDE.items()]
+    for what, value in found:
+        if value is not None:
+            text = f"{what} may differ by {LARGER:g} times as much as others, {usual:.3g}, or by {NEAR:g}; got {value:.4g}"
+            yield Held(what, value, max(LARGER * usual, NEAR), text)
 
 
 def failures(cases: Sequence[Case], limits: Limits) -> list[Failure]:
@@ -58,3 +62,9 @@ def _typical(cases: Sequence[Case], paddings: Sequence[str]) -> float | None:
     some = [case for case in cases if case.padding in paddings and case.compared]
     values = np.repeat([case.rel_l2 for case in some], [case.compared for case in some])
     return float(np.median(values)) if len(values) >= FEWEST else None
+
+
+def _beside(cases: Sequence[Case], padding: str) -> float | None:
+    """Return the largest difference of tokens beside padding in batches of this pattern; None where none was measured."""
+    found = [case.beside_padding for case in cases if case.padding == padding and case.beside_padding is not None]
+    return nan_max(found) if found else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from bertopt.checks import beside_padding, label_flips
 from bertopt.checks.probes import Probe
 from bertopt.checks.row_differences import units, usual_sizes
 from bertopt.core import Precision, Session, Spec
@@ -64,9 +65,6 @@ _TINY = 1e-30
 _UNIT = 0.02
 #: Errors are relative to a vector's size, but at least to this share of the output's usual size.
 _SMALL = 0.1
-#: Two labels tie that differ by at most this share of the largest deviation from the vector's mean, and 8 float32 steps of its
-#: largest element: scores of 1000.000 to 1000.005 have an order.
-_TIE, _TIE_STEPS = 1e-5, 8
 
 
 class ProbeOutputs(NamedTuple):
@@ -136,6 +134,7 @@ def compare(
         for name in spec.outputs
     ]
     flips = [case.label_flips for case in per_output if case.label_flips is not None]
+    beside = [case.beside_padding for case in per_output if case.beside_padding is not None]
     worst = max(per_output, key=lambda case: nan_as_inf(case.max_abs))
     return worst.model_copy(
         update={
@@ -144,6 +143,7 @@ def compare(
             "cosine_mean": nan_min(case.cosine_mean for case in per_output),
             "cosine_median": nan_min(_median(case) for case in per_output),
             "label_flips": sum(flips) if flips else None,
+            "beside_padding": nan_max(beside) if beside else None,
             "finite": got.finite,
         }
     )
@@ -155,7 +155,7 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     if a.shape != b.shape:
         raise WrongAnswer(f"{name} has shape {list(a.shape)}, the reference {list(b.shape)} ({probe.name})")
     max_abs = float(np.abs(a - b).max(initial=0.0))
-    flips = int((_relabelled(a, b) if spec.gives_several else _flipped(a, b)).sum()) if spec.labelled else None
+    flips = int((label_flips.of_sets(a, b) if spec.gives_several else label_flips.of_best(a, b)).sum()) if spec.labelled else None
     unit, usual = units(sizes)
     a, b, difference = a / unit, b / unit, np.abs(a - b) / unit
     if a.size == 0:
@@ -174,30 +174,15 @@ def _compare_output(probe: Probe, spec: Spec, name: str, got: Array, reference: 
     # One number may lie near zero for any text, and its rounding is that of the terms it is summed from.
     least = usual if b.shape[-1] == 1 else _SMALL * usual
     size = max(float(np.linalg.norm(b)), least * math.sqrt(b.size), _TINY)
+    of_each = np.linalg.norm(difference, axis=-1) / np.maximum(np.linalg.norm(b, axis=-1), max(least * math.sqrt(b.shape[-1]), _TINY))
     return Case(
         batch=batch, sequence=sequence, padding=probe.padding, max_abs=max_abs,
         rel_l2=float(np.linalg.norm(difference) / size),
         cosine_min=float(cosine.min()), cosine_mean=float(cosine.mean()), cosine_median=float(np.median(cosine)), label_flips=flips, compared=len(a),
         where=f"{name}{position}, {probe.name}", probe=probe.name, row=position[0],
         token=None if spec.granularity == "text" else position[1],
+        beside_padding=beside_padding.largest_median(probe, of_each) if spec.granularity == "token" else None,
     )  # fmt: skip
-
-
-def _relabelled(got: Array, reference: Array) -> Array:
-    """Return for each vector [N, D] whether its set of labels (scores above one half) differs; a score of one half counts as either."""
-    ties = _TIE * np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
-    return np.asarray((((got > 0) != (reference > 0)) & (np.abs(reference) > ties) | np.isnan(got)).any(axis=-1))
-
-
-def _flipped(got: Array, reference: Array) -> Array:
-    """Return for each vector [N, D] whether its best label differs and does not tie with the reference's."""
-    if reference.shape[-1] < 2:
-        return np.zeros(len(reference), bool)
-    chosen = np.take_along_axis(reference, got.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
-    spread = np.abs(reference - reference.mean(axis=-1, keepdims=True)).max(axis=-1, initial=0.0)
-    ties = _TIE * spread + _TIE_STEPS * np.finfo(np.float32).eps * np.abs(reference).max(axis=-1, initial=0.0)
-    other = got.argmax(axis=-1) != reference.argmax(axis=-1)
-    return np.asarray(other & ((reference.max(axis=-1) - chosen > ties) | np.isnan(got).any(axis=-1)))
 
 
 def _position(probe: Probe, spec: Spec, index: Sequence[int]) -> list[int]:

@@ -64,6 +64,9 @@ class Case(_Result):
     compared: int
     where: str
     finite: bool = True
+    beside_padding: float | None = None
+    """Median relative difference of the tokens one place from padding, or two, …: of the place and side where it is largest. Only where outputs
+    have a vector for each token, and many tokens are at that place."""
     probe: str = ""
     """Name of the batch that `where` refers to; `row` is the row there, and `token` the token where outputs have one vector for each."""
     row: int | None = None

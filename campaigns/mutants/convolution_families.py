@@ -66,6 +66,18 @@ def _unmasked(convolved: Callable[..., Any], query: Any, hidden: Any, valid: Any
     return convolved(query, hidden, None)
 
 
+def padding_on_the_left_in_convolutions(network: Any) -> None:
+    """The last layer convolves over the padding before a row's first token, which no text has."""
+    module = network.base.encoder.layer[-1].attention.self
+    module._convolved = functools.partial(_unmasked_before, module._convolved)
+
+
+def _unmasked_before(convolved: Callable[..., Any], query: Any, hidden: Any, valid: Any) -> Any:
+    import torch
+
+    return convolved(query, hidden, None if valid is None else valid | (torch.cumsum(valid.int(), 1) == 0))
+
+
 def reversed_kernels(network: Any) -> None:
     """The last layer's convolutions read the tokens around each in reverse order."""
     module = network.base.encoder.layer[-1].attention.self
@@ -100,11 +112,15 @@ def exchanged_groups(network: Any) -> None:
 
 FAULTS: dict[Checkpoint, tuple[Callable[[Any], None], ...]] = {
     MOBILEBERT: (padding_beside_a_token, exchanged_neighbours, lost_network, exchanged_networks, exchanged_bottlenecks, unscaled),
-    CONVBERT: (padding_in_convolutions, reversed_kernels, exchanged_halves, lost_bias),
+    CONVBERT: (padding_in_convolutions, padding_on_the_left_in_convolutions, reversed_kernels, exchanged_halves, lost_bias),
     SQUEEZEBERT: (next_group, exchanged_groups),
 }
 #: Where each is planted: the gate that sees it, and what comes before.
 _FORMS: dict[str, tuple[Gate, tuple[Step, ...]]] = {"in_torch": ("parity", ()), "behind_bf16": ("rounding", (BF16,))}
+#: No text has padding on the left; on the right each has too few tokens beside it.
+_SEEN_ELSEWHERE: dict[tuple[Callable[[Any], None], str], Gate] = {
+    (padding_on_the_left_in_convolutions, "behind_bf16"): "coverage", (padding_in_convolutions, "behind_bf16"): "coverage",
+}  # fmt: skip
 
 
 def _plant(fault: Callable[[Any], None], on: Checkpoint, form: str) -> None:
@@ -114,7 +130,7 @@ def _plant(fault: Callable[[Any], None], on: Checkpoint, form: str) -> None:
     gate, line = _FORMS[form]
     plant.__name__ = f"{fault.__name__}_of_{on.family}_{form}"
     plant.__doc__ = f"{(fault.__doc__ or '').strip()} In {on.family}, {form.replace('_', ' ')}."
-    mutant(gate, "plant_torch", on, line)(plant)
+    mutant(_SEEN_ELSEWHERE.get((fault, form), gate), "plant_torch", on, line)(plant)
 
 
 for _on, _faults in FAULTS.items():
