@@ -39,6 +39,8 @@ class Int8Rounding:
     """Whether SmoothQuant also changes layers whose weights are used in several places."""
     weight_bits: Literal[7, 8] | None = 8
     """None: 7 where the model was quantised for a CPU that saturates with 8, else 8. Activations always have 8."""
+    layers_only: bool = False
+    """Whether only the encoder's layers and a head over the vocabulary are INT8: a projection of embeddings is bfloat16, the rest (pooler, …) float."""
 
 
 class DenseLayer(BaseModel, frozen=True, extra="forbid"):
@@ -208,9 +210,7 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
     def _ordered(self) -> Profile:
         for axis, name in enumerate(("batch", "sequence")):
             if not 1 <= self.min[axis] <= self.opt[axis] <= self.max[axis]:
-                raise ValueError(
-                    f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}"
-                )
+                raise ValueError(f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}")
         return self
 
     def accepts(self, batch: int, sequence: int) -> bool:

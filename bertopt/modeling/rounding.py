@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from bertopt.core import Int8Rounding, Precision
-from bertopt.modeling import deberta
+from bertopt.modeling import deberta, encoder_layers
 
 
 def simulate(
@@ -19,10 +19,10 @@ def simulate(
 ) -> None:
     """Make the float32 `network` round as `precision` does, in place; pooling and outputs stay float32.
 
-    Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers
-    read: weights to 8 bits, or the 7 that `int8` says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as `int8`
-    says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base
-    model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
+    Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers read, all or those that
+    `int8` says: weights to 8 bits, or the 7 that it says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as
+    it says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base model's linear
+    layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
     Every `draw` other than 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives other errors
     of the same size.
     """
@@ -53,6 +53,8 @@ def simulate(
 def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
     modules = list(network.encoder.modules())
     layers = [module for module in modules if isinstance(module, nn.Linear)]
+    if how.layers_only:
+        layers = _without_those_beside(network, layers, generator)
     tables = [module for module in modules if isinstance(module, nn.Embedding)]
     if how.scales == "static":
         assert calibrate is not None, "static scales are measured"
@@ -73,6 +75,20 @@ def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator |
             # Nothing is summed up in a table, so that its rows keep 8 bits.
             steps = 64 if how.weight_bits == 7 and module not in tables else 127
             module.weight.data = _int8_weights(module.weight.data, steps, generator)
+
+
+def _without_those_beside(network: Any, linear: list[nn.Linear], generator: torch.Generator | None) -> list[nn.Linear]:
+    """Return the `linear` layers that are in the encoder's layers or in a head over the vocabulary; what projects embeddings rounds to bfloat16."""
+    base = network.base
+    pooler = getattr(base, "pooler", None)
+    inside = {id(module) for layer in encoder_layers.distinct(base) for module in layer.modules()}
+    of_base = {id(module) for module in base.modules()}
+    behind = {id(module) for module in pooler.modules()} if pooler is not None else set[int]()
+    for module in linear:
+        if id(module) in of_base - inside - behind:
+            module.weight.data = _rounded(module.weight.data, torch.bfloat16, generator)
+            module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], torch.bfloat16, generator), *inputs[1:]))
+    return [module for module in linear if id(module) in inside or (network.spec.over_vocabulary and id(module) not in of_base)]
 
 
 class _StaticInputs:

@@ -44,7 +44,7 @@ class BuildNative(Pass[Eager, Native]):
     )
 
     def int8_rounding(self) -> Int8Rounding:
-        return Int8Rounding(scales="token")
+        return Int8Rounding(scales="token", layers_only=True)
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "the native encoder runs on a CPU; say device: cpu" if device == "cuda" else None

@@ -83,14 +83,12 @@ class QuantizeFp8(Pass[Eager, Eager]):
 
     def _unkept(self, base: Any) -> Iterator[tuple[str, Any]]:
         """The layers, by name, that lie in none of the modules to keep. Raises Unsupported for a pattern that names none."""
-        from bertopt.modeling import families
         from bertopt.modeling.encoder_layers import chosen, distinct
 
         modules = {name: module for name, module in base.named_modules() if name}
         kept = {id(inner) for name in chosen(modules, self.keep_bf16, "keep_bf16") for inner in modules[name].modules()}
         # What stands beside the layers of the encoder (pooler, projection of embeddings) is small.
-        named = getattr(base, "layers", None) or getattr(getattr(base, "encoder", base), "layer", [base])
-        layers = distinct(base) if families.of(base.config).parts else [*named]
+        layers = distinct(base)
         layers = layers[: len(layers) - min(self.keep_last_layers, len(layers) // 3)]
         inside = {id(inner) for layer in layers for inner in layer.modules()}
         return ((name, module) for name, module in modules.items() if id(module) in inside - kept)
