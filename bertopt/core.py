@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from bertopt.errors import PassFailed
-from bertopt.spec import Granularity as Granularity  # noqa: PLC0414  (re-exported: passes know core only)
-from bertopt.spec import Int8Rounding as Int8Rounding  # noqa: PLC0414
+from bertopt.precision import HalfRounding as HalfRounding  # noqa: PLC0414  (re-exported: passes know core only)
+from bertopt.precision import Int8Rounding as Int8Rounding  # noqa: PLC0414
+from bertopt.spec import Granularity as Granularity  # noqa: PLC0414
 from bertopt.spec import PackageBuild as PackageBuild  # noqa: PLC0414
 from bertopt.spec import Profile as Profile  # noqa: PLC0414
 from bertopt.spec import RuntimeFacts as RuntimeFacts  # noqa: PLC0414
@@ -67,7 +68,6 @@ class Eager(Model):
     checkpoint: Path
     network: torch.nn.Module = field(repr=False)
     rewrites: tuple[Rewrite, ...] = ()
-
     form: ClassVar[str] = "eager"
 
     def rewritten(self, by: Pass[Any, Any], precision: Precision | None = None) -> Result[Eager]:
@@ -85,7 +85,6 @@ class Compiled(Model):
     checkpoint: Path
     network: torch.nn.Module = field(repr=False)
     rewrites: tuple[Rewrite, ...]
-
     form: ClassVar[str] = "compiled"
 
 
@@ -129,7 +128,6 @@ class Engine(Model):
     driver: str | None = None
     cuda_version: str | None = None
     cuda_graphs: bool = False
-
     form: ClassVar[str] = "engine"
 
     @property
@@ -144,7 +142,6 @@ class Packaged(Model):
 
     path: Path
     built: PackageBuild
-
     form: ClassVar[str] = "packaged"
 
 
@@ -213,6 +210,10 @@ class Pass(BaseModel, Generic[In, Out]):
     def int8_rounding(self) -> Int8Rounding | None:
         """Return how the INT8 products that this pass writes are rounded; None if it writes none."""
         return None
+
+    def half_rounding(self) -> HalfRounding:
+        """Return what rounds where this pass makes a model half precision."""
+        return "operators"
 
     def conflict(self, before: Sequence[Pass[Any, Any]]) -> str | None:
         """Return the reason why this pass cannot follow `before` although the form fits, or None.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import AliasChoices, BaseModel, Field, model_validator
@@ -23,24 +22,6 @@ PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len", "splade", "splade_l
 SPLADE: tuple[PoolingMode, ...] = ("splade", "splade_log1p", "splade_sum", "splade_sum_log1p")
 #: Whether an output has one vector for each text ([B, D]), one for each token ([B, S, D]), or one score for each token ([B, S]).
 Granularity = Literal["text", "token", "span"]
-
-
-@dataclass(frozen=True)
-class Int8Rounding:
-    """How an INT8 model is rounded, which decides how large its error should be."""
-
-    scales: Literal["batch", "token", "static"] = "batch"
-    """What one activation scale covers; a static scale is calibrated and covers all inputs."""
-    embeddings: bool = False
-    """Whether embedding tables have 8 bits too, with one scale for each id."""
-    smooth_quant: float | None = None
-    """Alpha of SmoothQuant, which moves large channels of activations into the weights."""
-    smooth_shared: bool = True
-    """Whether SmoothQuant also changes layers whose weights are used in several places."""
-    weight_bits: Literal[7, 8] | None = 8
-    """None: 7 where the model was quantised for a CPU that saturates with 8, else 8. Activations always have 8."""
-    layers_only: bool = False
-    """Whether only the encoder's layers and a head over the vocabulary are INT8: a projection of embeddings is bfloat16, the rest (pooler, …) float."""
 
 
 class DenseLayer(BaseModel, frozen=True, extra="forbid"):
@@ -210,7 +191,9 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
     def _ordered(self) -> Profile:
         for axis, name in enumerate(("batch", "sequence")):
             if not 1 <= self.min[axis] <= self.opt[axis] <= self.max[axis]:
-                raise ValueError(f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}")
+                raise ValueError(
+                    f"{name} must satisfy 1 <= min <= opt <= max; got {self.min[axis]}, {self.opt[axis]}, {self.max[axis]}"
+                )
         return self
 
     def accepts(self, batch: int, sequence: int) -> bool:

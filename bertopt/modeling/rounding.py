@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,32 +11,39 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from bertopt.core import Int8Rounding, Precision
+from bertopt.core import HalfRounding, Int8Rounding, Precision
 from bertopt.modeling import deberta, encoder_layers
+
+aten = torch.ops.aten
+#: Where in the arguments of each matrix product its two factors begin.
+_FACTORS = {**dict.fromkeys((aten.mm, aten.bmm, aten.matmul, aten.linear), 0), **dict.fromkeys((aten.addmm, aten.baddbmm), 1)}
 
 
 def simulate(
-    network: Any, precision: Precision, int8: Int8Rounding | None = None, draw: int = 0, calibrate: Callable[[], object] | None = None
+    network: Any, precision: Precision, how: Int8Rounding | HalfRounding = "operators", draw: int = 0, calibrate: Callable[[], object] | None = None
 ) -> None:
     """Make the float32 `network` round as `precision` does, in place; pooling and outputs stay float32.
 
-    Half precision rounds every weight and the result of every operator of the encoder. INT8 rounds what linear layers read, all or those that
-    `int8` says: weights to 8 bits, or the 7 that it says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as
-    it says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base model's linear
-    layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all.
-    Every `draw` other than 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives other errors
-    of the same size.
+    Half precision rounds every weight and the result of every operator of the encoder, or what its products multiply alone, as `how` says.
+    INT8 rounds what linear layers read, all or those that `how` says: weights to 8 bits, or the 7 that it says, symmetric, one scale an output
+    channel; activations to 8 bits, asymmetric, scaled as it says (default: one scale a batch). Static scales are measured while `calibrate`
+    runs the network. fp8 rounds the base model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are
+    float32 in all. Every `draw` other than 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives
+    other errors of the same size.
     """
     generator = torch.Generator().manual_seed(draw) if draw else None
     if precision == "int8":
-        _simulate_int8(network, int8 or Int8Rounding(), generator, calibrate)
+        _simulate_int8(network, how if isinstance(how, Int8Rounding) else Int8Rounding(), generator, calibrate)
+        return
+    dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
+    if how == "layer_products":
+        _simulate_products(network, _Products(dtype, generator))
         return
     if precision == "float8":
         for module in network.base.modules():
             if isinstance(module, nn.Linear):
                 module.weight.data = _float8(module.weight.data, generator)
                 module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0], generator), *inputs[1:]))
-    dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
     for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
         if tensor.is_floating_point():
             tensor.data = _rounded(tensor.data, dtype, generator)
@@ -48,6 +56,23 @@ def simulate(
             return run(*args, **named)
 
     network.encode = rounding
+
+
+def _simulate_products(network: Any, products: _Products) -> None:
+    """Round in the encoder's layers and in the linear layers before them and over the vocabulary."""
+    inside, _, beside = _places(network)
+    linear = [module for module in network.encoder.modules() if isinstance(module, nn.Linear) and id(module) not in inside | beside]
+    for module in (*encoder_layers.distinct(network.base), *linear):
+        module.forward = _within(products, module.forward)
+
+
+def _within(products: _Products, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def rounding(*args: Any, **named: Any) -> Any:
+        with products:
+            return forward(*args, **named)
+
+    return rounding
 
 
 def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator | None, calibrate: Callable[[], object] | None) -> None:
@@ -79,16 +104,22 @@ def _simulate_int8(network: Any, how: Int8Rounding, generator: torch.Generator |
 
 def _without_those_beside(network: Any, linear: list[nn.Linear], generator: torch.Generator | None) -> list[nn.Linear]:
     """Return the `linear` layers that are in the encoder's layers or in a head over the vocabulary; what projects embeddings rounds to bfloat16."""
-    base = network.base
-    pooler = getattr(base, "pooler", None)
-    inside = {id(module) for layer in encoder_layers.distinct(base) for module in layer.modules()}
-    of_base = {id(module) for module in base.modules()}
-    behind = {id(module) for module in pooler.modules()} if pooler is not None else set[int]()
+    _, before, beside = _places(network)
     for module in linear:
-        if id(module) in of_base - inside - behind:
-            module.weight.data = _rounded(module.weight.data, torch.bfloat16, generator)
-            module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], torch.bfloat16, generator), *inputs[1:]))
-    return [module for module in linear if id(module) in inside or (network.spec.over_vocabulary and id(module) not in of_base)]
+        if id(module) in before:
+            module.forward = _within(_Products(torch.bfloat16, generator), module.forward)  # type: ignore[method-assign]
+    return [module for module in linear if id(module) not in before | beside]
+
+
+def _places(network: Any) -> tuple[set[int], set[int], set[int]]:
+    """Return the identities of modules in the encoder's layers, before them (a projection of embeddings), and beside them: the pooler and
+    heads, other than one over the vocabulary."""
+    base, pooler = network.base, getattr(network.base, "pooler", None)
+    inside = {id(module) for layer in encoder_layers.distinct(base) for module in layer.modules()}
+    behind = {id(module) for module in pooler.modules()} if pooler is not None else set[int]()
+    of_base = {id(module) for module in base.modules()}
+    head = {id(module) for module in network.encoder.modules()} - of_base
+    return inside, of_base - inside - behind, behind | (set() if network.spec.over_vocabulary else head)
 
 
 class _StaticInputs:
@@ -155,6 +186,21 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tensor
         lowest = tensor == torch.finfo(torch.float32).min
         return _rounded(tensor, self.dtype, self.generator).masked_fill_(lowest, torch.finfo(self.dtype).min)
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Round what each matrix product multiplies to `dtype`, nothing else."""
+
+    def __init__(self, dtype: torch.dtype, generator: torch.Generator | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype, self.generator = dtype, generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = _FACTORS.get(func.overloadpacket)
+        if first is not None:
+            factors = (_rounded(factor, self.dtype, self.generator) for factor in args[first : first + 2])
+            args = (*args[:first], *factors, *args[first + 2 :])
+        return func(*args, **(kwargs or {}))
 
 
 def _rounded(tensor: torch.Tensor, dtype: torch.dtype, generator: torch.Generator | None = None) -> torch.Tensor:

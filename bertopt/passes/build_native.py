@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bertopt.core import Context, Eager, Int8Rounding, Native, Pass, Precision, Result, RuntimeFacts, Spec
+from bertopt.core import Context, Eager, HalfRounding, Int8Rounding, Native, Pass, Precision, Result, RuntimeFacts, Spec
 from bertopt.errors import IntegrityError, Unsupported, UsageError
 from bertopt.system import native_import
 
@@ -45,6 +45,9 @@ class BuildNative(Pass[Eager, Native]):
 
     def int8_rounding(self) -> Int8Rounding:
         return Int8Rounding(scales="token", layers_only=True)
+
+    def half_rounding(self) -> HalfRounding:
+        return "layer_products"
 
     def device_conflict(self, device: str, before: Sequence[Pass[Any, Any]]) -> str | None:
         return "the native encoder runs on a CPU; say device: cpu" if device == "cuda" else None

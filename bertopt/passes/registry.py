@@ -12,9 +12,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from bertopt.core import RESERVED_KEYS, Int8Rounding, Pass, Rewrite
+from bertopt.core import RESERVED_KEYS, HalfRounding, Int8Rounding, Pass, Rewrite
 from bertopt.errors import BertoptError, PassFailed, UsageError
 
 AnyPass = Pass[Any, Any]
@@ -98,6 +98,15 @@ def int8_rounding(by: AnyPass) -> Int8Rounding | None:
     if how is not None and not isinstance(how, Int8Rounding):
         raise PassFailed(f"pass '{by.name()}' must return a bertopt.core.Int8Rounding or None from int8_rounding; got {type(how).__name__}")
     return how
+
+
+def half_rounding(by: AnyPass) -> HalfRounding:
+    """Return what a pass says of half precision. Raises PassFailed where one that is not part of bertopt cannot."""
+    with at_work(by):
+        how: Any = by.half_rounding()
+    if how not in (known := get_args(HalfRounding)):
+        raise PassFailed(f"pass '{by.name()}' must return {', '.join(map(repr, known))} from half_rounding; got {how!r}")
+    return cast(HalfRounding, how)
 
 
 def all_passes() -> dict[str, type[AnyPass]]:

@@ -13,8 +13,9 @@ from bertopt.checks import framing, gates, parity, twin
 from bertopt.checks.framing import Frame
 from bertopt.checks.parity import ProbeOutputs
 from bertopt.checks.probes import REAL, Probe
-from bertopt.core import Device, Int8Rounding, Precision, Spec
+from bertopt.core import Device, HalfRounding, Int8Rounding, Precision, Spec
 from bertopt.passes import registry
+from bertopt.passes.registry import AnyPass
 from bertopt.pipeline.progress import ProgressCallback
 from bertopt.quantization import calibration_inputs
 from bertopt.results.fidelity import Rounding
@@ -48,7 +49,7 @@ class Twins:
         if spec.granularity == "span":
             real = [probe for probe in probes if probe.padding in REAL]
             self._contexts = {probe.name: framing.second_texts(probe.inputs, frame)[probe.rows] for probe in real}
-        self._outputs: dict[tuple[Precision, Int8Rounding | None, int], dict[str, ProbeOutputs]] = {}
+        self._outputs: dict[tuple[Precision, Int8Rounding | HalfRounding, int], dict[str, ProbeOutputs]] = {}
 
     def compare(
         self, stage_name: str, probe_names: Sequence[str], manifest: Manifest, stage: Mapping[str, ProbeOutputs],
@@ -56,30 +57,30 @@ class Twins:
     ) -> Rounding | None:  # fmt: skip
         """Return how far a stage's outputs are from the reference's, both by probe name; `parent` as in `twin.compare`."""
         precision = manifest.precision
-        how = _int8_rounding(manifest) if precision == "int8" else None
+        how = _int8_rounding(manifest) if precision == "int8" else _half_rounding(manifest)
 
         def compared(draw: int) -> Rounding | None:
             simulated = self._run(stage_name, precision, how, draw)
             if precision == "float16" and not twin.finite(simulated):
                 # The checkpoint overflows in float16, which keep_fp32 prevents in the stage: compare with bfloat16's rounding instead.
-                simulated = self._run(stage_name, "bfloat16", None, draw)
+                simulated = self._run(stage_name, "bfloat16", how, draw)
             return twin.compare(self.spec, probe_names, stage, simulated, reference, parent, self._contexts)
 
         limits = gates.effective_limits(precision)
         return twin.beside(twin.DRAWS, compared, lambda found: not gates.rounding_failures(found, limits))
 
-    def _run(self, stage_name: str, precision: Precision, how: Int8Rounding | None, draw: int) -> dict[str, ProbeOutputs]:
+    def _run(self, stage_name: str, precision: Precision, how: Int8Rounding | HalfRounding, draw: int) -> dict[str, ProbeOutputs]:
         """Return one twin's outputs by probe name. Static scales are calibrated on some of the same texts and on odd inputs."""
         key = (precision, how, draw)
         if key not in self._outputs:
             self.on_progress(f"{stage_name}: simulating {precision}")
             real = [probe for probe in self.probes if probe.padding in REAL]
-            static = how is not None and how.scales == "static"
+            static = isinstance(how, Int8Rounding) and how.scales == "static"
             batches = [*self._odd_inputs(), *(probe.inputs for probe in real[::CALIBRATED])] if static else []
             with self.workers.start() as worker:
                 worker.exchange(
                     "open_twin", protocol.numbered(batches), directory=str(self.reference.resolve()), device=self.device,
-                    precision=precision, int8=None if how is None else asdict(how), draw=draw, batches=len(batches),
+                    precision=precision, how=asdict(how) if isinstance(how, Int8Rounding) else how, draw=draw, batches=len(batches),
                 )  # fmt: skip
                 session = RemoteSession(worker)
                 self._outputs[key] = {probe.name: parity.answer(session, probe, self.spec) for probe in real}
@@ -92,10 +93,20 @@ class Twins:
         return [calibration_inputs.odd(self.spec, empty["input_ids"][0], number, rng) for number in range(ODD_BATCHES)]
 
 
+def _passes(manifest: Manifest) -> list[AnyPass]:
+    """Return the passes that made a stage and are known here."""
+    return [registry.restore(record) for record in manifest.passes if registry.get(record.name) is not None]
+
+
+def _half_rounding(manifest: Manifest) -> HalfRounding:
+    """Return what rounds in a stage of half precision: less than every operator if one of its passes says so."""
+    stated = (registry.half_rounding(one) for one in _passes(manifest))
+    return next((one for one in stated if one != "operators"), "operators")
+
+
 def _int8_rounding(manifest: Manifest) -> Int8Rounding:
     """Return how the INT8 products of a stage round, as the first pass that writes such products says."""
-    known = [record for record in manifest.passes if registry.get(record.name) is not None]
-    stated = (registry.int8_rounding(registry.restore(record)) for record in known)
+    stated = (registry.int8_rounding(one) for one in _passes(manifest))
     how = next((one for one in stated if one is not None), Int8Rounding())
     if how.weight_bits is None:
         saturates = manifest.device == "cpu" and environment.saturates_int8(" ".join(manifest.environment["isa"]))

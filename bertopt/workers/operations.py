@@ -13,7 +13,7 @@ import numpy as np
 
 from bertopt import stages
 from bertopt.checks import timed_steps
-from bertopt.core import Device, Eager, Int8Rounding, Model, Precision, Rewrite, Session
+from bertopt.core import Device, Eager, HalfRounding, Int8Rounding, Model, Precision, Rewrite, Session
 from bertopt.modeling.packing import Batch
 from bertopt.runtime import text_inputs
 from bertopt.runtime.own_texts import own_texts
@@ -50,7 +50,7 @@ class Ops(BuildOps):
         return op(arrays=arrays, **message["args"])
 
     def op_open_twin(
-        self, arrays: Mapping[str, Array], directory: str, device: Device, precision: Precision, int8: Mapping[str, Any] | None, draw: int,
+        self, arrays: Mapping[str, Array], directory: str, device: Device, precision: Precision, how: Mapping[str, Any] | HalfRounding, draw: int,
         batches: int,
     ) -> Reply:  # fmt: skip
         """Open the reference with the rounding of `precision` simulated, as `rounding.simulate` has it.
@@ -63,8 +63,8 @@ class Ops(BuildOps):
         model: Any = stages.open_stage(Path(directory), stages.verify(Path(directory)))
         self.session = session = open_session(model, device)
         calibrated = protocol.by_number(arrays, batches)
-        how = None if int8 is None else Int8Rounding(**int8)
-        rounding.simulate(model.network, precision, how, draw, lambda: [session.run(inputs) for inputs in calibrated])
+        rounds = how if isinstance(how, str) else Int8Rounding(**how)
+        rounding.simulate(model.network, precision, rounds, draw, lambda: [session.run(inputs) for inputs in calibrated])
         return None, {}
 
     def op_open(self, arrays: Any, directory: str, device: Device) -> Reply:

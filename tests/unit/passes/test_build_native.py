@@ -15,7 +15,7 @@ from bertopt import stages
 from bertopt.checks import invariance, parity, probes
 from bertopt.core import Context, Eager, Native, Pass
 from bertopt.errors import IntegrityError, Unsupported, UsageError
-from bertopt.modeling import checkpoint
+from bertopt.modeling import checkpoint, rounding
 from bertopt.modeling.float_head import FILE, FloatHead, plain
 from bertopt.passes import BuildNative, UseSdpa
 from bertopt.recipe.parser import parse
@@ -99,6 +99,31 @@ def test_every_family_and_task_is_close_in_every_padding(family: str, task: str,
             assert case.finite and case.cosine_mean > limit, (precision, probe.name, case)
             compared += 1
         assert compared >= 5
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("bert", "text-classification"), ("albert", "text-classification"), ("albert", "fill-mask"), ("rembert", "feature-extraction"),
+        ("modernbert", "token-classification"), ("eurobert", "fill-mask"), ("deberta-v2", "question-answering"),
+    ],
+)  # fmt: skip
+def test_the_simulated_rounding_costs_what_the_encoder_s_does(family: str, task: str, precision: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Simulations that rounded the pooler, classifiers and every operator cost two to ten times as much, and so did wrong models."""
+    reference, simulated = (checkpoint.load(tiny(family, task)) for _ in range(2))
+    if precision == "int8":
+        rounding.simulate(simulated.network, "int8", BuildNative().int8_rounding())
+    else:
+        rounding.simulate(simulated.network, "bfloat16", BuildNative().half_rounding())
+    sessions = [open_session(each, threads=1) for each in (reference, simulated, built(reference, tmp_path / "built", precision=precision))]
+    rng, name = np.random.default_rng(5), reference.spec.outputs[0]
+    cost = [0.0, 0.0]
+    for length in (3, 9, 17, 30):
+        inputs = reference.spec.padded_inputs(reference.spec.random_ids((16, length), rng), np.ones((16, length), np.int64))
+        expected, *given = (session.run(inputs)[name].astype(float) for session in sessions)
+        cost = [total + float(np.square(each - expected).sum()) for total, each in zip(cost, given, strict=True)]
+    assert cost[0] > 0 and 0.6 < (cost[1] / cost[0]) ** 0.5 < 1.6
 
 
 def test_a_classifier_of_modernbert_reads_the_mean_where_its_configuration_says_so(tmp_path: Path) -> None:

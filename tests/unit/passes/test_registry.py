@@ -106,6 +106,9 @@ class Rounds(DropHead):
     def int8_rounding(self) -> Any:
         return {"scales": "token"}
 
+    def half_rounding(self) -> Any:
+        return ["products"]
+
     def conflict(self, before: Any) -> str | None:
         raise KeyError("no such step")
 
@@ -115,6 +118,9 @@ def test_what_a_pass_says_of_itself_is_its_own_fault(own_registry: dict[str, typ
     assert registry.int8_rounding(DropHead()) is None and registry.int8_rounding(passes.BuildNative()) is not None
     with pytest.raises(PassFailed, match=r"'rounds' must return a bertopt\.core\.Int8Rounding or None from int8_rounding; got dict"):
         registry.int8_rounding(Rounds())
+    assert registry.half_rounding(DropHead()) == "operators" and registry.half_rounding(passes.BuildNative()) == "layer_products"
+    with pytest.raises(PassFailed, match=r"'rounds' must return 'operators', 'layer_products' from half_rounding; got \['products'\]"):
+        registry.half_rounding(Rounds())
     passes.register(Rounds)
     recipe = {"schema_version": 1, "model": "m", "steps": [{"pass": "use_sdpa"}, {"pass": "rounds"}]}
     with pytest.raises(PassFailed, match="'rounds', which is not part of bertopt, raised KeyError: 'no such step'"):

@@ -13,7 +13,7 @@ import pytest
 from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs
 from bertopt.checks.probes import Probe
 from bertopt.core import Int8Rounding, Pass
-from bertopt.passes import BuildNative, ConvertOpenvino, QuantizeInt8
+from bertopt.passes import BuildNative, CastHalf, CastOnnxHalf, ConvertOpenvino, ExportOnnx, QuantizeInt8, UseSdpa
 from bertopt.pipeline.twins import Twins
 from tests.support.specs import spec
 
@@ -35,8 +35,7 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     seen: list[Int8Rounding] = []
 
     class Recorded(Twins):
-        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int) -> Any:
-            assert how is not None
+        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
             seen.append(how)
             return {}
 
@@ -45,6 +44,27 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     none: Mapping[str, Any] = {}
     twins.compare("int8", [], manifest, none, none, None)
     assert {how.weight_bits for how in seen} == {bits}
+
+
+@pytest.mark.parametrize(
+    ("steps", "rounds"),
+    [
+        ([UseSdpa(), BuildNative(precision="bf16")], "layer_products"), ([UseSdpa(), CastHalf()], "operators"), ([ExportOnnx(), CastOnnxHalf()], "operators"),
+    ],
+)  # fmt: skip
+def test_half_precision_rounds_as_its_passes_say(steps: Sequence[Pass[Any, Any]], rounds: str) -> None:
+    seen: list[Any] = []
+
+    class Recorded(Twins):
+        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
+            seen.append(how)
+            return {}
+
+    twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
+    none: Mapping[str, Any] = {}
+    manifest: Any = SimpleNamespace(precision="bfloat16", device="cpu", passes=[step.record() for step in steps])
+    twins.compare("bf16", [], manifest, none, none, None)
+    assert seen == [rounds]
 
 
 def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_best_scores() -> None:
@@ -61,14 +81,14 @@ def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_
     moved[5, 5:7] = moved[5, [6, 5]]
 
     class Simulated(Twins):
-        def _run(self, name: str, precision: Any, how: Int8Rounding | None, draw: int) -> Any:
+        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
             return {"pairs": ProbeOutputs({"start_logits": reference + noise[1]})}
 
     twins = Simulated(None, Path(), "cpu", questions, None, [probe], lambda text: None, (1, 2))  # type: ignore[arg-type]
 
     def margin(scores: Any) -> float:
         answers = [{"pairs": ProbeOutputs({"start_logits": values})} for values in (scores, reference)]
-        found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16"), *answers, None)  # type: ignore[arg-type]
+        found = twins.compare("bf16", ["pairs"], SimpleNamespace(precision="bfloat16", passes=[]), *answers, None)  # type: ignore[arg-type]
         assert found is not None and found.flip_margin is not None
         return found.flip_margin
 
