@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exports import Exports
+from tests.support.exports import FOLDER, Exports
 from tests.support.tiny_models import Tiny, write_tiny
 
 #: Tests that import ONNX Runtime themselves report nothing to anybody either.
@@ -30,10 +30,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make
 
 
-@pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """`export(model, context, opset)`: what `ExportOnnx` makes of an eager model, exported once for all processes of this run."""
+@pytest.fixture(scope="session", autouse=True)
+def exports_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the exports that all processes of this run share. Workers of tests find it by a variable."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
     folder.mkdir(exist_ok=True)
-    return Exports(folder)
+    os.environ[FOLDER] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def export(exports_folder: Path) -> Exports:
+    """`export(model, context, opset)`: what `ExportOnnx` makes of an eager model, exported once for all processes of this run."""
+    return Exports(exports_folder)

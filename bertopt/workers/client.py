@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertopt.core import Device, ShapeLimits
 from bertopt.errors import BY_NAME, BertoptError, StepTimeout, UsageError, WorkerCrashed
@@ -48,6 +48,9 @@ NO_CUDA_CALLS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 class Workers:
     """Starts workers by forking a process that has torch imported. Leaving the context ends every one of them."""
 
+    #: The module that runs as the process to fork.
+    SERVER: ClassVar[str] = "bertopt.workers.server"
+
     def __init__(self) -> None:
         if os.environ.get("BERTOPT_WORKER"):
             raise UsageError(
@@ -61,7 +64,7 @@ class Workers:
         with self._log.open("wb") as log:
             # -P: PYTHONPATH has all of `search_path`, and so the current directory only where this process looks for modules there.
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bertopt.workers.server", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", self.SERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**environment.without_float32_rounding(), **NO_CUDA_CALLS, "PYTHONHASHSEED": "0", "PYTHONPATH": environment.python_path()},
             )  # fmt: skip

@@ -18,13 +18,19 @@ from bertopt.passes import register
 from bertopt.pipeline.race import Budget
 
 
-def make_cheap(patch: pytest.MonkeyPatch) -> None:
-    """Timing that proves nothing and takes no time, and one thread a worker: more only get in each other's way."""
-    patch.setenv("OMP_NUM_THREADS", "1")
+def make_timing_cheap(patch: pytest.MonkeyPatch) -> None:
+    """Timing that proves nothing and takes no time."""
     patch.setattr("bertopt.checks.latency.TURN_MS", 1.0)
     cheap = Budget(0.0, 0.0, min_rounds=3)
     patch.setattr(Budget, "of", lambda _: cheap)
     patch.setattr("bertopt.pipeline.pair.Budget", lambda: cheap)
+
+
+def make_cheap(patch: pytest.MonkeyPatch) -> None:
+    """Cheap timing, few texts, and one thread a worker: more only get in each other's way. Where there are more, they do not spin."""
+    make_timing_cheap(patch)
+    patch.setenv("OMP_NUM_THREADS", "1")
+    patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     patch.setattr(
         "bertopt.checks.probes.built_in_texts", lambda: ["", "a", "the cat sat on the mat", "狗 坐 着", "cat " * 99]
     )

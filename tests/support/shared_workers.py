@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 import pytest
 
 from bertopt.core import Device
-from bertopt.workers.client import Workers
+from bertopt.workers.client import OPERATIONS, Worker, Workers
 from tests.support import example_passes
 
 
 class SharedWorkers(Workers):
     """Workers whose server serves many runs: starting it takes longer than most of them."""
 
+    SERVER: ClassVar[str] = "tests.support.preloaded_server"
     #: All whose server was started and not closed.
     _kept: ClassVar[list[SharedWorkers]] = []
 
@@ -39,6 +40,9 @@ class SharedWorkers(Workers):
             Workers.close(one)
         found = (one for one in cls._kept if one.variables == variables and one._server.poll() is None)
         return next(found, None) or cls(variables)
+
+    def start(self, operations: str = OPERATIONS) -> Worker:
+        return super().start("tests.support.operations" if operations == OPERATIONS else operations)
 
     def close(self) -> None:
         for worker in self._workers:
