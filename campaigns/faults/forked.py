@@ -43,7 +43,8 @@ class Forked:
 
 
 def prepare() -> None:
-    """Import what exports need, and adopt what they leave behind."""
+    """Import what exports need, for one thread, and adopt what they leave behind."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     import torch  # noqa: F401
     import transformers.modeling_utils  # noqa: F401
     import transformers.models.auto  # noqa: F401

@@ -19,16 +19,17 @@ from bertopt.checks.measurements import StageMeasurements
 from bertopt.errors import IntegrityError
 from bertopt.pipeline.measurement_cache import Records
 from bertopt.stages import signature
-from campaigns.faults import exports, fuzzing, outcome
+from campaigns.faults import exports, forked, fuzzing, outcome
 
 
 def run(times: int, seed: int, scratch: Path) -> outcome.Outcome:
     """Tamper `times` times."""
     rng, result = random.Random(seed), outcome.Outcome()
     recipe, out = exports.recipe_in(scratch), scratch / "out"
-    code, said = exports.ended(exports.start(recipe, out))
+    forked.prepare()
+    code = forked.start(recipe, out, scratch, scratch / "said").wait()
     if code:
-        result.count("export", f"exit {code}: {said[-500:]}")
+        result.count("export", f"exit {code}: {(scratch / 'said').read_text('utf-8', 'replace')[-500:]}")
         return result
     key = signature.new_key(scratch / "release.key")
     stages.sign(out / "artifact", key)
