@@ -28,12 +28,14 @@ from tests.support.tiny_models import LETTERS, WORDS, Tiny
 assert example_passes.SwapLabels.name() == "swap_labels"
 LADDER = [{"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "quantize_int8", "name": "int8"}]
 ANY = {"rel_l2": 9.0, "max_abs": 99.0, "cosine_min": -1.0, "cosine_mean": -1.0, "label_flips_max": 1.0}
+#: What a record may hold that is none.
+DAMAGES = (b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"cases": []}', b'{"sha256": "x", "measurements": "{}"}', b"[" * 100_000)
 TEXTS = [f"{WORDS[i]} {WORDS[-i]} , {LETTERS[i % 26]} {WORDS[(3 * i) % 28]} !" for i in range(24)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def workers() -> Iterator[None]:
-    with cheap_workers("pipeline"):
+    with cheap_workers("pipeline", "commands.verify"):
         yield
 
 
@@ -158,11 +160,20 @@ def test_records_are_trusted_only_as_they_were_written(tiny: Tiny, tmp_path: Pat
         edited = re.sub(r'(max_abs\\":)[0-9.e-]+', r"\g<1>0.0", text)
         path.write_text(edited)
     assert run(out, tiny("bert"), steps, **limits).exit_code == 3
-    for damage in (b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"cases": []}', b'{"sha256": "x", "measurements": "{}"}', b"[" * 100_000):
-        for path in records:
+    for damages in zip(DAMAGES[::2], DAMAGES[1::2], strict=True):
+        for path, damage in zip(records, damages, strict=True):
             path.write_bytes(damage)
         assert run(out, tiny("bert"), steps, **limits).exit_code == 3
     assert sorted((out / "checks").iterdir()) == records
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: repr(damage[:20]))
+def test_a_damaged_record_is_none(damage: bytes, tmp_path: Path) -> None:
+    records = Records(tmp_path / "checks", ["x"])
+    records.write(["a", None], measured(changed=None))
+    (path,) = (tmp_path / "checks").iterdir()
+    path.write_bytes(damage)
+    assert records.read(["a", None]) is None
 
 
 def test_a_record_with_any_bit_flipped_is_none(tmp_path: Path) -> None:
