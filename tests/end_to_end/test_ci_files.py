@@ -8,10 +8,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import Result
 
-from tests.support.command_line import call, last_line, write_recipe
+from tests.support.command_line import call, last_line
 from tests.support.shared_workers import SharedWorkers, cheap_workers
-from tests.support.tiny_models import Tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,15 +20,9 @@ def workers() -> Iterator[SharedWorkers]:
         yield shared
 
 
-@pytest.fixture(scope="module")
-def artifact(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out")
-    assert call("export", str(write_recipe(out, tiny())), "--out", str(out)).exit_code == 0
-    return out / "artifact"
-
-
 @pytest.mark.parametrize("command", ["verify", "verify --url", "compare", "export"])
-def test_an_error_before_the_report_is_the_one_case_of_the_files(artifact: Path, tmp_path: Path, command: str) -> None:
+def test_an_error_before_the_report_is_the_one_case_of_the_files(exported: tuple[Path, Result], tmp_path: Path, command: str) -> None:
+    artifact = exported[0] / "artifact"
     damaged = shutil.copytree(artifact, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"")
     recipe = tmp_path / "recipe.yaml"

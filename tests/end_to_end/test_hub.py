@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 import bertopt
 from bertopt import stages
@@ -95,9 +96,8 @@ def test_a_hub_that_answers_late_is_waited_for_as_long_as_the_user_says(hub: Fak
     assert (source.resolve("org/name") / "model.safetensors").is_file()
 
 
-def test_an_artefact_is_written_to_the_hub_file_by_file(hub: FakeHub, tiny: Tiny, tmp_path: Path) -> None:
-    assert call("export", str(write_recipe(tmp_path, tiny())), "--out", str(tmp_path / "out")).exit_code == 0
-    artifact = tmp_path / "out" / "artifact"
+def test_an_artefact_is_written_to_the_hub_file_by_file(hub: FakeHub, exported: tuple[Path, Result]) -> None:
+    artifact = exported[0] / "artifact"
     assert push(artifact, "org/name") == f"{hub.url}/org/name/commit/1"
     assert hub.written == {str(path.relative_to(artifact)): path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
 

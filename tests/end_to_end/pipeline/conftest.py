@@ -22,14 +22,14 @@ def workers() -> Iterator[SharedWorkers]:
         yield shared
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
     path.write_text("\n".join(TEXTS) + "\n")
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(tiny: Tiny, texts: Path) -> Run:
     """`run(out, steps, **head)`; a step may be just its pass's name. `how` are bertopt.run's own arguments."""
 
@@ -44,10 +44,12 @@ def run(tiny: Tiny, texts: Path) -> Run:
     return go
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def touched(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output directory of a run of `touch`, to be read only."""
     out = tmp_path_factory.mktemp("touched")
-    assert run(out, ["touch"]).exit_code == 0
+    with cheap_workers("pipeline"):
+        assert run(out, ["touch"]).exit_code == 0
     return out
 
 
