@@ -54,16 +54,18 @@ def _scores(self: Any, query: torch.Tensor, key: torch.Tensor, relative: torch.T
     if not torch.compiler.is_compiling():
         return type(self).disentangled_att_bias(self, query, key, relative, table, factor)
     most, sequence = self.max_relative_positions, key.shape[2]
-    middle = sequence if self.has_all_distances else most
-    behind, before = (each.clamp(0, 2 * middle - 1).expand(*key.shape[:3], sequence) for each in (middle + relative.unsqueeze(1), middle - relative.unsqueeze(1)))
-    used = torch.arange(2 * sequence, device=table.device) + (most - sequence) if self.has_all_distances else None
+    behind, before = (each.expand(*key.shape[:3], sequence) for each in (sequence + relative.unsqueeze(1), sequence - relative.unsqueeze(1)))
+    # The row of each distance from -S on; distances beyond the table have its ends.
+    used = torch.arange(2 * sequence, device=table.device) + (most - sequence)
+    if not self.has_all_distances:
+        used = used.clamp(0, 2 * most - 1)
 
     def rows(project: Any, scale: float) -> torch.Tensor:
-        """Return the projected rows that a batch of this length uses, [1, heads, D, 2 · middle]."""
-        if used is None or torch.onnx.is_in_onnx_export():
-            # A product of constants, which runtimes compute when they open the graph.
-            projected = self.transpose_for_scores(project(table.unsqueeze(0)) / scale)
-            projected = projected if used is None else projected.index_select(2, used)
+        """Return the projected rows that a batch of this length uses, [1, heads, D, 2 · S]."""
+        if torch.onnx.is_in_onnx_export():
+            # A product of constants, which runtimes compute when they open the graph. Taking rows of it by the batch's length keeps its result from
+            # being a constant itself, which quantisers would take for weights, and OpenVINO multiplies by in float32 alone.
+            projected = self.transpose_for_scores(project(table.unsqueeze(0)) / scale).index_select(2, used)
         else:
             projected = self.transpose_for_scores(project(table[used].unsqueeze(0)) / scale)
         return projected.transpose(-1, -2)  # type: ignore[no-any-return]

@@ -6,12 +6,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertopt.core import Context, Pass
 from bertopt.errors import CheckpointWarning, IntegrityError, Unsupported
 from bertopt.modeling import checkpoint, rounding, source
+from bertopt.passes import ConvertOpenvino, ExportOnnx, QuantizeInt8
+from bertopt.sessions import open_session
+from bertopt.system.openvino_import import runs_bfloat16
 from tests.support.forms import with_config
 from tests.support.tiny_models import write_tiny
 
@@ -38,6 +43,26 @@ def test_a_graph_holds_for_every_length(extra: dict[str, Any], tmp_path: Path) -
         with torch.inference_mode():
             expected, got = network(*inputs)[0], graph(*inputs)[0]
         assert torch.allclose(got, expected, atol=1e-6 * float(expected.abs().max())), (rows, tokens)
+
+
+@pytest.mark.parametrize("into", [QuantizeInt8(), ConvertOpenvino(precision="bf16")], ids=["int8", "openvino_bf16"])
+def test_fewer_distances_than_positions_run_in_reduced_precision(into: Pass[Any, Any], tmp_path: Path) -> None:
+    """A constant table of distances was quantised as weights, which ONNX Runtime refused to run, and OpenVINO multiplied by it in float32."""
+    if isinstance(into, ConvertOpenvino) and not runs_bfloat16():
+        pytest.skip("OpenVINO has no bfloat16 here")
+    model = checkpoint.load(write_tiny(tmp_path / "model", "deberta", "token-classification", extra={"max_relative_positions": 10}))
+    made: Any = model
+    for number, step in enumerate((ExportOnnx(), into)):
+        (folder := tmp_path / str(number)).mkdir()
+        made = step(made, Context(folder)).model
+    session = open_session(made, "cpu", threads=1)
+    assert all(wanted == found for wanted, found in into.effects(made, session.facts()).values())
+    for rows, tokens in LENGTHS:
+        inputs = model.network.example(rows, tokens)
+        with torch.inference_mode():
+            expected = model.network(*inputs)[0].numpy()
+        got = session.run(dict(zip(model.spec.inputs, (each.numpy() for each in inputs), strict=True)))["logits"]
+        assert np.linalg.norm(got - expected) < 0.05 * np.linalg.norm(expected), (rows, tokens)
 
 
 def test_run_eagerly_it_is_transformers_own_code(tmp_path: Path) -> None:
