@@ -10,8 +10,10 @@ from pydantic import Field
 from bertopt.core import Context, Onnx, Pass, Result, RuntimeFacts
 from bertopt.errors import Unsupported, missing_library
 
-#: Operators whose float inputs or outputs have a fixed type, or that compute shapes.
-_FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "RandomNormalLike", "RandomUniformLike"})
+#: Operators that read angles: where the exporter fuses rotary positions to RotaryEmbedding nodes, it counts their cosines to the attention.
+_OF_ANGLES = ("Cos", "Sin")
+#: Operators whose float inputs or outputs have a fixed type, that compute shapes, or that read angles.
+_FLOAT_ONLY = frozenset({"Range", "Resize", "CumSum", "TopK", "NonZero", "RandomNormalLike", "RandomUniformLike", *_OF_ANGLES})
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Attention", "MultiHeadAttention")
 #: Modules whose nodes stay float32, by parts of their class names. A rotary position times its frequency is an angle of up to
 #: thousands, which float16 rounds by up to 2 and bfloat16 by up to 16; transformers computes it in float32 in every precision.
@@ -108,6 +110,9 @@ class _Caster:
                     node.replace_input_with(index, self._as(value, wanted, node))
             if wanted == self.half:
                 self._convert(node)
+            elif node.op_type in _OF_ANGLES:
+                # Fused, they have no type yet, and what reads them would not be given a cast.
+                node.outputs[0].dtype = wanted
         for index, value in enumerate(self.graph.outputs):
             if value in self.halves:
                 self._keep_output(index, value)

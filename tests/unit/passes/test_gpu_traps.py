@@ -266,10 +266,42 @@ def test_angles_of_rotary_positions_stay_float32(tiny: Tiny, context: Any, expor
 
     model = export(SDPA(checkpoint.load(tiny("modernbert")), context()).model, context(), opset=20)
     graph = onnx_ir.load(CastOnnxHalf(dtype=dtype)(FuseOrt()(model, context()).model, context("cuda")).model.path).graph
-    angles = [value for node in graph if node.op_type in ("Cos", "Sin") for value in (*node.inputs, *node.outputs)]
-    assert len(angles) == 8 and {value.dtype for value in angles if value is not None} == {onnx_ir.DataType.FLOAT}
+    assert _angles(graph) == 8
     products = [node for node in graph if node.op_type in ("MatMul", "MultiHeadAttention")]
     assert {node.outputs[0].dtype.name.lower() for node in products} == {dtype}
+
+
+@pytest.mark.parametrize("family", ["modernbert", "eurobert", "nomic_bert", "gte", "ultrabert"])
+def test_angles_stay_float32_where_the_exporter_fuses_rotary_positions(tiny: Tiny, context: Any, export: Exports, family: str) -> None:
+    """By default rotary positions are RotaryEmbedding nodes, whose cosines were cast: the angles of late positions were rounded to float16."""
+    import onnx_ir
+
+    reference = checkpoint.load(tiny(family))
+    made = CastOnnxHalf()(export(SDPA(reference, context()).model, context()), context()).model
+    graph = onnx_ir.load(made.path).graph
+    assert "RotaryEmbedding" in {node.op_type for node in graph} and _angles(graph) > 0
+    inputs = reference.network.example(2, 60)
+    with torch.inference_mode():
+        expected = reference.network(*inputs)[0].numpy()
+    got = open_session(made, threads=1).run(dict(zip(reference.spec.inputs, (each.numpy() for each in inputs), strict=True)))[reference.spec.outputs[0]]
+    assert np.linalg.norm(got - expected) < 0.02 * np.linalg.norm(expected)
+
+
+def _angles(graph: Any) -> int:
+    """Return how many values are angles, or cosines or sines of them; all must be float32, and what the angles are made of too."""
+    import onnx_ir
+
+    asked = [node for node in graph if node.op_type in ("Cos", "Sin")]
+    angles = {value for node in asked for value in (*node.inputs, *node.outputs)}
+    assert None not in {value.dtype for value in angles}, "what reads a value without a type is given no cast"
+    behind, found = [*angles], set[Any]()
+    while behind:
+        value = behind.pop()
+        if value is not None and value not in found and value.dtype in (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16):
+            found.add(value)
+            behind += [] if value.producer() is None else value.producer().inputs
+    assert {value.dtype for value in found} == {onnx_ir.DataType.FLOAT}
+    return len([value for node in asked for value in (*node.inputs, *node.outputs)])
 
 
 @pytest.mark.parametrize("step", [None, CompileTorch(), PackageAot()], ids=["eager", "compiled", "package"])
