@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils.hooks import RemovableHandle
 
-from bertopt.modeling import deberta, encoder_layers, neighbours, query_blocks
+from bertopt.modeling import deberta, distance_buckets, encoder_layers, neighbours, query_blocks
 from bertopt.modeling.families import classifier_pooling, is_rotary
 from bertopt.modeling.layouts import OneRow, Packed, Padded, Pooling
 
@@ -57,6 +57,7 @@ class Network(nn.Module):
         self.states_positions = is_rotary(encoder.config) and spec.family != "roformer"
         if spec.family == "deberta":
             deberta.prepare(encoder)
+        distance_buckets.prepare(encoder)
 
     @property
     def inputs(self) -> tuple[str, ...]:
