@@ -17,6 +17,10 @@ from bertopt.modeling import deberta, encoder_layers
 aten = torch.ops.aten
 #: Where in the arguments of each matrix product its two factors begin.
 _FACTORS = {**dict.fromkeys((aten.mm, aten.bmm, aten.matmul, aten.linear), 0), **dict.fromkeys((aten.addmm, aten.baddbmm), 1)}
+#: What computes angles of rotary positions, by a part of its class's name, and methods that put distances between tokens into buckets. Every
+#: reduced form computes both in float32: rounded, late positions and far distances would be others, and whatever a stage does with these would
+#: be less wrong than its twin.
+_ANGLES, _BUCKETS = "RotaryEmbedding", ("get_rel_pos", "relative_position_bucket")
 
 
 def simulate(
@@ -24,12 +28,12 @@ def simulate(
 ) -> None:
     """Make the float32 `network` round as `precision` does, in place; pooling and outputs stay float32.
 
-    Half precision rounds every weight and the result of every operator of the encoder, or what its products multiply alone, as `how` says.
-    INT8 rounds what linear layers read, all or those that `how` says: weights to 8 bits, or the 7 that it says, symmetric, one scale an output
-    channel; activations to 8 bits, asymmetric, scaled as it says (default: one scale a batch). Static scales are measured while `calibrate`
-    runs the network. fp8 rounds the base model's linear layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are
-    float32 in all. Every `draw` other than 0 moves the steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives
-    other errors of the same size.
+    Half precision rounds every weight and the result of every operator of the encoder, but angles of rotary positions and buckets of distances
+    only when they are ready; or what its products multiply alone, as `how` says. INT8 rounds what linear layers read, all or those that `how`
+    says: weights to 8 bits, or the 7 that it says, symmetric, one scale an output channel; activations to 8 bits, asymmetric, scaled as it
+    says (default: one scale a batch). Static scales are measured while `calibrate` runs the network. fp8 rounds the base model's linear
+    layers to e4m3, one scale an output and a token, and the rest to bfloat16. Sums are float32 in all. Every `draw` other than 0 moves the
+    steps of INT8 weights, or scales what is rounded to fewer bits, at random, which gives other errors of the same size.
     """
     generator = torch.Generator().manual_seed(draw) if draw else None
     if precision == "int8":
@@ -44,15 +48,20 @@ def simulate(
             if isinstance(module, nn.Linear):
                 module.weight.data = _float8(module.weight.data, generator)
                 module.register_forward_pre_hook(lambda _, inputs: (_float8(inputs[0], generator), *inputs[1:]))
-    for tensor in (*network.encoder.parameters(), *network.encoder.buffers()):
+    # Tables that the configuration gives, such as frequencies of rotary positions, are not stored and stay float32, as a cast leaves them.
+    for tensor in {id(tensor): tensor for tensor in network.encoder.state_dict(keep_vars=True).values()}.values():
         if tensor.is_floating_point():
             tensor.data = _rounded(tensor.data, dtype, generator)
     if network.base.config.model_type == "deberta":
         deberta.norm_at_once(network.encoder)
-    run = network.encode
+    run, mode = network.encode, _Rounding(dtype, generator)
+    for module in network.encoder.modules():
+        names = ("forward",) if _ANGLES in type(module).__name__ else tuple(name for name in _BUCKETS if hasattr(module, name))
+        for name in names:
+            setattr(module, name, mode.inside_float32(getattr(module, name)))
 
     def rounding(*args: Any, **named: Any) -> Any:
-        with _Rounding(dtype, generator):
+        with mode:
             return run(*args, **named)
 
     network.encode = rounding
@@ -175,11 +184,23 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, dtype: torch.dtype, generator: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.generator = dtype, generator
+        self.dtype, self.generator, self.paused = dtype, generator, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        return answer if func.is_view else tree_map_only(torch.Tensor, self._round, answer)
+        return answer if self.paused or func.is_view else tree_map_only(torch.Tensor, self._round, answer)
+
+    def inside_float32(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with nothing rounded but what it returns."""
+
+        def run(*args: Any, **named: Any) -> Any:
+            self.paused = True
+            try:
+                return tree_map_only(torch.Tensor, self._round, function(*args, **named))
+            finally:
+                self.paused = False
+
+        return run
 
     def _round(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != torch.float32:

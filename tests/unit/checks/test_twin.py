@@ -15,8 +15,9 @@ from torch import nn
 
 from bertopt.checks import gates, parity, twin
 from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs, cosine_median
-from bertopt.core import Int8Rounding, Precision
+from bertopt.core import Context, Int8Rounding, Precision
 from bertopt.modeling import checkpoint, rounding
+from bertopt.passes import CastHalf
 from bertopt.results import Limits
 from bertopt.results.fidelity import Certificate, Rounding
 from tests.support.measured import case, measured
@@ -243,6 +244,21 @@ def test_a_contradicted_certificate_fails_unless_the_recipe_says_otherwise() -> 
 
 
 #: Classifiers by what they read: the first token, the mean of all, or the mean of their answers to all.
+@pytest.mark.parametrize("family", ["modernbert", "nomic_bert", "ultrabert", "mpnet", "deberta-v2"])
+def test_late_positions_and_far_distances_are_simulated_as_a_cast_has_them(family: str, tmp_path: Path) -> None:
+    """Simulated angles were rounded: in bfloat16 the twin of a text of 400 tokens was wrong, and so might be every stage held to it."""
+    extra = {"max_position_embeddings": 402} | ({"position_buckets": 64} if family == "deberta-v2" else {})
+    directory = write_tiny(tmp_path / "model", family, "token-classification", extra=extra)
+    model = checkpoint.load(directory)
+    simulated = checkpoint.load(directory).network
+    cast = CastHalf(dtype="bfloat16")(model, Context(tmp_path)).model.network
+    rounding.simulate(simulated, "bfloat16")
+    inputs = model.network.example(2, 400)
+    with torch.inference_mode():
+        expected, got, own = (network(*inputs)[0][:, 300:] for network in (model.network, simulated, cast))
+    assert 0.5 < float((got - expected).norm() / (own - expected).norm()) < 1.5
+
+
 CLASSIFIERS = [("bert", {}), ("modernbert", {"classifier_pooling": "mean"}), ("eurobert", {"classifier_pooling": "mean"}), ("eurobert", {}),
                ("ultrabert", {"classifier_pooling": "mean"})]  # fmt: skip
 
