@@ -12,6 +12,7 @@ import bertopt
 from bertopt.modeling.source import resolve
 from bertopt.results import Report
 from bertopt.system import environment
+from tests.support.example_passes import make_timing_cheap
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,15 +24,12 @@ TEXTS = ["a text", "another", "Ein längerer Satz, der mit dem ersten nichts zu 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
-    from bertopt.checks import latency
-
     out = tmp_path_factory.mktemp("real")
     recipe = {
         "schema_version": 1,
         "model": MODEL,
         "device": "cpu",
         "inputs": {"shapes": [[1, 16], [2, 32]]},
-        "timing": {"shape_s": 0.001, "mix_s": 0.001},
         "steps": [
             {"pass": "use_sdpa"}, {"pass": "export_onnx"}, {"pass": "fuse_ort"}, {"pass": "quantize_int8"},
             {"pass": "convert_openvino", "name": "openvino_f32", "after": "export_onnx"},
@@ -40,7 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
         "deliver": "quantize_int8",
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(latency, "MIN_ROUNDS", 3)
+        make_timing_cheap(patch)
         return bertopt.run(recipe, out), out
 
 
