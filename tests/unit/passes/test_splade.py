@@ -26,6 +26,7 @@ from bertopt.passes import (
     UseSdpa,
 )
 from bertopt.sessions import open_session, shipped
+from tests.support.exports import Exports
 from tests.support.tiny_models import Tiny
 
 KINDS = ("splade", "splade_log1p", "splade_sum", "splade_sum_log1p")
@@ -109,13 +110,13 @@ def test_other_kinds_add_tokens_up_or_take_the_logarithm_twice(tiny: Tiny, famil
     ids=["sdpa", "bf16", "onnx", "fused", "int8", "openvino"],
 )  # fmt: skip
 def test_every_form_gives_the_weights_and_ships_the_logits(
-    tiny: Tiny, tmp_path: Path, context: Callable[..., Context], steps: list[Pass[Any, Any]], error: float, kind: str
+    tiny: Tiny, tmp_path: Path, context: Callable[..., Context], export: Exports, steps: list[Pass[Any, Any]], error: float, kind: str
 ) -> None:
     reference = checkpoint.load(of_kind(tiny, tmp_path, kind))
     error = error * 5 if "sum" in kind else error  # of nine tokens
     model: Any = reference
     for step in steps:
-        model = step(model, context()).model
+        model = export.apply(step, model, context()).model
     named = inputs(model)
     session, expected = open_session(model, threads=1), by_hand(reference, named)
     assert np.abs(session.run(named)["sentence_embedding"] - expected).max() < error
