@@ -243,7 +243,6 @@ def test_a_contradicted_certificate_fails_unless_the_recipe_says_otherwise() -> 
     assert not gates.find_failures(measured(certificate=Certificate(status="none", reason="fused")), limits)
 
 
-#: Classifiers by what they read: the first token, the mean of all, or the mean of their answers to all.
 @pytest.mark.parametrize("family", ["modernbert", "nomic_bert", "ultrabert", "mpnet", "deberta-v2"])
 def test_late_positions_and_far_distances_are_simulated_as_a_cast_has_them(family: str, tmp_path: Path) -> None:
     """Simulated angles were rounded: in bfloat16 the twin of a text of 400 tokens was wrong, and so might be every stage held to it."""
@@ -259,6 +258,7 @@ def test_late_positions_and_far_distances_are_simulated_as_a_cast_has_them(famil
     assert 0.5 < float((got - expected).norm() / (own - expected).norm()) < 1.5
 
 
+#: Classifiers by what they read: the first token, the mean of all, or the mean of their answers to all.
 CLASSIFIERS = [("bert", {}), ("modernbert", {"classifier_pooling": "mean"}), ("eurobert", {"classifier_pooling": "mean"}), ("eurobert", {}),
                ("ultrabert", {"classifier_pooling": "mean"})]  # fmt: skip
 
