@@ -12,10 +12,26 @@ import pytest
 
 from bertopt.checks.parity import DEFAULT_LIMITS, ProbeOutputs
 from bertopt.checks.probes import Probe
-from bertopt.core import Int8Rounding, Pass
+from bertopt.core import Pass
 from bertopt.passes import BuildNative, CastHalf, CastOnnxHalf, ConvertOpenvino, ExportOnnx, QuantizeInt8, UseSdpa
 from bertopt.pipeline.twins import Twins
 from tests.support.specs import spec
+
+
+def simulated(precision: str, device: str, steps: Sequence[Pass[Any, Any]], flags: Sequence[str] = ()) -> list[Any]:
+    """Return what the twins of a stage that `steps` made simulate."""
+    seen: list[Any] = []
+
+    class Recorded(Twins):
+        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
+            seen.append(how)
+            return {}
+
+    twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
+    manifest: Any = SimpleNamespace(precision=precision, device=device, passes=[step.record() for step in steps], environment={"isa": flags})
+    none: Mapping[str, Any] = {}
+    twins.compare("stage", [], manifest, none, none, None)
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -32,18 +48,7 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     step: Pass[Any, Any], device: str, flags: Sequence[str], bits: int
 ) -> None:
     """Where this process runs says nothing: an artefact is verified on other machines than it was made on."""
-    seen: list[Int8Rounding] = []
-
-    class Recorded(Twins):
-        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
-            seen.append(how)
-            return {}
-
-    twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
-    manifest: Any = SimpleNamespace(precision="int8", device=device, passes=[step.record()], environment={"isa": flags})
-    none: Mapping[str, Any] = {}
-    twins.compare("int8", [], manifest, none, none, None)
-    assert {how.weight_bits for how in seen} == {bits}
+    assert {how.weight_bits for how in simulated("int8", device, [step], flags)} == {bits}
 
 
 @pytest.mark.parametrize(
@@ -53,18 +58,7 @@ def test_the_twin_has_as_many_bits_as_the_pass_took_where_it_ran(
     ],
 )  # fmt: skip
 def test_half_precision_rounds_as_its_passes_say(steps: Sequence[Pass[Any, Any]], rounds: str) -> None:
-    seen: list[Any] = []
-
-    class Recorded(Twins):
-        def _run(self, name: str, precision: Any, how: Any, draw: int) -> Any:
-            seen.append(how)
-            return {}
-
-    twins = Recorded(None, Path(), "cpu", spec(), None, [], lambda text: None)  # type: ignore[arg-type]
-    none: Mapping[str, Any] = {}
-    manifest: Any = SimpleNamespace(precision="bfloat16", device="cpu", passes=[step.record() for step in steps])
-    twins.compare("bf16", [], manifest, none, none, None)
-    assert seen == [rounds]
+    assert simulated("bfloat16", "cpu", steps) == [rounds]
 
 
 def test_an_answer_that_moves_in_its_context_is_seen_where_the_question_has_the_best_scores() -> None:
