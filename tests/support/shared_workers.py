@@ -14,6 +14,7 @@ import pytest
 from bertopt.core import Device
 from bertopt.workers.client import OPERATIONS, Worker, Workers
 from tests.support import example_passes
+from tests.support.exports import FOLDER
 
 
 class SharedWorkers(Workers):
@@ -42,7 +43,9 @@ class SharedWorkers(Workers):
         return next(found, None) or cls(variables)
 
     def start(self, operations: str = OPERATIONS) -> Worker:
-        return super().start("tests.support.operations" if operations == OPERATIONS else operations)
+        # Campaigns are no test run, and share no exports.
+        shared = operations == OPERATIONS and FOLDER in os.environ
+        return super().start("tests.support.operations" if shared else operations)
 
     def close(self) -> None:
         for worker in self._workers:

@@ -11,8 +11,11 @@ import pytest
 
 from bertopt import passes
 from bertopt.checks.parity import DEFAULT_LIMITS
+from bertopt.workers import client
 from campaigns import clean_runs, matrix, orders, serve_load
 from tests.support import example_passes
+from tests.support.exports import FOLDER
+from tests.support.shared_workers import SharedWorkers
 
 assert example_passes.RaiseError.name() == "raise_error"
 BUILT_IN = {name for name, cls in passes.all_passes().items() if cls.__module__.startswith("bertopt.passes.")}
@@ -80,3 +83,15 @@ def test_a_request_that_the_server_never_answers_is_not_counted_as_abandoned(
     known: Any = _Known()
     asyncio.run(serve_load._client(0, known, 0, lambda: next(sent, None) is not None, count, abandon))
     assert set(count) == outcomes
+
+
+@pytest.mark.parametrize(("variables", "opened"), [({}, client.OPERATIONS), ({FOLDER: "exports"}, "tests.support.operations")])
+def test_workers_of_a_campaign_share_no_exports(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], opened: str) -> None:
+    """Outside of a test run, the first model that a campaign built ended it with a KeyError."""
+    monkeypatch.delenv(FOLDER, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    started: list[str] = []
+    monkeypatch.setattr(client.Workers, "start", lambda _, operations: started.append(operations))
+    SharedWorkers.start(SharedWorkers.__new__(SharedWorkers))
+    assert started == [opened]
