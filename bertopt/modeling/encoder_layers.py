@@ -111,7 +111,7 @@ def parts_of(config: Any) -> Parts:
 def distinct(base: Any) -> list[Any]:
     """Every layer of a base model once, in order, the last one also where `detach_last_layer` took it out."""
     if families.of(base.config).parts is None:
-        return [*(getattr(base, "layers", None) or base.encoder.layer)]
+        return [*(getattr(base, "layers", None) or getattr(base.encoder, "layer", None) or base.encoder.layers)]
     stack = getattr(base, parts_of(base.config).stack)
     if base.config.model_type == "albert":
         layers = [layer for group in stack.albert_layer_groups for layer in group.albert_layers]
